@@ -1,0 +1,113 @@
+"""What the network layer talks about: peers, frames and verdicts. Nothing here knows of rollouts, tasks or models.
+
+How far a message has come is in its type:
+    bytes (a frame) -> Envelope (signature and limits held, `inbox.Inbox` alone makes one) -> whatever the caller decodes
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType, Protocol
+
+PeerId = NewType("PeerId", str)  # libp2p's text form: 12D3Koo…
+
+
+class Verdict(Enum):
+    """What becomes of a frame (GossipSub v1.1, "extended validators")."""
+
+    ACCEPT = "accept"  # use it and forward it
+    IGNORE = "ignore"  # drop it; nobody is to blame
+    REJECT = "reject"  # drop it; whoever sent it should have known better
+
+
+class Reason(Enum):
+    """Why a frame or what was in it is refused. The value is what an operator reads."""
+
+    TOO_LARGE = "too large"
+    MALFORMED = "not a frame"
+    WRONG_VERSION = "another wire version"
+    OTHER_SWARM = "of another swarm"
+    BAD_SIGNATURE = "bad signature"
+    STALE = "outside the time window"
+    DUPLICATE = "already seen"
+    OVER_QUOTA = "author over quota"
+    OWN_ECHO = "our own frame"
+    # What only the trainer can find, reported back through `Transport.report`:
+    UNDECODABLE = "not a rollout set"
+    UNKNOWN_TASK = "no such task in this curriculum"
+    TOO_LONG = "a completion is over the length limit"
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.IGNORE if self in _BLAMELESS else Verdict.REJECT
+
+
+_BLAMELESS = frozenset({Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION})
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A frame we refused. A value, not an exception: hostile peers are normal weather."""
+
+    reason: Reason
+    author: PeerId | None = None  # only where the signature proved it
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A frame whose form, signature, time and quota held."""
+
+    author: PeerId
+    sequence: int  # the author's own counter; never repeats for one key
+    sent_at: float  # seconds since the epoch, by the author's clock
+    kind: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer we are connected to, as `swarmd peers` shows it."""
+
+    id: PeerId
+    address: str
+    direction: str  # "inbound" or "outbound"
+    connected_at: float
+
+
+class Transport(Protocol):
+    """The swarm as the trainer sees it. No call waits for the network.
+
+    Carried over the socket pair by `swarmd.link` in a real node; a `p2p.member.Member` over the memory engine in the lab.
+    """
+
+    def publish(self, kind: str, body: bytes) -> None:
+        """Seal `body` and send it to everybody in the swarm."""
+
+    def received(self) -> Sequence[Envelope]:
+        """What was admitted since the last call, oldest first. Bounded: under pressure the oldest are gone."""
+
+    def fetch(self, content_id: bytes) -> bytes | None:
+        """The body with this SHA-256, if it is at hand; else it is asked for and may be there at a later call."""
+
+    def report(self, author: PeerId, reason: Reason) -> None:
+        """What the author sent was admitted, and proved bad when it was looked into."""
+
+
+class Engine(Protocol):
+    """Moves frames between the members of one swarm. Built with a `Deliver`; judged by one contract test suite."""
+
+    me: PeerId
+
+    async def run(self) -> None:
+        """Be in the swarm until cancelled (trio)."""
+
+    def publish(self, frame: bytes) -> None:
+        """Hand a frame over; returns at once. Bounded queue, the oldest waiting frame is dropped."""
+
+    def peers(self) -> Sequence[Peer]: ...
+
+    def addresses(self) -> Sequence[str]:
+        """Multiaddresses at which others can dial this member, each ending in /p2p/<peer id>."""
+
+
+Deliver = Callable[[bytes], Verdict]  # called for every frame that arrives, before it is forwarded; must be quick

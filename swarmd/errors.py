@@ -1,0 +1,41 @@
+"""What an operator can act on. The CLI prints the message without a traceback and exits with the class's code.
+
+Peers' faults are values (`p2p.types.Rejected`), counted and shown. Our own bugs are ordinary exceptions, with tracebacks.
+"""
+
+
+class SwarmdError(Exception):
+    """Something went wrong that you can put right."""
+
+    exit_code = 2
+
+    def __str__(self) -> str:
+        return super().__str__() or (self.__doc__ or "").strip()
+
+
+class ConfigError(SwarmdError):
+    """The configuration cannot be used."""
+
+
+class NoModel(SwarmdError):
+    """The model or the device cannot be used."""
+
+    exit_code = 3
+
+
+class Unreachable(SwarmdError):
+    """What was asked for cannot be reached."""
+
+    exit_code = 4
+
+
+class StateFolderInUse(SwarmdError):
+    """Another node owns this state folder. Stop it with `swarmd stop`, or give this one another folder with --state-dir."""
+
+    exit_code = 5
+
+
+class NotRunning(SwarmdError):
+    """No node is running in this state folder. Start one with `swarmd join`."""
+
+    exit_code = 6

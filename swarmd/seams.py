@@ -1,0 +1,44 @@
+"""Every plug-in point, in one place. Implement one of these; touch nothing else."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, UpdateReport
+
+
+class TaskSource(Protocol):
+    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
+        """`count` tasks: specialty uniform with replacement, one question each (SAPO section 5)."""
+
+    def task(self, ref: TaskRef) -> Task | None:
+        """The task this reference names, or None where the curriculum has none such."""
+
+
+class Reward(Protocol):
+    def __call__(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
+        """One tuple of rewards (0.0 or 1.0) per item, in order. Never raises for what a completion holds."""
+
+
+class Policy(Protocol):
+    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
+        """`completions` sampled answers to each question, in order."""
+
+    def answer(self, question: str) -> Completion:
+        """One greedy answer: what the judge scores."""
+
+    def update(self, batch: Sequence[Scored]) -> UpdateReport:
+        """One policy-gradient step on the batch."""
+
+
+class Sampler(Protocol):
+    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+        """Which of our own rollouts of this round and of the others' in the pool make the batch."""
+
+
+class Swarm(Protocol):
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        """Publish our rollouts. Never waits."""
+
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
+        """Rollouts that came since the last call, and how many were refused for which reason. Never waits."""

@@ -1,0 +1,89 @@
+"""Named sets of ReasoningGYM configurations. Data, and a digest by which peers know that they ask the same questions."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from types import MappingProxyType
+from typing import Any
+
+from swarmd.errors import ConfigError
+
+TRAINING_TASKS = 900_000_000  # n below this is for training; from HELD_OUT on for evaluation, so the two never meet
+HELD_OUT = 1_000_000_000
+HELD_OUT_END = 2**31
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    name: str
+    configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
+
+    @property
+    def specialties(self) -> tuple[str, ...]:
+        return tuple(sorted(self.configs))
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of (configurations, reasoning-gym version). Part of the swarm's topic: other digests never meet."""
+        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + version("reasoning-gym")
+        return hashlib.sha256(document.encode()).hexdigest()[:16]
+
+
+def _freeze(configs: dict[str, dict[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    return MappingProxyType({name: MappingProxyType(config) for name, config in configs.items()})
+
+
+# SAPO section 4: nine specialties at ReasoningGYM's defaults. base_conversion's default minimum of 0 has the empty answer.
+SAPO_9 = Curriculum(
+    "sapo-9",
+    _freeze(
+        {
+            "base_conversion": {"min_value": 1},
+            "basic_arithmetic": {},
+            "arc_1d": {},
+            "bf": {},
+            "propositional_logic": {},
+            "fraction_simplification": {},
+            "decimal_arithmetic": {},
+            "calendar_arithmetic": {},
+            "binary_matrix": {},
+        }
+    ),
+)
+
+# The same nine, easy enough for a model of 860 thousand parameters to learn in minutes.
+TINY_9 = Curriculum(
+    "tiny-9",
+    _freeze(
+        {
+            "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 1, "max_value": 15},
+            "basic_arithmetic": {
+                "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1,
+                "operators": ["+", "-"], "allow_parentheses": False, "allow_negation": False,
+            },
+            "arc_1d": {"min_size": 8, "max_size": 8, "num_train": 2},
+            "bf": {"difficulty": 1},
+            "propositional_logic": {
+                "min_vars": 2, "max_vars": 3, "min_statements": 2, "max_statements": 2,
+                "min_complexity": 1, "max_complexity": 2,
+            },
+            "fraction_simplification": {"min_value": 1, "max_value": 9, "min_factor": 2, "max_factor": 4, "styles": ["plain"]},
+            "decimal_arithmetic": {
+                "min_num_decimal_places": 1, "max_num_decimal_places": 1, "min_terms": 2, "max_terms": 2, "precision": 4,
+            },
+            "calendar_arithmetic": {"tasks": ["weekday_offset"], "offset_upper_bound": 5},
+            "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
+        }
+    ),
+)  # fmt: skip
+
+CURRICULA: Mapping[str, Curriculum] = {c.name: c for c in (SAPO_9, TINY_9)}
+
+
+def curriculum(name: str) -> Curriculum:
+    try:
+        return CURRICULA[name]
+    except KeyError:
+        raise ConfigError(f"no curriculum is called {name!r}; there are {', '.join(CURRICULA)}") from None
