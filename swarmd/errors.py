@@ -4,13 +4,11 @@ Peers' faults are values (`p2p.types.Rejected`), counted and shown. Our own bugs
 """
 
 
-class SwarmdError(Exception):
+from p2p.errors import OperatorError
+
+
+class SwarmdError(OperatorError):
     """Something went wrong that you can put right."""
-
-    exit_code = 2
-
-    def __str__(self) -> str:
-        return super().__str__() or (self.__doc__ or "").strip()
 
 
 class ConfigError(SwarmdError):
