@@ -4,7 +4,7 @@ How far a message has come is in its type:
     bytes (a frame) -> Envelope (signature and limits held, `inbox.Inbox` alone makes one) -> whatever the caller decodes
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType, Protocol
@@ -91,6 +91,9 @@ class Transport(Protocol):
 
     def report(self, author: PeerId, reason: Reason) -> None:
         """What the author sent was admitted, and proved bad when it was looked into."""
+
+    def refused(self) -> Mapping[Reason, int]:
+        """How many frames were refused at admission since the last call, by reason."""
 
 
 class Engine(Protocol):

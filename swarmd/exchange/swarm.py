@@ -1,0 +1,44 @@
+"""Rollouts over a Transport: share ours, collect theirs. Never waits for the network."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from p2p.types import PeerId, Reason, Transport
+from swarmd.exchange import wire
+from swarmd.types import Rollout, TaskRef
+
+
+class RolloutExchange:
+    """The `Swarm` seam. `trainable` says whether a reference names a training task of our curriculum.
+
+    What decodes but is no rollout of ours is reported to the transport, so that its author is judged by it.
+    """
+
+    def __init__(self, transport: Transport, model: str, trainable: Callable[[TaskRef], bool]) -> None:
+        self.transport, self.model, self.trainable = transport, model, trainable
+        self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
+
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        for body in wire.encode(rollouts, round_number, self.model):
+            self.transport.publish(wire.KIND, body)
+
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
+        """What came since the last call, oldest first; and how much was refused, by reason, frames and rollouts alike."""
+        rollouts: list[Rollout] = []
+        refused: Counter[str] = Counter()
+        for envelope in self.transport.received():
+            if envelope.kind != wire.KIND:
+                continue  # a kind of a later version; not ours to judge
+            decoded = wire.decode(envelope.body, envelope.author)
+            if isinstance(decoded, Reason):
+                refused[decoded.value] += 1
+                self.transport.report(envelope.author, decoded)
+                continue
+            self.authors[envelope.author] = (decoded.round, decoded.model)
+            good = [r for r in decoded.rollouts if self.trainable(r.ref)]
+            if len(good) < len(decoded.rollouts):
+                refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
+                self.transport.report(envelope.author, Reason.UNKNOWN_TASK)
+            rollouts += good
+        refused.update({reason.value: count for reason, count in self.transport.refused().items()})
+        return rollouts, dict(refused)

@@ -1,0 +1,105 @@
+"""Rollouts <-> bytes. Pure, versioned, strict. The layout is written down for other implementations in docs/wire.md.
+
+    body = msgpack [version = 1, round, model, [[specialty, n, [[text, ended], …]], …]]
+
+Neither question nor ground truth nor reward travels: the receiver regenerates and scores. `decode` returns a Reason for anything
+that is not exactly what `encode` would have written.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from p2p.types import PeerId, Reason
+from swarmd.types import Completion, Rollout, TaskRef
+
+KIND = "rollouts"  # the envelope's kind
+VERSION = 1
+MAX_ROLLOUTS = 64  # in one body
+MAX_COMPLETIONS = 64  # of one rollout
+MAX_TEXT = 16_384  # characters of one completion
+MAX_NAME = 96  # characters of a model's name
+GOSSIP_BODY = 16 * 1024  # bytes; a set larger than this is split by rollout
+
+
+class _Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    text: str
+    ended: bool
+
+
+class _Rollout(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    specialty: str
+    n: int
+    completions: tuple[_Completion, ...]
+
+
+class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    version: int
+    round: int
+    model: str
+    rollouts: tuple[_Rollout, ...]
+
+
+class RolloutSet(msgspec.Struct, frozen=True):
+    """What one author shared at once."""
+
+    round: int  # the author's own round
+    model: str  # what the author says it trains; for people only
+    rollouts: tuple[Rollout, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Body)
+_version = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw, msgspec.Raw, msgspec.Raw])
+
+
+def encode(rollouts: Sequence[Rollout], round_number: int, model: str, limit: int = GOSSIP_BODY) -> list[bytes]:
+    """Bodies of at most `limit` bytes where that can be: a rollout is never cut, so one large rollout makes one large body."""
+    bodies: list[bytes] = []
+    waiting: list[_Rollout] = []
+
+    def body(of: Sequence[_Rollout]) -> bytes:
+        return _encoder.encode(_Body(VERSION, round_number, model[:MAX_NAME], tuple(of)))
+
+    for rollout in rollouts:
+        item = _Rollout(rollout.ref.specialty, rollout.ref.n, tuple(_Completion(c.text[:MAX_TEXT], c.ended) for c in rollout.completions))
+        if waiting and (len(waiting) == MAX_ROLLOUTS or len(body([*waiting, item])) > limit):
+            bodies.append(body(waiting))
+            waiting = []
+        waiting.append(item)
+    if waiting:
+        bodies.append(body(waiting))
+    return bodies
+
+
+def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
+    """The rollout set, or why there is none. Never raises for what the bytes are."""
+    try:
+        parsed = _decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _unreadable(body)
+    if parsed.version != VERSION:
+        return Reason.WRONG_VERSION
+    if _encoder.encode(parsed) != body or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS or parsed.round < 0 or len(parsed.model) > MAX_NAME:
+        return Reason.UNDECODABLE
+    for r in parsed.rollouts:
+        if not 0 < len(r.completions) <= MAX_COMPLETIONS or len(r.specialty) > MAX_NAME or r.n < 0:
+            return Reason.UNDECODABLE
+        if any(len(c.text) > MAX_TEXT for c in r.completions):
+            return Reason.TOO_LONG
+    return RolloutSet(
+        parsed.round,
+        parsed.model,
+        tuple(
+            Rollout(TaskRef(r.specialty, r.n), tuple(Completion(c.text, c.ended) for c in r.completions), author) for r in parsed.rollouts
+        ),
+    )
+
+
+def _unreadable(body: bytes) -> Reason:
+    """A later version's body is not garbage: its author needs no blame, and the operator should hear of it."""
+    try:
+        version = _version.decode(body)[0]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Reason.UNDECODABLE
+    return Reason.WRONG_VERSION if version > VERSION else Reason.UNDECODABLE
