@@ -1,0 +1,159 @@
+"""Checkpoints: written whole or not at all, the two newest kept, each verified before it is used.
+
+    <state-dir>/checkpoints/round-00000012/
+        manifest.json     size and SHA-256 of every other file; written last
+        run.msgpack       round, random state, pool
+        …                 what the policy saves: weights or adapter, optimizer, its random state
+
+A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever has a round's name is
+whole as far as the disk keeps its promises, and the manifest finds the rest. kill -9 at any moment loses at most the round in hand.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from swarmd.errors import SwarmdError
+from swarmd.types import Scored
+
+SCHEMA = 1
+KEPT = 2
+
+
+class DiskFull(SwarmdError):
+    """The disk is full. Free some space; the last checkpoint is whole."""
+
+
+class CheckpointRefused(SwarmdError):
+    """The checkpoint cannot be written."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run is, apart from its policy."""
+
+    round: int  # rounds behind us
+    seed: int
+    task_rng: tuple[int, tuple[int, ...], float | None]  # random.Random.getstate()
+    batch_rng: tuple[int, tuple[int, ...], float | None]
+    pool: tuple[Scored, ...]
+    schema: int = SCHEMA
+
+
+def random_state(rng: random.Random) -> tuple[int, tuple[int, ...], float | None]:
+    return rng.getstate()
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RunState)
+
+
+class Checkpoints:
+    """The checkpoints of one state folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, state: RunState, save_policy: Callable[[Path], None]) -> Path:
+        """Write one, and remove all but the two newest. DiskFull where there is no room: nothing is lost then."""
+        final = self.folder / _name(state.round)
+        partial = self.folder / f"partial-{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            save_policy(partial)
+            (partial / "run.msgpack").write_bytes(_encoder.encode(state))
+            _write_manifest(partial)
+            _sync(partial)
+            if final.exists():  # the same round again, after a resume from the one before it
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync(self.folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise _explained(error, self.folder) from error
+        self._prune(keep=final)
+        return final
+
+    def newest(self) -> tuple[RunState, Path, list[str]] | None:
+        """The newest whole checkpoint, its folder, and what had to be passed over to find it. None where there never was one.
+
+        A damaged one is set aside under another name, for whoever wants to look into it.
+        """
+        notes: list[str] = []
+        for path in reversed(self._saved()):
+            try:
+                _verify(path)
+                state = _decoder.decode((path / "run.msgpack").read_bytes())
+            except (OSError, ValueError, msgspec.MsgspecError) as error:
+                aside = path.with_name("damaged-" + path.name)
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                notes.append(f"checkpoint {path.name} is damaged ({error}); set aside as {aside.name}, using the one before it")
+                continue
+            return state, path, notes
+        if notes:
+            raise SwarmdError(
+                f"no checkpoint in {self.folder} can be used: {'; '.join(notes)}. To start anew, give another folder with --state-dir."
+            )
+        return None
+
+    def _saved(self) -> Sequence[Path]:
+        """Oldest first."""
+        return sorted(p for p in self.folder.glob("round-*") if p.is_dir())
+
+    def _prune(self, keep: Path) -> None:
+        others = [p for p in self._saved() if p != keep and p.name < keep.name]
+        for path in [*others[: -(KEPT - 1)], *self.folder.glob("partial-*"), *sorted(self.folder.glob("damaged-*"))[:-1]]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(round_number: int) -> str:
+    return f"round-{round_number:08d}"
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.iterdir())}
+    (folder / "manifest.json").write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
+
+
+def _verify(folder: Path) -> None:
+    """ValueError where the folder is not what its manifest says."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA or not isinstance(manifest.get("files"), dict):
+        raise ValueError("its manifest is of another version")
+    for name, known in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{name} is missing")
+        if path.stat().st_size != known["bytes"] or _sha256(path) != known["sha256"]:
+            raise ValueError(f"{name} is not what was written")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    for path in [*(p for p in folder.iterdir() if p.is_file()), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _explained(error: OSError, folder: Path) -> SwarmdError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"no room for a checkpoint in {folder}: {error.strerror}. Free some space; the last checkpoint is whole.")
+    return CheckpointRefused(f"no checkpoint can be written in {folder}: {error.strerror or error}. Check the folder's owner and mode.")

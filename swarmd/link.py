@@ -1,0 +1,321 @@
+"""The socket pair between daemon and trainer: length-prefixed msgpack, one message type per thing that can be said.
+
+Theory of operation. Neither side ever waits for the other. Each keeps a bounded outgoing queue; when it is full the oldest *frame*
+goes (there will be fresher experience), never a word about state. The trainer's end is a `Transport`, so the round sees the swarm
+through it as it sees the memory engine in the lab. End of file means that the other process is gone: the daemon restarts the trainer;
+a trainer without its daemon ends at once, which is safe because checkpoints are atomic.
+"""
+
+import socket
+import struct
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from p2p.types import Envelope, PeerId, Reason
+
+MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
+FRAMES_WAITING = 1024  # in either direction
+_HEADER = struct.Struct(">I")
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# Daemon to trainer.
+
+
+class Start(_Message, frozen=True):
+    """The first message: everything a trainer needs to know."""
+
+    config: str  # NodeConfig as JSON
+    state_dir: str
+    peer_id: str
+    seed: int
+
+
+class Received(_Message, frozen=True):
+    author: str
+    sequence: int
+    sent_at: float
+    kind: str
+    body: bytes
+
+
+class News(_Message, frozen=True):
+    """How the swarm stands. `refused` counts since the last news."""
+
+    peers: int
+    refused: dict[str, int]
+
+
+class Question(_Message, frozen=True):
+    """A judge asks. To be answered once, greedily, between two rounds."""
+
+    id: str
+    text: str
+
+
+class Judged(_Message, frozen=True):
+    score: float  # pass@1 so far
+    n: int
+
+
+class Pause(_Message, frozen=True):
+    pass
+
+
+class Resume(_Message, frozen=True):
+    pass
+
+
+class Stop(_Message, frozen=True):
+    pass
+
+
+# Trainer to daemon.
+
+
+class Publish(_Message, frozen=True):
+    kind: str
+    body: bytes
+
+
+class Report(_Message, frozen=True):
+    author: str
+    reason: str
+
+
+class State(_Message, frozen=True):
+    """What the trainer is doing. Every state but "training" has a cause and a remedy."""
+
+    state: str
+    cause: str = ""
+    remedy: str = ""
+
+
+class Ready(_Message, frozen=True):
+    """The model is loaded and the run resumed; `round` rounds are behind us."""
+
+    model: dict[str, Any]
+    round: int
+    verifier_pid: int
+    notes: list[str]
+
+
+class RoundDone(_Message, frozen=True):
+    line: dict[str, Any]  # the line of metrics.jsonl
+    authors: dict[str, list[Any]]  # author -> [its round, its model], as it says itself
+
+
+class Answer(_Message, frozen=True):
+    id: str
+    text: str
+    ended: bool
+
+
+class Failed(_Message, frozen=True):
+    """The trainer cannot go on, and starting it again would not help."""
+
+    message: str
+    exit_code: int
+
+
+class Stopped(_Message, frozen=True):
+    round: int
+
+
+ToTrainer = Start | Received | News | Question | Judged | Pause | Resume | Stop
+ToDaemon = Publish | Report | State | Ready | RoundDone | Answer | Failed | Stopped
+
+_encoder = msgspec.msgpack.Encoder()
+_to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
+_to_daemon: msgspec.msgpack.Decoder[ToDaemon] = msgspec.msgpack.Decoder(ToDaemon)
+
+
+def pack(message: ToTrainer | ToDaemon) -> bytes:
+    payload = _encoder.encode(message)
+    return _HEADER.pack(len(payload)) + payload
+
+
+M = TypeVar("M")
+
+
+class Unpacker(Generic[M]):
+    """Bytes in, messages out. Pure."""
+
+    def __init__(self, decoder: msgspec.msgpack.Decoder[M]) -> None:
+        self._decoder, self._buffer = decoder, bytearray()
+
+    def feed(self, data: bytes) -> list[M]:
+        self._buffer += data
+        messages: list[M] = []
+        while len(self._buffer) >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._buffer)
+            if length > MAX_MESSAGE:
+                raise ValueError(f"a message of {length} bytes on the link; the limit is {MAX_MESSAGE}")
+            if len(self._buffer) < _HEADER.size + length:
+                break
+            messages.append(self._decoder.decode(bytes(self._buffer[_HEADER.size : _HEADER.size + length])))
+            del self._buffer[: _HEADER.size + length]
+        return messages
+
+
+def from_daemon() -> Unpacker[ToTrainer]:
+    return Unpacker(_to_trainer)
+
+
+def from_trainer() -> Unpacker[ToDaemon]:
+    return Unpacker(_to_daemon)
+
+
+class Outbox:
+    """Messages waiting to be written, oldest first. Bounded: of the frames the oldest go, the rest are few and stay. Pure."""
+
+    def __init__(self, frames: int = FRAMES_WAITING) -> None:
+        self._words: deque[ToTrainer | ToDaemon] = deque()
+        self._frames: deque[ToTrainer | ToDaemon] = deque(maxlen=frames)
+        self.dropped = 0
+
+    def put(self, message: ToTrainer | ToDaemon) -> None:
+        if isinstance(message, Publish | Received):
+            self.dropped += len(self._frames) == self._frames.maxlen
+            self._frames.append(message)
+        else:
+            self._words.append(message)
+
+    def take(self) -> ToTrainer | ToDaemon | None:
+        """Words before frames: a stop is not kept waiting by a flood."""
+        if self._words:
+            return self._words.popleft()
+        return self._frames.popleft() if self._frames else None
+
+    def __len__(self) -> int:
+        return len(self._words) + len(self._frames)
+
+
+class TrainerLink:
+    """The trainer's end: a `Transport` for the round, and the daemon's wishes for the loop. Two threads move the bytes."""
+
+    def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
+        self._socket, self._on_eof = sock, on_eof
+        self._outbox, self._written = Outbox(), threading.Condition()
+        self._envelopes: deque[Envelope] = deque(maxlen=FRAMES_WAITING)
+        self._changed = threading.Condition()
+        self._start: Start | None = None
+        self._questions: deque[Question] = deque(maxlen=1)
+        self._refused: Counter[Reason] = Counter()
+        self._closing = False
+        self.peers = 0
+        self.judged: Judged | None = None
+        self.paused = False
+        self.stopping = False
+
+    def open(self) -> Start:
+        """Begin to listen, and wait for the daemon's first message."""
+        threading.Thread(target=self._read, name="link-read", daemon=True).start()
+        self._writer = threading.Thread(target=self._write, name="link-write", daemon=True)
+        self._writer.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._start is not None)
+        assert self._start is not None
+        return self._start
+
+    # The Transport seam.
+
+    def publish(self, kind: str, body: bytes) -> None:
+        self.tell(Publish(kind, body))
+
+    def received(self) -> Sequence[Envelope]:
+        with self._changed:
+            envelopes = tuple(self._envelopes)
+            self._envelopes.clear()
+        return envelopes
+
+    def fetch(self, content_id: bytes) -> bytes | None:  # noqa: ARG002  nothing is offered yet: sets travel whole
+        return None
+
+    def report(self, author: PeerId, reason: Reason) -> None:
+        self.tell(Report(author, reason.name))
+
+    def refused(self) -> Mapping[Reason, int]:
+        with self._changed:
+            refused, self._refused = self._refused, Counter()
+        return refused
+
+    # What the loop asks.
+
+    def tell(self, message: ToDaemon) -> None:
+        with self._written:
+            self._outbox.put(message)
+            self._written.notify()
+
+    def question(self) -> Question | None:
+        """A judge's question that waits for an answer."""
+        with self._changed:
+            return self._questions.popleft() if self._questions else None
+
+    def wait(self, seconds: float) -> None:
+        """Until the daemon says something that matters to the loop, or the time is over."""
+        with self._changed:
+            paused, stopping = self.paused, self.stopping
+            self._changed.wait_for(lambda: self.stopping != stopping or self.paused != paused or bool(self._questions), seconds)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Write out what waits, within `seconds`."""
+        with self._written:
+            self._closing = True
+            self._written.notify()
+        self._writer.join(seconds)
+        self._socket.close()
+
+    # The threads.
+
+    def _read(self) -> None:
+        unpacker = from_daemon()
+        try:
+            while data := self._socket.recv(1 << 16):
+                for message in unpacker.feed(data):
+                    with self._changed:
+                        self._take(message)
+                        self._changed.notify_all()
+        except OSError:
+            pass  # the daemon's end is gone: the same as end of file
+        if not self._closing:
+            self._on_eof()
+
+    def _take(self, message: ToTrainer) -> None:
+        match message:
+            case Received(author, sequence, sent_at, kind, body):
+                self._envelopes.append(Envelope(PeerId(author), sequence, sent_at, kind, body))
+            case News(peers, refused):
+                self.peers = peers
+                self._refused.update({Reason[name]: count for name, count in refused.items()})
+            case Question():
+                self._questions.append(message)
+            case Judged():
+                self.judged = message
+            case Pause():
+                self.paused = True
+            case Resume():
+                self.paused = False
+            case Stop():
+                self.stopping = True
+            case Start():
+                self._start = message
+
+    def _write(self) -> None:
+        while True:
+            with self._written:
+                self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing)
+                message = self._outbox.take()
+            if message is None:
+                return
+            try:
+                self._socket.sendall(pack(message))
+            except OSError:
+                return  # the reading thread sees the same end and acts on it

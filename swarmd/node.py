@@ -1,0 +1,196 @@
+"""The trainer process: the one place that builds a node, its loop, and its end. Started by the daemon as `python -m swarmd.node FD`."""
+
+import logging
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from p2p.types import PeerId
+from swarmd import link
+from swarmd.checkpoint import Checkpoints, DiskFull, RunState, random_state
+from swarmd.config import NodeConfig
+from swarmd.errors import SwarmdError
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.exchange.topic import curriculum_of
+from swarmd.experience.pool import Pool
+from swarmd.experience.sampling import SAMPLERS
+from swarmd.policy.model import LanguagePolicy
+from swarmd.round import Node, run_round
+from swarmd.tasks.curriculum import TRAINING_TASKS
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.telemetry import MetricsFile, metrics_line
+from swarmd.types import TaskRef
+
+log = logging.getLogger(__name__)
+
+RETRY_FULL_DISK = 10.0  # seconds
+
+
+@dataclass
+class Trainer:
+    """A node with what surrounds its rounds: the link to the daemon, checkpoints, metrics."""
+
+    config: NodeConfig
+    seed: int
+    node: Node
+    policy: LanguagePolicy
+    exchange: RolloutExchange
+    link: link.TrainerLink
+    checkpoints: Checkpoints
+    metrics: MetricsFile
+    round: int  # rounds behind us
+    saved: int  # of them in a checkpoint
+    save_seconds: float = 0.0  # what the last save took
+
+    def run(self) -> None:
+        """Round after round, until the limit is reached or the daemon says stop; then save and leave."""
+        limit = self.config.round.rounds
+        self.link.tell(link.State("training"))
+        while not self.link.stopping and not (limit and self.round >= limit):
+            if self.link.paused:
+                self._pause()
+                continue
+            begun = time.monotonic()
+            self._one_round()
+            self._answer_judge()
+            self._rest(begun + self.config.round.pace)
+        if self.saved < self.round:
+            self._save()
+        self.link.tell(link.Stopped(self.round))
+
+    def _one_round(self) -> None:
+        report = run_round(self.round + 1, self.node)
+        self.round += 1
+        judged = self.link.judged
+        line = metrics_line(
+            report,
+            time=time.time(),
+            peers=self.link.peers,
+            judge={"score": judged.score, "n": judged.n} if judged else None,
+            checkpoint_seconds=self.save_seconds,
+        )
+        # The line first: after a kill between the two, the resumed run drops it and writes it again. No round is missing or there twice.
+        self.metrics.append(line)
+        if self.round % self.config.round.checkpoint_every == 0:
+            self._save()
+        self.link.tell(link.RoundDone(line, {author: list(said) for author, said in self.exchange.authors.items()}))
+
+    def _save(self) -> None:
+        """A full disk pauses the run; it goes on when there is room, or ends with the last whole checkpoint when it is told to stop."""
+        state = RunState(
+            self.round, self.seed, random_state(self.node.task_rng), random_state(self.node.batch_rng), tuple(self.node.pool.snapshot())
+        )
+        while True:
+            begun = time.perf_counter()
+            try:
+                self.checkpoints.save(state, self.policy.save)
+            except DiskFull as error:
+                log.warning("%s", error)
+                self.link.tell(link.State("paused", str(error), f"free some space; tried again every {RETRY_FULL_DISK:.0f} s"))
+                if self.link.stopping:
+                    raise
+                self.link.wait(RETRY_FULL_DISK)
+                continue
+            if self.saved and self.save_seconds < 0:
+                self.link.tell(link.State("training"))
+            self.saved, self.save_seconds = self.round, time.perf_counter() - begun
+            return
+
+    def _answer_judge(self) -> None:
+        question = self.link.question()
+        if question is not None:
+            answer = self.policy.answer(question.text)
+            self.link.tell(link.Answer(question.id, answer.text, answer.ended))
+
+    def _pause(self) -> None:
+        self.link.tell(link.State("paused", "you paused it", "swarmd resume"))
+        while self.link.paused and not self.link.stopping:
+            self.link.wait(60.0)
+            self._answer_judge()
+        self.link.tell(link.State("training"))
+
+    def _rest(self, until: float) -> None:
+        """Leave the machine to others for what is left of the round's pace."""
+        while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
+            self.link.wait(left)
+            self._answer_judge()
+
+
+@contextmanager
+def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Trainer]:
+    """Build everything; resume from the newest whole checkpoint, without asking."""
+    config = NodeConfig.model_validate_json(start.config)
+    state_dir = Path(start.state_dir)
+    daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
+    policy = LanguagePolicy.open(config, start.seed)
+    curriculum = curriculum_of(config)
+    tasks = CurriculumTasks(curriculum)
+    node = Node(
+        me=PeerId(start.peer_id),
+        tasks=tasks,
+        policy=policy,
+        reward=lambda items: [],  # set below, once the verifier runs
+        swarm=RolloutExchange(daemon, config.model.name, partial(_trainable, curriculum.specialties)),
+        sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external),
+        pool=Pool(config.round.max_age),
+        task_rng=random.Random(f"{start.seed} tasks"),
+        batch_rng=random.Random(f"{start.seed} batch"),
+        clock=time.perf_counter,
+        questions=config.round.local,
+        external=config.round.external,
+        completions=config.round.completions,
+    )
+    checkpoints = Checkpoints(state_dir / "checkpoints")
+    behind, notes = _resume(checkpoints, node, policy)
+    with Verifier(curriculum.name) as verifier:
+        node.reward = verifier
+        exchange = node.swarm
+        assert isinstance(exchange, RolloutExchange)
+        metrics = MetricsFile(state_dir / "metrics.jsonl", resumed_round=behind)
+        daemon.tell(link.Ready(dict(policy.description), behind, verifier.pid, notes))
+        yield Trainer(config, start.seed, node, policy, exchange, daemon, checkpoints, metrics, behind, behind)
+
+
+def _resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
+    found = checkpoints.newest()
+    if found is None:
+        return 0, []
+    state, folder, notes = found
+    policy.restore(folder)
+    node.task_rng.setstate(state.task_rng)
+    node.batch_rng.setstate(state.batch_rng)
+    node.pool.add(state.pool)
+    return state.round, [*notes, f"resumed after round {state.round}"]
+
+
+def _trainable(specialties: tuple[str, ...], ref: TaskRef) -> bool:
+    """Held-out tasks are the judge's: who sends one is not trained on."""
+    return ref.specialty in specialties and 0 <= ref.n < TRAINING_TASKS
+
+
+def main() -> None:
+    """The daemon ended: so do we, at once. Whatever was saved is whole."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    daemon = link.TrainerLink(sock, on_eof=lambda: os._exit(1))
+    start = daemon.open()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
+    try:
+        with open_trainer(start, daemon) as trainer:
+            trainer.run()
+    except SwarmdError as error:
+        log.error("%s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
+        daemon.tell(link.Failed(str(error), error.exit_code))
+    finally:
+        daemon.close()
+
+
+if __name__ == "__main__":
+    main()
