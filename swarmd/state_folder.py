@@ -1,0 +1,130 @@
+"""The folder in which a node keeps everything it owns, and the lock by which one node at a time does."""
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from swarmd.errors import ConfigError, StateFolderInUse
+
+RUN_FILE = "run.json"  # who runs here and on which socket it answers; gone when nobody does
+LOCK_FILE = "lock"
+IDENTITY_FILE = "identity.key"
+METRICS_FILE = "metrics.jsonl"
+LOG_FILE = "swarmd.log"
+_PATIENCE = 0.2  # seconds; `in_use` holds the lock for an instant to look, and that is no owner
+
+
+def default_state_dir() -> Path:
+    """`~/.local/state/swarmd/node` or where the platform keeps such things (XDG, through platformdirs)."""
+    from platformdirs import user_state_path
+
+    return user_state_path("swarmd") / "node"
+
+
+class StateFolder:
+    """An open, locked state folder. The lock is the kernel's (flock), so it goes with the process, however that ends.
+
+    The descriptor is not inherited by programs this one starts: a trainer that outlives a killed daemon does not hold the lock.
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+
+    @classmethod
+    def open(cls, path: Path) -> "StateFolder":
+        """Make the folder (mode 0700) where there is none, and take its lock.
+
+        Raises StateFolderInUse, naming the owner's pid, and ConfigError where the folder cannot be used.
+        """
+        path = path.expanduser().absolute()
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if path.stat().st_mode & stat.S_IWOTH:
+                raise ConfigError(
+                    f"{path}: everybody can write to this state folder. Run `chmod o-w {path}` or choose another with --state-dir."
+                )
+            lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        try:
+            owner = _take(lock)
+        except OSError as error:
+            os.close(lock)
+            raise _unusable(path, error) from None
+        if owner is not None:
+            os.close(lock)
+            raise StateFolderInUse(
+                f"{path}: another node{owner} owns this state folder. Stop it with `swarmd stop --state-dir {path}`, "
+                "or give this one another folder with --state-dir."
+            )
+        return cls(path, lock)
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "StateFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def in_use(path: Path) -> bool:
+    """Whether a living node owns the folder. Takes the lock for an instant where nobody holds it."""
+    try:
+        lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return not _lock_now(lock)
+    finally:
+        os.close(lock)
+
+
+def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
+    """JSON to a new file (mode 0600) that takes the old one's place whole: a reader sees the one or the other."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _lock_now(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _take(lock: int) -> str | None:
+    """None where the lock is ours now, and our pid in it; else who has it, in words."""
+    until = time.monotonic() + _PATIENCE
+    while not _lock_now(lock):
+        if time.monotonic() > until:
+            pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+            return f" (pid {pid})" if pid.isdecimal() else ""
+        time.sleep(0.02)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return None
+
+
+def _unusable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: cannot be used as the state folder: {error.strerror or error}. Choose another with --state-dir.")

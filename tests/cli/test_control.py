@@ -1,0 +1,154 @@
+"""The control API over a real socket: what is asked, what is answered, and what a caller sees when nobody is there."""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from swarmd.control import MAX_REQUEST, call, serve, wait_until_gone
+from swarmd.errors import NotRunning, SwarmdError, Unreachable
+from swarmd.state_folder import StateFolder
+
+pytestmark = pytest.mark.net
+
+
+async def _echo(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"schema": 1, "got": dict(arguments)}
+
+
+async def _refuse(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    raise Unreachable("The trainer is gone. Wait.")
+
+
+async def _broken(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    raise ZeroDivisionError
+
+
+async def _silent(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+HANDLERS = {"status": _echo, "pause": _refuse, "peers": _broken, "stop": _silent}
+
+
+@contextlib.asynccontextmanager
+async def running(state_dir: Path) -> AsyncIterator[str]:
+    with StateFolder.open(state_dir) as state:
+        async with trio.open_nursery() as nursery:
+            path: str = await nursery.start(lambda task_status: serve(state.path, HANDLERS, task_status=task_status))
+            yield path
+            nursery.cancel_scope.cancel()
+
+
+async def ask(state_dir: Path, operation: str, **arguments: Any) -> dict[str, Any]:
+    return await trio.to_thread.run_sync(lambda: call(state_dir, operation, **arguments))
+
+
+def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) -> None:
+    state_dir = tmp_path / ("very-long-name" * 8) / "state"  # deeper than a socket's path may be
+
+    async def scenario() -> None:
+        async with running(state_dir) as path:
+            assert await ask(state_dir, "status", a=[1]) == {"schema": 1, "got": {"a": [1]}}
+            assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+            document = json.loads((state_dir / "run.json").read_text())
+            assert (document["pid"], document["socket"]) == (os.getpid(), path)
+        assert not Path(path).parent.exists()
+        assert not (state_dir / "run.json").exists()
+        with pytest.raises(NotRunning, match="swarmd join"):
+            await ask(state_dir, "status")
+
+    trio.run(scenario)
+
+
+def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path):
+            with pytest.raises(SwarmdError, match="The trainer is gone") as refused:
+                await ask(tmp_path, "pause")
+            assert refused.value.exit_code == 4
+            with pytest.raises(SwarmdError, match="its log says why"):
+                await ask(tmp_path, "peers")
+            with pytest.raises(SwarmdError, match="knows no operation 'dance'"):
+                await ask(tmp_path, "dance")
+            with pytest.raises(Unreachable, match="did not answer"):
+                await ask(tmp_path, "stop", timeout=0.1)
+            assert await ask(tmp_path, "status") == {"schema": 1, "got": {}}
+
+    trio.run(scenario)
+
+
+@pytest.mark.parametrize(
+    "line", [b"\n", b"{}\n", b"[]\n", b"[" * 20_000 + b"\n", b"\xff\xfe\n", b'{"operation":1}\n', b"a" * (MAX_REQUEST + 2)]
+)
+def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path, line: bytes) -> None:
+    def raw(path: str) -> bytes:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(path)
+            connection.sendall(line)
+            return connection.recv(1000)
+
+    async def scenario() -> None:
+        async with running(tmp_path) as path:
+            assert not json.loads(await trio.to_thread.run_sync(raw, path))["ok"]
+            assert (await ask(tmp_path, "status"))["schema"] == 1
+
+    trio.run(scenario)
+
+
+def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as path:
+            held = [await trio.open_unix_socket(path) for _ in range(17)]
+            with trio.fail_after(5):
+                assert await held[16].receive_some(1) == b""
+            for stream in held:
+                await stream.aclose()
+            while True:
+                with contextlib.suppress(Unreachable), trio.fail_after(5):
+                    assert (await ask(tmp_path, "status"))["schema"] == 1
+                    break
+
+    trio.run(scenario)
+
+
+def test_what_a_killed_node_left_is_cleared_away_and_means_not_running(tmp_path: Path) -> None:
+    left = tmp_path / "swarmd-left"
+    left.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(left / "control"))
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "pid": 1, "socket": str(left / "control")}))
+    with pytest.raises(NotRunning):
+        call(tmp_path, "status")
+
+    async def scenario() -> None:
+        async with running(tmp_path):
+            assert not left.exists()
+            assert (await ask(tmp_path, "status"))["schema"] == 1
+
+    trio.run(scenario)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"socket": 3}', '{"socket": "/nowhere"}', "\udcff"])
+def test_an_unreadable_run_file_means_not_running(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(NotRunning):
+        call(tmp_path, "status")
+
+
+def test_waiting_for_the_owner_to_go(tmp_path: Path) -> None:
+    state = StateFolder.open(tmp_path)
+    assert not wait_until_gone(tmp_path, 0.1)
+    with pytest.raises(Unreachable, match="starting or stopping"):
+        call(tmp_path, "status")
+    state.close()
+    assert wait_until_gone(tmp_path, 0.1)

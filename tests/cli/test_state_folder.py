@@ -1,0 +1,77 @@
+"""One node at a time owns a state folder, however its predecessor ended."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmd.errors import ConfigError, StateFolderInUse
+from swarmd.state_folder import StateFolder, in_use, write_atomically
+
+OWNER = """
+import subprocess, sys
+from pathlib import Path
+from swarmd.state_folder import StateFolder
+state = StateFolder.open(Path(sys.argv[1]))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_new_folder_is_private(tmp_path: Path) -> None:
+    with StateFolder.open(tmp_path / "deep" / "state") as state:
+        assert stat.S_IMODE(state.path.stat().st_mode) == 0o700
+        assert in_use(state.path)
+    assert not in_use(tmp_path / "deep" / "state")
+
+
+def test_the_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+    with StateFolder.open(tmp_path), pytest.raises(StateFolderInUse, match=f"pid {os.getpid()}") as refused:
+        StateFolder.open(tmp_path)
+    assert "swarmd stop" in str(refused.value)
+    assert refused.value.exit_code == 5
+    StateFolder.open(tmp_path).close()
+
+
+@pytest.mark.net
+def test_a_killed_owner_leaves_the_folder_free_though_its_child_lives(tmp_path: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdin and owner.stdout
+    child = int(owner.stdout.readline())
+    try:
+        with pytest.raises(StateFolderInUse, match=f"pid {owner.pid}"):
+            StateFolder.open(tmp_path)
+        owner.kill()
+        owner.wait(10)
+        os.kill(child, 0)  # alive
+        StateFolder.open(tmp_path).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        owner.stdin.close()
+        owner.stdout.close()
+
+
+def test_what_cannot_be_a_state_folder_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    for bad in (tmp_path / "file", tmp_path / "file" / "below", open_to_all, Path("/proc/nowhere")):
+        with pytest.raises(ConfigError, match="--state-dir"):
+            StateFolder.open(bad)
+
+
+def test_an_atomic_write_replaces_the_file_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "run.json", {"pid": 1})
+    write_atomically(tmp_path / "run.json", {"pid": 2})
+    assert (tmp_path / "run.json").read_text() == '{"pid": 2}'
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    with pytest.raises(IsADirectoryError):
+        (tmp_path / "folder").mkdir()
+        write_atomically(tmp_path / "folder", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.json"]
