@@ -1,0 +1,208 @@
+"""What a node writes down about itself: one line a round in metrics.jsonl, and a log for people and for machines."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from swarmd.errors import SwarmdError
+from swarmd.types import RoundReport
+
+LOG_BYTES = 5 * 1024 * 1024  # a log file's size before it is set aside
+LOGS_KEPT = 3
+_STAGES = ("generate", "score", "share", "collect", "train")
+
+
+class CannotRecord(SwarmdError):
+    """The state folder cannot be written to. Free some space, or mend the folder's permissions, and start the node again."""
+
+
+def metrics_line(
+    report: RoundReport,
+    *,
+    time: float,
+    peers: int,
+    judge: Mapping[str, Any] | None,
+    checkpoint_seconds: float = 0.0,
+    rejected: Mapping[str, int] | None = None,
+    pool_external_share: float | None = None,
+    replays_mean: float = 0.0,
+) -> dict[str, Any]:
+    """One line of metrics.jsonl (DESIGN.md, "Contracts others rely on").
+
+    time: seconds since the epoch at the round's end. judge: `{"score", "n"}` of the last evaluation, or None.
+    rejected: what was refused before the round saw it (the daemon's inbox), added to what the round itself refused.
+    pool_external_share: of the pool, 0..1; None: the pool holds others' rollouts only. replays_mean: how often the external
+    rollouts of this batch had been trained on before. A figure that is not a finite number is written as null.
+    """
+    refused = dict(report.rejected)
+    for reason, count in (rejected or {}).items():
+        refused[reason] = refused.get(reason, 0) + count
+    if pool_external_share is None:
+        pool_external_share = 1.0 if report.pool_size else 0.0
+    line = {
+        "round": report.round,
+        "time": time,
+        "seconds": {**{stage: report.seconds.get(stage, 0.0) for stage in _STAGES}, "checkpoint": checkpoint_seconds},
+        "tokens": {"generated": report.tokens_generated, "trained": report.update.tokens},
+        "local": report.local,
+        "external": report.external,
+        "pool": {"size": report.pool_size, "fresh": report.pool_fresh, "external_share": pool_external_share},
+        "zero_advantage_dropped": report.zero_advantage_dropped,
+        "rejected": refused,
+        "reward_mean": report.reward_mean,
+        "reward_sum": report.reward_sum,
+        "loss": report.update.loss,
+        "grad_norm": report.update.grad_norm,
+        "entropy": report.update.entropy,
+        "staleness": {"mean": report.staleness_mean, "max": report.staleness_max},
+        "replays_mean": replays_mean,
+        "peers": peers,
+        "judge": dict(judge) if judge is not None else None,
+    }
+    finite: dict[str, Any] = _finite(line)
+    return finite
+
+
+class MetricsFile:
+    """metrics.jsonl, open for appending. Every round stands in it at most once, whatever ended the runs before.
+
+    resumed_round: the round of the checkpoint we go on from (0 for a fresh start). A torn last line is cut off, and lines of later
+    rounds, whose work the checkpoint does not hold, are dropped: they will be played again. Raises CannotRecord.
+    """
+
+    def __init__(self, path: Path, resumed_round: int) -> None:
+        self.path = path
+        try:
+            kept = "".join(_text(line) for line in read_metrics(path) if line["round"] <= resumed_round).encode()
+            if not path.exists() or path.read_bytes() != kept:
+                _replace(path, kept)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            raise _cannot(path, error) from None
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Write one line, in one call. Raises CannotRecord, with the file as it was before."""
+        data = _text(line).encode()
+        before = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            raise _cannot(self.path, error) from None
+        if written < len(data):
+            os.ftruncate(self._file, before)
+            raise CannotRecord(f"{self.path}: the disk is full. Free some space and start the node again.")
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> "MetricsFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> Sequence[dict[str, Any]]:
+    """The lines of a metrics file in order of rounds, the last where a round stands there twice. Torn lines are left out.
+
+    An absent file has no lines.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    rounds = {line["round"]: line for line in _whole_lines(data)}
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    for raw in data.split(b"\n")[:-1]:  # what follows the last newline is torn, or empty
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and type(line.get("round")) is int:
+            yield line
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _replace(path: Path, content: bytes) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _cannot(path: Path, error: OSError) -> CannotRecord:
+    return CannotRecord(f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions, then start again.")
+
+
+def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
+    """Send every library's log and our own (structlog or logging) to `log_file`, as JSON lines, and to stderr for people.
+
+    log_file: rotated at 5 MiB, three kept; one process a file (rotation is not safe for two). None: no file.
+    stderr: False while a live view owns the terminal. Called once, early in each process. Raises CannotRecord.
+    """
+    import structlog
+
+    stamp: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    handlers: list[logging.Handler] = []
+    if log_file is not None:
+        try:
+            handlers.append(RotatingFileHandler(log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT - 1, encoding="utf-8"))
+        except OSError as error:
+            raise _cannot(log_file, error) from None
+        as_json = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        handlers[-1].setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(as_json)))
+    if stderr:
+        handlers.append(logging.StreamHandler())
+        colours = handlers[-1].stream.isatty() and not os.environ.get("NO_COLOR")  # type: ignore[attr-defined]
+        for_people = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
+        handlers[-1].setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(for_people)))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    for handler in handlers or [logging.NullHandler()]:
+        root.addHandler(handler)
+    root.setLevel(level)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, *stamp, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _without_meta(last: list[Any]) -> list[Any]:
+    import structlog
+
+    return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
