@@ -88,21 +88,22 @@ class Trainer:
         state = RunState(
             self.round, self.seed, random_state(self.node.task_rng), random_state(self.node.batch_rng), tuple(self.node.pool.snapshot())
         )
+        full = False
         while True:
             begun = time.perf_counter()
             try:
                 self.checkpoints.save(state, self.policy.save)
+                break
             except DiskFull as error:
                 log.warning("%s", error)
-                self.link.tell(link.State("paused", str(error), f"free some space; tried again every {RETRY_FULL_DISK:.0f} s"))
                 if self.link.stopping:
                     raise
+                full = True
+                self.link.tell(link.State("paused", str(error), f"free some space; tried again every {RETRY_FULL_DISK:.0f} s"))
                 self.link.wait(RETRY_FULL_DISK)
-                continue
-            if self.saved and self.save_seconds < 0:
-                self.link.tell(link.State("training"))
-            self.saved, self.save_seconds = self.round, time.perf_counter() - begun
-            return
+        self.saved, self.save_seconds = self.round, time.perf_counter() - begun
+        if full:
+            self.link.tell(link.State("training"))
 
     def _answer_judge(self) -> None:
         question = self.link.question()
@@ -129,31 +130,28 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
     """Build everything; resume from the newest whole checkpoint, without asking."""
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
-    daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
-    policy = LanguagePolicy.open(config, start.seed)
     curriculum = curriculum_of(config)
-    tasks = CurriculumTasks(curriculum)
-    node = Node(
-        me=PeerId(start.peer_id),
-        tasks=tasks,
-        policy=policy,
-        reward=lambda items: [],  # set below, once the verifier runs
-        swarm=RolloutExchange(daemon, config.model.name, partial(_trainable, curriculum.specialties)),
-        sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external),
-        pool=Pool(config.round.max_age),
-        task_rng=random.Random(f"{start.seed} tasks"),
-        batch_rng=random.Random(f"{start.seed} batch"),
-        clock=time.perf_counter,
-        questions=config.round.local,
-        external=config.round.external,
-        completions=config.round.completions,
-    )
-    checkpoints = Checkpoints(state_dir / "checkpoints")
-    behind, notes = _resume(checkpoints, node, policy)
     with Verifier(curriculum.name) as verifier:
-        node.reward = verifier
-        exchange = node.swarm
-        assert isinstance(exchange, RolloutExchange)
+        daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
+        policy = LanguagePolicy.open(config, start.seed)
+        exchange = RolloutExchange(daemon, config.model.name, partial(_trainable, curriculum.specialties))
+        node = Node(
+            me=PeerId(start.peer_id),
+            tasks=CurriculumTasks(curriculum),
+            policy=policy,
+            reward=verifier,
+            swarm=exchange,
+            sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external),
+            pool=Pool(config.round.max_age),
+            task_rng=random.Random(f"{start.seed} tasks"),
+            batch_rng=random.Random(f"{start.seed} batch"),
+            clock=time.perf_counter,
+            questions=config.round.local,
+            external=config.round.external,
+            completions=config.round.completions,
+        )
+        checkpoints = Checkpoints(state_dir / "checkpoints")
+        behind, notes = _resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / "metrics.jsonl", resumed_round=behind)
         daemon.tell(link.Ready(dict(policy.description), behind, verifier.pid, notes))
         yield Trainer(config, start.seed, node, policy, exchange, daemon, checkpoints, metrics, behind, behind)

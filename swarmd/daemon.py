@@ -1,0 +1,287 @@
+"""The daemon: holds the key and the p2p engine, serves the control API, supervises the trainer, talks to the judge. Never imports torch.
+
+One trio loop. What the network sends is admitted by the member's inbox and handed to the trainer over the link; what the trainer
+publishes is sealed and sent. A crash of the trainer does not drop the node from the swarm, and the other way round.
+"""
+
+import logging
+import random
+import secrets
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from p2p.errors import OperatorError
+from p2p.identity import Identity, nickname
+from p2p.member import Member
+from p2p.sequence import SequenceFile
+from p2p.topic import Topic
+from p2p.types import Deliver, Engine, Envelope, PeerId, Reason, Verdict
+from swarmd import control, link
+from swarmd.config import NodeConfig
+from swarmd.errors import SwarmdError
+from swarmd.exchange.topic import curriculum_of, swarm_digest
+from swarmd.judging import Evaluation
+from swarmd.state_folder import IDENTITY_FILE, StateFolder, write_atomically
+from swarmd.status import StatusBoard
+from swarmd.supervision import Death, TrainerChild
+from swarmd.telemetry import read_metrics
+from swarmd.view import View
+
+log = logging.getLogger(__name__)
+
+REDRAW = 0.5  # seconds between two looks at the state
+SEEN_SWARM = 1.0  # seconds between two pieces of news for the trainer
+GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
+
+
+def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
+    """Be a node until the rounds are done or someone says stop. Returns the exit code; raises OperatorError for what you can mend."""
+    daemon = Daemon(config, state.path, view)
+    try:
+        trio.run(daemon.run)
+    except BaseExceptionGroup as group:
+        operator = group.subgroup(OperatorError)
+        if operator is None:
+            raise
+        raise _first(operator) from None
+    return daemon.exit_code
+
+
+class Daemon:
+    def __init__(self, config: NodeConfig, folder: Path, view: View) -> None:
+        self.config, self.view = config, view
+        self.exit_code = 0
+        self.paused = False
+        self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
+        curriculum = curriculum_of(config)
+        self.topic = Topic(config.swarm.name, swarm_digest(curriculum))
+        self.member = Member(
+            self.identity,
+            self.topic,
+            self._engine_builder(folder),
+            sequence=SequenceFile(folder / "sequence", time.time),
+            clock=time.time,
+        )
+        start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
+        self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
+        self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic)
+        self.status.rewards.extend(line["reward_mean"] for line in read_metrics(folder / "metrics.jsonl"))
+        self.evaluation = (
+            Evaluation(config.judge.url, self.identity, curriculum.digest, self._ask_trainer, self._judged) if config.judge.url else None
+        )
+        self._news: Counter[Reason] = Counter()  # refused, as told to the trainer
+        self._folder = folder
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        handlers: Mapping[str, control.Handler] = {
+            "status": self._on_status,
+            "peers": self._on_peers,
+            "pause": self._on_pause,
+            "resume": self._on_resume,
+            "stop": self._on_stop,
+        }
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self._watch_signals)
+            await nursery.start(_serve_control, self._folder, handlers)
+            nursery.start_soon(self.member.run)
+            nursery.start_soon(self._tell_news)
+            nursery.start_soon(self._redraw)
+            await self.child.run()
+            nursery.cancel_scope.cancel()
+        self.view.status(self._document())
+        if self.child.failed is not None:
+            error = SwarmdError(self.child.failed.message)
+            error.exit_code = self.child.failed.exit_code
+            raise error
+
+    # The network's side.
+
+    def _engine_builder(self, folder: Path) -> Callable[[Deliver], Engine]:
+        def build(deliver: Deliver) -> Engine:
+            def deliver_and_hand_on(frame: bytes) -> Verdict:
+                verdict = deliver(frame)
+                if verdict is Verdict.ACCEPT:
+                    for envelope in self.member.received():
+                        self._hand_on(envelope)
+                return verdict
+
+            if self.config.swarm.engine == "none":
+                from p2p.engines.memory import MemorySwarm
+
+                return MemorySwarm().join(self.identity.peer_id, deliver_and_hand_on)
+            from p2p.engines.libp2p import Libp2pEngine
+
+            return Libp2pEngine(
+                self.identity,
+                self.topic,
+                deliver_and_hand_on,
+                listen=self.config.swarm.listen,
+                bootstrap=self.config.swarm.bootstrap,
+                addressbook=folder / "peers.json",
+                clock=time.time,
+                rng=random.Random(secrets.randbits(64)),
+            )
+
+        return build
+
+    def _hand_on(self, envelope: Envelope) -> None:
+        self.status.frames[envelope.author] += 1
+        self.child.tell(link.Received(envelope.author, envelope.sequence, envelope.sent_at, envelope.kind, envelope.body))
+
+    async def _tell_news(self) -> None:
+        connected: set[PeerId] = set()
+        while True:
+            counts = self.member.inbox.counts
+            refused = counts - self._news
+            self._news = Counter(counts)
+            peers = {peer.id for peer in self.member.peers()}
+            for peer in peers - connected:
+                self.view.talk(f"connected to {nickname(peer)} ({len(peers)} peers)")
+            for peer in connected - peers:
+                self.view.talk(f"{nickname(peer)} is gone ({len(peers)} peers)")
+            if refused or peers != connected:
+                self.child.tell(link.News(len(peers), {reason.name: count for reason, count in refused.items()}))
+            connected = peers
+            await trio.sleep(SEEN_SWARM)
+
+    # The trainer's side.
+
+    def _hear(self, message: link.ToDaemon) -> None:
+        match message:
+            case link.Publish(kind, body):
+                self.member.publish(kind, body)
+            case link.Report(author, reason):
+                self.member.report(PeerId(author), Reason[reason])
+                self.status.refused_authors[PeerId(author)] += 1
+            case link.State(state, cause, remedy):
+                self.status.state, self.status.cause, self.status.remedy = state, cause, remedy
+            case link.Ready():
+                self._trainer_ready(message)
+            case link.RoundDone():
+                self._round_done(message)
+            case link.Answer(question_id, text, ended):
+                if self.evaluation is not None and self._nursery is not None:
+                    self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
+            case link.Failed() | link.Stopped():
+                self.status.say("stopping", "the trainer is done", "")
+
+    def _trainer_ready(self, ready: link.Ready) -> None:
+        self.status.model, self.status.round, self.status.verifier_pid = ready.model, ready.round, ready.verifier_pid
+        for note in ready.notes:
+            self.view.talk(note)
+        self.child.tell(link.News(len(self.member.peers()), {}))
+        if self.paused:
+            self.child.tell(link.Pause())
+
+    def _round_done(self, done: link.RoundDone) -> None:
+        self.status.round_done(done)
+        self.view.round(done.line)
+        for reason, count in done.line["rejected"].items():
+            self.view.talk(f"{count} refused: {reason}")
+        if self.evaluation is not None and self._nursery is not None and done.line["round"] % self.config.judge.every == 0:
+            self._nursery.start_soon(self.evaluation.ask, done.line["round"], self.config.model.name)
+
+    def _bury(self, death: Death) -> None:
+        wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
+        self.status.say("restarting", f"the trainer was lost: {death.cause}", f"it starts again {wait}, from its last checkpoint")
+        self.view.talk(f"the trainer was lost: {death.cause}; it starts again {wait}")
+        log.warning("the trainer was lost: %s", death.cause)
+
+    def _ask_trainer(self, question_id: str, text: str) -> None:
+        self.child.tell(link.Question(question_id, text))
+
+    def _judged(self, score: float, n: int) -> None:
+        self.child.tell(link.Judged(score, n))
+
+    # The operator's side.
+
+    def _document(self) -> dict[str, Any]:
+        return self.status.document(
+            peers=len(self.member.peers()),
+            addresses=self.member.addresses(),
+            rejected=self.member.rejected,
+            trainer={"pid": self.child.pid, "restarts": self.child.restarts},
+            judge=self.evaluation.document() if self.evaluation is not None else None,
+        )
+
+    async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._document()
+
+    async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self.status.peers_document(self.member.peers())
+
+    async def _on_pause(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.paused = True
+        self.child.tell(link.Pause())
+        return {"schema": 1, "paused": True}
+
+    async def _on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.paused = False
+        self.child.tell(link.Resume())
+        return {"schema": 1, "paused": False}
+
+    async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._stop("swarmd stop")
+        return {"schema": 1, "stopping": True}
+
+    def _stop(self, why: str) -> None:
+        self.status.say("stopping", f"{why}; finishing the round in hand", "wait, or press Ctrl-C again to leave at once")
+        self.view.talk(f"{why}: finishing the round in hand, then saving and leaving")
+        self.child.stop()
+
+    async def _watch_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The first asks to stop, the second does not ask."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            task_status.started()
+            stopping = False
+            async for number in signals:
+                if number == signal.SIGINT:
+                    self.exit_code = 130
+                if stopping:
+                    self.child.kill()
+                    continue
+                stopping = True
+                self._stop(signal.Signals(number).name)
+                assert self._nursery is not None
+                self._nursery.start_soon(self._lose_patience)
+
+    async def _lose_patience(self) -> None:
+        await trio.sleep(GRACE)
+        self.child.kill()
+
+    async def _redraw(self) -> None:
+        while True:
+            self.view.status(self._document())
+            await trio.sleep(REDRAW)
+
+
+async def _serve_control(folder: Path, handlers: Mapping[str, control.Handler], *, task_status: trio.TaskStatus[str]) -> None:
+    await control.serve(folder, handlers, task_status=task_status)
+
+
+def _seed(config: NodeConfig, folder: Path) -> int:
+    """The configured seed; else the one drawn when this folder was first used."""
+    if config.seed is not None:
+        return config.seed
+    path = folder / "node.json"
+    with suppress(OSError, msgspec.MsgspecError, KeyError, TypeError):
+        return int(msgspec.json.decode(path.read_bytes())["seed"])
+    seed = secrets.randbits(32)
+    write_atomically(path, {"schema": 1, "seed": seed})
+    return seed
+
+
+def _first(group: BaseExceptionGroup[OperatorError]) -> OperatorError:
+    for error in group.exceptions:
+        return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    raise AssertionError("an exception group is never empty")

@@ -1,0 +1,94 @@
+"""What `swarmd status` and `swarmd peers` say of a running node. Every state but "training" has a cause and a remedy."""
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from p2p.identity import nickname
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId, Reason
+from swarmd import link
+from swarmd.config import NodeConfig
+
+REWARDS_KEPT = 500  # rounds of the reward curve
+
+
+class StatusBoard:
+    """The daemon writes here what happened; documents are made from it on demand."""
+
+    def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic) -> None:
+        self.config, self.folder, self.peer_id, self.topic = config, folder, peer_id, topic
+        self.state, self.cause, self.remedy = "starting", "the trainer is starting", "wait"
+        self.started_at = time.time()
+        self.model: Mapping[str, Any] = {"name": config.model.name}
+        self.round = 0
+        self.verifier_pid: int | None = None
+        self.last: Mapping[str, Any] | None = None
+        self.rewards: deque[float] = deque(maxlen=REWARDS_KEPT)
+        self.frames: Counter[PeerId] = Counter()  # admitted, by author
+        self.refused_authors: Counter[PeerId] = Counter()  # admitted, and then found bad by the trainer
+        self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its round, its model), as it says itself
+
+    def say(self, state: str, cause: str, remedy: str) -> None:
+        self.state, self.cause, self.remedy = state, cause, remedy
+
+    def round_done(self, done: link.RoundDone) -> None:
+        self.last, self.round = done.line, done.line["round"]
+        self.rewards.append(done.line["reward_mean"])
+        self.authors.update({PeerId(author): (said[0], said[1]) for author, said in done.authors.items()})
+
+    def document(
+        self,
+        *,
+        peers: int,
+        addresses: Sequence[str],
+        rejected: Mapping[Reason, int],
+        trainer: Mapping[str, Any],
+        judge: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "state": self.state,
+            "cause": self.cause,
+            "remedy": self.remedy,
+            "peer_id": self.peer_id,
+            "name": nickname(self.peer_id),
+            "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
+            "model": dict(self.model),
+            "pid": os.getpid(),
+            "started_at": self.started_at,
+            "state_dir": str(self.folder),
+            "round": self.round,
+            "rounds": self.config.round.rounds or None,
+            "last": self.last,
+            "rewards": list(self.rewards),
+            "peers": peers,
+            "addresses": list(addresses),
+            "rejected": {reason.value: count for reason, count in rejected.items() if count},
+            "judge": judge,
+            "trainer": {**trainer, "verifier_pid": self.verifier_pid},
+        }
+
+    def peers_document(self, peers: Sequence[Peer]) -> dict[str, Any]:
+        """Connected peers first, then authors that others forwarded to us."""
+        connected = {peer.id: peer for peer in peers}
+        rows = []
+        for peer_id in [*connected, *(author for author in self.frames if author not in connected)]:
+            peer, said = connected.get(peer_id), self.authors.get(peer_id)
+            rows.append(
+                {
+                    "id": peer_id,
+                    "name": nickname(peer_id),
+                    "address": peer.address if peer else None,
+                    "direction": peer.direction if peer else "relayed",
+                    "connected_at": peer.connected_at if peer else None,
+                    "frames": self.frames[peer_id],
+                    "rejected": self.refused_authors[peer_id],
+                    "round": said[0] if said else None,
+                    "model": said[1] if said else None,
+                }
+            )
+        return {"schema": 1, "peers": rows}

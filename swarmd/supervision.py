@@ -1,0 +1,153 @@
+"""The trainer as the daemon's child: started, spoken to, and started again when it dies. trio."""
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from swarmd import link
+
+log = logging.getLogger(__name__)
+
+HOPELESS = 5  # deaths in a row without a finished round between them
+LONGEST_BACKOFF = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a trainer ended that was not told to."""
+
+    cause: str
+    deaths: int  # in a row, without a finished round between them
+
+    @property
+    def backoff(self) -> float:
+        """Seconds before the next start. The first is immediate: a killed process says nothing about the next."""
+        return 0.0 if self.deaths == 1 else min(LONGEST_BACKOFF, 2.0 ** (self.deaths - 1))
+
+
+class TrainerChild:
+    """Runs `python -m swarmd.node` until it ends of its own accord, is told to stop, or dies too often.
+
+    `on_message` is called for every message, in order; `on_death` when it died and will be started again.
+    """
+
+    def __init__(
+        self, start: link.Start, log_file: Path, on_message: Callable[[link.ToDaemon], None], on_death: Callable[[Death], None]
+    ) -> None:
+        self.start, self.log_file, self.on_message, self.on_death = start, log_file, on_message, on_death
+        self.pid: int | None = None
+        self.restarts = 0
+        self.failed: link.Failed | None = None
+        self.finished = False
+        self._stopping = False
+        self._deaths = 0
+        self._outbox = link.Outbox()
+        self._wake = trio.Event()
+
+    def tell(self, message: link.ToTrainer) -> None:
+        """Queue a message; returns at once. What a dead trainer was told is told to its successor."""
+        self._outbox.put(message)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Let it finish the round in hand, save and leave."""
+        self._stopping = True
+        self.tell(link.Stop())
+
+    def kill(self) -> None:
+        """At once. At most the round in hand is lost."""
+        self._stopping = True
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, 9)
+
+    async def run(self) -> None:
+        """Until the trainer is done, or stopped, or there is no use in starting it again: then `failed` says why."""
+        while True:
+            status = await self._once()
+            if self.finished or self._stopping or self.failed is not None:
+                return
+            self._deaths += 1
+            death = Death(_cause(status, self.log_file), self._deaths)
+            if self._deaths >= HOPELESS:
+                self.failed = link.Failed(f"the trainer died {self._deaths} times in a row without finishing a round: {death.cause}", 1)
+                return
+            self.on_death(death)
+            await trio.sleep(death.backoff)
+            self.restarts += 1
+
+    async def _once(self) -> int:
+        """One life of the trainer; returns its exit status."""
+        ours, theirs = socket.socketpair()
+        with self.log_file.open("ab") as output, theirs:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", "swarmd.node", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the daemon's to hear; it tells the trainer
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+        self.pid = process.pid
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        try:
+            async with stream, trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, stream)
+                await self._read(stream)
+                nursery.cancel_scope.cancel()
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                with trio.CancelScope(shield=True):
+                    await process.wait()
+            self.pid = None
+
+    async def _read(self, stream: trio.SocketStream) -> None:
+        unpacker = link.from_trainer()
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for data in stream:
+                for message in unpacker.feed(data):
+                    self._note(message)
+                    self.on_message(message)
+
+    def _note(self, message: link.ToDaemon) -> None:
+        match message:
+            case link.RoundDone():
+                self._deaths = 0
+            case link.Failed():
+                self.failed = message
+            case link.Stopped():
+                self.finished = True
+
+    async def _write(self, stream: trio.SocketStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await stream.send_all(link.pack(self.start))
+            while True:
+                self._wake = trio.Event()
+                while (message := self._outbox.take()) is not None:
+                    await stream.send_all(link.pack(message))
+                await self._wake.wait()
+
+
+def _cause(status: int, log_file: Path) -> str:
+    """The exit status in words, with the last line the trainer wrote where it ended by itself."""
+    if status < 0:
+        hint = " (out of memory, perhaps)" if status == -9 else ""
+        return f"killed by signal {-status}{hint}"
+    with contextlib.suppress(OSError):
+        with log_file.open("rb") as file:
+            file.seek(max(0, log_file.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        if lines:
+            return f"{lines[-1].strip()} (exit {status}; more in {log_file})"
+    return f"exit {status}; see {log_file}"
