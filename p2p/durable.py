@@ -1,0 +1,65 @@
+"""Small files that survive a power cut: either the old content is there afterwards, or the new, never half of one."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+
+def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched."""
+    _place(path, data, mode, os.replace)
+
+
+def create(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Put `data` at `path` where nothing is yet. Raises FileExistsError, or another OSError; an existing file is never touched."""
+    _place(path, data, mode, _link)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a file that cannot be used, so that it can be looked into; returns where it is now."""
+    aside = path.with_name(f"{path.name}.corrupt")
+    path.replace(aside)
+    return aside
+
+
+def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        step(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _link(draft: Path, path: Path) -> None:
+    """A hard link refuses to replace a file, in one step. File systems without links get an exclusive create instead."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        mode = draft.stat().st_mode & 0o777
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            try:
+                file.write(draft.read_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                raise

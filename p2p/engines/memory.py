@@ -1,0 +1,100 @@
+"""A swarm inside one process: seeded loss, duplication, delay and partition. For tests and the lab; one seed, one history.
+
+Nothing here needs an event loop: `publish` delivers at once, or at a later `tick` where there is delay.
+"""
+
+import heapq
+import random
+from collections.abc import Collection, Sequence
+
+import trio
+
+from p2p.types import Deliver, Peer, PeerId
+
+
+class MemorySwarm:
+    """Every member hears every other, but for what the swarm loses.
+
+    loss, duplicate: probability per frame and receiver. delay: a copy waits 0 to `delay` ticks, each as likely.
+    """
+
+    def __init__(self, seed: int = 0, *, loss: float = 0.0, duplicate: float = 0.0, delay: int = 0) -> None:
+        self.loss, self.duplicate, self.delay = loss, duplicate, delay
+        self.now = 0  # ticks
+        self._rng = random.Random(seed)
+        self._members: dict[PeerId, MemoryEngine] = {}
+        self._island: dict[PeerId, int] = {}
+        self._flying: list[tuple[int, int, PeerId, bytes]] = []  # heap of (tick due, order, receiver, frame)
+        self._order = 0
+
+    def join(self, me: PeerId, deliver: Deliver) -> "MemoryEngine":
+        """A new member; one that was there under the same id is gone, as a restarted node's old process is."""
+        return MemoryEngine(self, me, deliver)
+
+    def tick(self) -> None:
+        """One step of time: what is due arrives, in the order it was sent."""
+        self.now += 1
+        while self._flying and self._flying[0][0] <= self.now:
+            _, _, receiver, frame = heapq.heappop(self._flying)
+            if receiver in self._members:
+                self._members[receiver].deliver(frame)
+
+    def partition(self, *islands: Collection[PeerId]) -> None:
+        """Members of different islands no longer hear each other; those named nowhere are one more island."""
+        self._island = {peer: number for number, island in enumerate(islands, 1) for peer in island}
+
+    def heal(self) -> None:
+        self._island = {}
+
+    def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
+        """Send raw bytes to all but `sender`: what a hostile peer can do."""
+        for receiver in list(self._members):
+            if receiver != sender and (sender is None or self._connected(sender, receiver)) and self._rng.random() >= self.loss:
+                for _ in range(2 if self._rng.random() < self.duplicate else 1):
+                    self._send(receiver, frame)
+
+    def members(self) -> Sequence[PeerId]:
+        return list(self._members)
+
+    def _connected(self, a: PeerId, b: PeerId) -> bool:
+        return self._island.get(a, 0) == self._island.get(b, 0)
+
+    def _send(self, receiver: PeerId, frame: bytes) -> None:
+        wait = self._rng.randint(0, self.delay) if self.delay else 0
+        if wait == 0 and not self.delay:
+            self._members[receiver].deliver(frame)
+            return
+        self._order += 1
+        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, frame))
+
+
+class MemoryEngine:
+    """One member of a MemorySwarm. Implements `Engine`; it is a member from construction until `leave`."""
+
+    def __init__(self, swarm: MemorySwarm, me: PeerId, deliver: Deliver) -> None:
+        self.swarm, self.me, self.deliver = swarm, me, deliver
+        swarm._members[me] = self
+
+    async def run(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        if self.swarm._members.get(self.me) is self:
+            del self.swarm._members[self.me]
+
+    def publish(self, frame: bytes) -> None:
+        if self.swarm._members.get(self.me) is self:
+            self.swarm.inject(frame, self.me)
+
+    def peers(self) -> Sequence[Peer]:
+        return [
+            Peer(peer, f"memory:{peer}", "outbound", 0.0)
+            for peer in self.swarm.members()
+            if peer != self.me and self.swarm._connected(self.me, peer)
+        ]
+
+    def addresses(self) -> Sequence[str]:
+        return [f"/memory/{self.me}/p2p/{self.me}"]

@@ -1,0 +1,91 @@
+"""Signed frames. Pure: bytes in, Envelope or Rejected out.
+
+A frame is one canonical msgpack array, and its form is frozen for version 1:
+
+    [tag "swarmd", version 1, swarm id (16 bytes), author's public key (32 bytes), sequence, sent_at in ms, kind, body, signature]
+
+The signature covers the raw bytes of everything before it, the array's header included. msgpack has many spellings of one
+value (long integers, str for bin, trailing bytes), so a frame that is not spelled as we would spell it is refused: then one
+content has one id and nobody can pass an old frame off as a new one.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from p2p.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, verify_key
+from p2p.types import Envelope, Reason, Rejected
+
+VERSION = 1
+MAX_FRAME = 256 * 1024  # bytes; nobody forwards more
+MAX_KIND = 32  # letters
+MAX_BODY = MAX_FRAME - 256  # bytes; the rest of a frame takes less
+DOMAIN = b"swarmd frame v1"
+
+_TAG = "swarmd"
+_TAG_BYTES = b"\xa6swarmd"
+_ARRAY = 0x99  # msgpack: an array of nine
+_SIGNATURE_TAIL = 2 + SIGNATURE_BYTES  # msgpack: bin 8, length, the bytes
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A frame of the right form, whose signature nobody has looked at yet."""
+
+    tag: str
+    version: int
+    swarm_id: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    author: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    sent_at_ms: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+    kind: Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9-]*\Z", max_length=MAX_KIND)]
+    body: bytes
+    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+
+_decoder = msgspec.msgpack.Decoder(Frame)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: str, body: bytes) -> bytes:
+    """One frame. `now` in seconds since the epoch. Raises ValueError on what no receiver would admit."""
+    fields = (_TAG, VERSION, swarm_id, identity.public_key, sequence, int(now * 1000), kind, body, bytes(SIGNATURE_BYTES))
+    draft = _encoder.encode(fields)
+    if len(draft) > MAX_FRAME:
+        raise ValueError(f"a frame has at most {MAX_FRAME} bytes, this one would have {len(draft)}")
+    if isinstance(parsed := parse(draft, swarm_id), Rejected):
+        raise ValueError(f"no receiver would admit kind {kind!r}, sequence {sequence}, time {now}: {parsed.reason.value}")  # noqa: TRY004
+    return draft[:-SIGNATURE_BYTES] + identity.sign(DOMAIN, draft[:-_SIGNATURE_TAIL])
+
+
+def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
+    """Everything but the signature: form, version, swarm. Does not look at the size."""
+    if frame[1 : 1 + len(_TAG_BYTES)] != _TAG_BYTES or len(frame) < 2 + len(_TAG_BYTES):
+        return Rejected(Reason.MALFORMED)
+    version = frame[1 + len(_TAG_BYTES)]
+    if version != VERSION:  # a later version may be of any length and may go on in any way, but it begins like this
+        newer = 0x90 <= frame[0] <= 0x9F and version < 0x80
+        return Rejected(Reason.WRONG_VERSION if newer else Reason.MALFORMED)
+    try:
+        parsed = _decoder.decode(frame)
+    except (msgspec.DecodeError, ValueError, RecursionError):  # ValueError: no UTF-8; RecursionError: arrays thousands deep
+        return Rejected(Reason.MALFORMED)
+    if frame[0] != _ARRAY or _encoder.encode(parsed) != frame:
+        return Rejected(Reason.MALFORMED)
+    if parsed.swarm_id != swarm_id:
+        return Rejected(Reason.OTHER_SWARM)
+    return parsed
+
+
+def check(parsed: Frame, frame: bytes) -> Envelope | Rejected:
+    """The signature of a parsed frame: the dear part, so it comes last."""
+    if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
+        return Rejected(Reason.BAD_SIGNATURE)
+    return Envelope(peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body)
+
+
+def open_frame(frame: bytes, swarm_id: bytes) -> Envelope | Rejected:
+    """A frame whose form, version, swarm and signature hold. Time, repetition and quota are the inbox's business."""
+    if len(frame) > MAX_FRAME:
+        return Rejected(Reason.TOO_LARGE)
+    parsed = parse(frame, swarm_id)
+    return parsed if isinstance(parsed, Rejected) else check(parsed, frame)

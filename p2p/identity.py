@@ -1,0 +1,166 @@
+"""One Ed25519 key per node. The peer id is libp2p's, so it names the same node to every libp2p program.
+
+The key file is libp2p's own: its PrivateKey message (github.com/libp2p/specs, peer-ids), seed ‖ public key, 68 bytes.
+It holds its own check: a damaged file's two halves do not belong together.
+"""
+
+import os
+import stat
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from p2p import durable
+from p2p.errors import KeyFileCorrupt, KeyFileTooOpen, KeyFileUnusable, NoKeyFile
+from p2p.types import PeerId
+from p2p.words import ADJECTIVES, ANIMALS
+
+SEED_BYTES = 32
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+_PRIVATE_HEADER = bytes.fromhex("08011240")  # protobuf: type 1 (Ed25519), 64 bytes follow
+# Identity multihash (code 0, 36 bytes) of libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow.
+_PEER_ID_HEADER = bytes.fromhex("002408011220")
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_BASE58_VALUE = {letter: value for value, letter in enumerate(_BASE58)}
+_PEER_ID_LETTERS = 52  # of every Ed25519 peer id
+
+
+class Identity:
+    """A node's key. Hold one per node; never copy it to two running nodes."""
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != SEED_BYTES:
+            raise ValueError(f"an Ed25519 seed has {SEED_BYTES} bytes, not {len(seed)}")
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public_key: bytes = self._key.public_key().public_bytes_raw()
+        self.peer_id: PeerId = peer_id_of(self.public_key)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"  # never the seed: this ends up in logs
+
+    @property
+    def seed(self) -> bytes:
+        """The secret itself, 32 bytes: for an engine that must hand it to its library."""
+        return self._key.private_bytes_raw()
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> "Identity":
+        """Raises ValueError unless `seed` has 32 bytes."""
+        return cls(seed)
+
+    @classmethod
+    def load(cls, path: Path) -> "Identity":
+        """Raises NoKeyFile, KeyFileTooOpen, KeyFileCorrupt or KeyFileUnusable."""
+        try:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # not for ever, should it be a pipe
+                status = os.fstat(file.fileno())
+                content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
+        except FileNotFoundError:
+            raise NoKeyFile(f"there is no key file at {path}; `swarmd join` makes one, or copy your backup there") from None
+        except OSError as error:
+            raise KeyFileUnusable(f"cannot read the key file {path}: {error.strerror}; check who owns it and its folder") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise KeyFileUnusable(f"the key file {path} is not a regular file; put the key itself there")
+        if status.st_mode & 0o077:
+            raise KeyFileTooOpen(
+                f"others on this machine can read the key file {path} (mode {status.st_mode & 0o777:o}); run `chmod 600 {path}`, "
+                "and if someone may have read it, move it away and start with a new key"
+            )
+        seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
+        if len(seed) == SEED_BYTES and content == _private_file(identity := cls(seed)):
+            return identity
+        raise KeyFileCorrupt(
+            f"the key file {path} is damaged and was left as it is; restore it from a backup, "
+            "or move it away to start with a new key and a new peer id"
+        )
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> "Identity":
+        """The key at `path`; a new random one, kept there, where there is none. Raises like `load`."""
+        try:
+            return cls.load(path)
+        except NoKeyFile:
+            cls(os.urandom(SEED_BYTES))._write(path, exist_ok=True)
+        return cls.load(path)  # another process may have been first: its key counts
+
+    def sign(self, domain: bytes, message: bytes) -> bytes:
+        """64 bytes. `domain` (1 to 64 bytes) names what is signed, so that no signature serves in another place."""
+        return self._key.sign(_separated(domain, message))
+
+    def backup(self, path_to: Path) -> None:
+        """Copy the key to a new file, mode 0600. Raises KeyFileUnusable; an existing file is never overwritten."""
+        self._write(path_to, exist_ok=False)
+
+    def _write(self, path: Path, *, exist_ok: bool) -> None:
+        try:
+            durable.create(path, _private_file(self))
+        except FileExistsError:
+            if not exist_ok:
+                raise KeyFileUnusable(f"{path} exists already and was left as it is; name another file") from None
+        except OSError as error:
+            raise KeyFileUnusable(f"cannot write the key file {path}: {error.strerror}; check its folder and the free space") from None
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    """libp2p's peer id of a raw 32-byte Ed25519 public key. Raises ValueError on another length."""
+    if len(public_key) != KEY_BYTES:
+        raise ValueError(f"an Ed25519 public key has {KEY_BYTES} bytes, not {len(public_key)}")
+    number = int.from_bytes(_PEER_ID_HEADER + public_key, "big")
+    letters = []
+    while number:
+        number, digit = divmod(number, 58)
+        letters.append(_BASE58[digit])
+    return PeerId("1" + "".join(reversed(letters)))  # the header's one leading zero byte
+
+
+def public_key_of(peer_id: str) -> bytes:
+    """The raw 32-byte public key in a peer id. Raises ValueError on anything but an Ed25519 peer id."""
+    if len(peer_id) != _PEER_ID_LETTERS or not peer_id.startswith("1"):
+        raise ValueError("not an Ed25519 peer id: it has 52 letters and starts with 12D3Koo")
+    number = 0
+    for letter in peer_id:
+        if (value := _BASE58_VALUE.get(letter)) is None:
+            raise ValueError(f"not a peer id: {letter!r} is no base58 letter")
+        number = number * 58 + value
+    length = len(_PEER_ID_HEADER) + KEY_BYTES
+    raw = number.to_bytes(length, "big") if number < 256**length else b""
+    if not raw.startswith(_PEER_ID_HEADER) or peer_id_of(raw[len(_PEER_ID_HEADER) :]) != peer_id:
+        raise ValueError("not an Ed25519 peer id")
+    return raw[len(_PEER_ID_HEADER) :]
+
+
+def verify(peer_id: str, domain: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether this peer signed this message in this domain. False, never an exception, for what is no id or no signature."""
+    try:
+        return verify_key(public_key_of(peer_id), domain, message, signature)
+    except ValueError:
+        return False
+
+
+def verify_key(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
+    """`verify` for a raw 32-byte public key."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _separated(domain, message))
+    except (InvalidSignature, ValueError):  # ValueError: not 32 bytes
+        return False
+    return True
+
+
+def nickname(peer_id: str) -> str:
+    """Two words that people can remember, as "brave-otter". For eyes only: many peers share one."""
+    digest = sha256(peer_id.encode()).digest()
+    return f"{ADJECTIVES[digest[0] % len(ADJECTIVES)]}-{ANIMALS[digest[1] % len(ANIMALS)]}"
+
+
+def _separated(domain: bytes, message: bytes) -> bytes:
+    """The length byte keeps (domain, message) apart; the first word keeps us apart from what libp2p signs with the same key."""
+    if not 1 <= len(domain) <= 64:
+        raise ValueError("a signing domain has 1 to 64 bytes")
+    return b"swarmd\0" + bytes([len(domain)]) + domain + message
+
+
+def _private_file(identity: Identity) -> bytes:
+    return _PRIVATE_HEADER + identity.seed + identity.public_key

@@ -1,0 +1,54 @@
+"""Our own sequence numbers: never one twice for one key, whatever kills the node."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from p2p import durable
+from p2p.errors import StateUnwritable
+
+log = logging.getLogger(__name__)
+
+
+class SequenceFile:
+    """An iterator of rising numbers. A block of them is reserved on disk before its first one is handed out.
+
+    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds, and a node that uses fewer than a
+    thousand a second over its life can never have reached it.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:
+        """Raises StateUnwritable where the file is there and cannot be read."""
+        self._path = path
+        self._block = block
+        self._next = self._reserved = max(self._stored(), int(clock() * 1000))
+
+    def __iter__(self) -> "SequenceFile":
+        return self
+
+    def __next__(self) -> int:
+        """Raises StateUnwritable when a new block cannot be reserved: then nothing may be published."""
+        if self._next >= self._reserved:
+            reserved = self._next + self._block
+            try:
+                durable.replace(self._path, b"%d\n" % reserved)
+            except OSError as error:
+                raise StateUnwritable(
+                    f"cannot write {self._path}: {error.strerror}; check the folder's permissions and the free space"
+                ) from None
+            self._reserved = reserved
+        self._next += 1
+        return self._next - 1
+
+    def _stored(self) -> int:
+        try:
+            text = self._path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise StateUnwritable(f"cannot read {self._path}: {error.strerror}; check who owns it and its folder") from None
+        if text.endswith(b"\n") and text[:-1].isdigit() and len(text) <= 20:
+            return int(text)
+        aside = durable.set_aside(self._path)
+        log.warning("the sequence file %s was damaged and is now %s; numbers go on from the clock", self._path, aside)
+        return 0

@@ -1,0 +1,32 @@
+"""Names one swarm. Peers of another name, digest or shard subscribe to another topic, so they never meet."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+
+_WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Topic:
+    """`str(topic)` is the GossipSub topic, `/swarmd/1/<name>/<digest>/<shard>`. Raises ValueError on a part that is no word."""
+
+    name: str
+    digest: str  # of all that peers must agree on: curriculum, reasoning-gym version, wire version
+    shard: int = 0
+
+    def __post_init__(self) -> None:
+        for part in (self.name, self.digest):
+            if not _WORD.fullmatch(part):
+                raise ValueError(f"{part!r} cannot be part of a topic: use a-z, 0-9 and -, at most 64 letters")
+        if not 0 <= self.shard < 2**16:
+            raise ValueError(f"shard {self.shard} is outside 0 to 65535")
+
+    def __str__(self) -> str:
+        return f"/swarmd/1/{self.name}/{self.digest}/{self.shard}"
+
+    @cached_property
+    def swarm_id(self) -> bytes:
+        """16 bytes that stand for the topic in every frame."""
+        return sha256(str(self).encode()).digest()[:16]
