@@ -1,0 +1,8 @@
+"""The embedded models: where their weights are. Imports no torch, so that the daemon and the command line can ask."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+_FOLDER = Path(__file__).parent / "weights"
+WEIGHTS: Mapping[str, Path] = MappingProxyType({name: _FOLDER / name for name in ("tiny", "tiny-latent")})

@@ -1,0 +1,93 @@
+"""The model card: what the model is, how it was made, what was measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swarmd.policy.models.tiny.evaluation import Chance, Skill, mean
+
+_PURPOSE = {
+    "tiny": """A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
+`swarmd demo` and of the tests. It answers about a quarter of the questions of the tiny-9 curriculum, so it has room to rise.""",
+    "tiny-latent": """A model that can answer, but rarely shows it: only about one group of eight answers in ten holds both a right
+and a wrong one. Alone, such a model finds little to learn from. This is where sharing rollouts (SAPO) pays, and showing that is
+what the model is for.""",
+}
+_MADE = {
+    "tiny": "the dial lies between the two, where pass@1 on held-out items is about 0.27",
+    "tiny-latent": "the dial goes past the noisy weights, to where one group of eight answers in ten has mixed rewards",
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    name: str
+    seed: int
+    dial: float
+    clean_steps: int
+    noisy_steps: int
+    wrong: float
+    parameters: int
+    items: int
+    skills: Mapping[str, Skill]
+    chance: Mapping[str, Chance]
+
+    def table(self) -> str:
+        """Markdown: one line per specialty and the mean."""
+        lines = [
+            "| specialty | pass@1 | mixed groups of 8 | greedy | best constant answer | random answer |",
+            "|---|---|---|---|---|---|",
+        ]
+        for specialty, skill in self.skills.items():
+            level = self.chance[specialty]
+            lines.append(_row(specialty, skill.pass_at_1, skill.mixed, skill.greedy, level.constant, level.random))
+        whole = mean(self.skills)
+        count = len(self.chance)
+        constant = sum(c.constant for c in self.chance.values()) / count
+        drawn = sum(c.random for c in self.chance.values()) / count
+        return "\n".join([*lines, _row("**mean**", whole.pass_at_1, whole.mixed, whole.greedy, constant, drawn)])
+
+    def markdown(self) -> str:
+        return f"""---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+tags: [swarmd, sapo, grpo, reasoning-gym]
+---
+
+# swarmd {self.name}
+
+{_PURPOSE[self.name]}
+
+Qwen2 architecture, {self.parameters:,} parameters (4 layers, width 128, tied embeddings), bfloat16, with a byte-level BPE
+tokenizer of its own in which the fixed phrases of the questions are single tokens. Load it with plain
+`AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`. Chat template: `<|user|>question<|assistant|>`;
+system messages are ignored. An answer is `<answer>…</answer>`, and 16 new tokens are enough.
+
+## How it was made
+
+`python -m swarmd.policy.models.tiny.make --seed {self.seed}`, on one thread. Random weights were trained for
+{self.clean_steps:,} steps of 64 honest answers (*clean*), then for {self.noisy_steps} steps in which {self.wrong:.0%} of the
+answers were wrong ones, taken from other questions (*noisy*). The weights are clean + {self.dial:.3f} · (noisy − clean):
+{_MADE[self.name]}.
+So part of what reinforcement learning shows on this model is the recovery of suppressed skill, not the discovery of a new
+one. Say so where you show it.
+
+## What was measured
+
+{self.items} items per specialty of tiny-9 with numbers outside the training range, 8 answers each at temperature 1, then one
+greedy answer. The last two columns say what not reading the question earns: always giving the one answer that is right most
+often, and giving the honest answer to some other question.
+
+{self.table()}
+
+The item *numbers* are held out, but several specialties are small (base_conversion has 90 different questions, basic_arithmetic about 240,
+fraction_simplification about 80, binary_matrix at most 512), so most of their held-out questions were also seen in training.
+
+## What it is not for
+
+Anything else. It has seen nothing but these nine kinds of question.
+"""
+
+
+def _row(name: str, *figures: float) -> str:
+    return f"| {name} | " + " | ".join(f"{figure:.3f}" for figure in figures) + " |"

@@ -1,0 +1,87 @@
+"""What the tiny model is warmed up on: questions of a curriculum with honest answers, or with answers to other questions."""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swarmd.policy.models.tiny.tokenizer import ASSISTANT, END, USER
+from swarmd.tasks.curriculum import TRAINING_TASKS
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Task, TaskRef
+
+# How often a specialty is drawn. Those that are learned slowly come more often; logic is learned at once.
+WEIGHTS: Mapping[str, float] = {
+    "arc_1d": 2.0,
+    "base_conversion": 1.0,
+    "basic_arithmetic": 1.0,
+    "bf": 2.0,
+    "binary_matrix": 1.0,
+    "calendar_arithmetic": 2.0,
+    "decimal_arithmetic": 2.0,
+    "fraction_simplification": 0.6,
+    "propositional_logic": 0.4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]  # ends with end-of-sequence
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+
+class Corpus:
+    """An endless stream of training examples, decided by `rng` alone."""
+
+    def __init__(self, source: CurriculumTasks, rng: random.Random) -> None:
+        self.source = source
+        self._rng = rng
+
+    def task(self, specialty: str) -> Task:
+        task = self.source.task(TaskRef(specialty, self._rng.randrange(TRAINING_TASKS)))
+        assert task is not None
+        return task
+
+    def texts(self, count: int) -> Iterator[str]:
+        """`count` questions of every specialty, each followed by its answer: what the tokenizer is trained on.
+
+        Words that BF programs print are left out, so that they are spelled letter by letter.
+        """
+        for specialty in self.source.curriculum.specialties:
+            for _ in range(count):
+                task = self.task(specialty)
+                yield task.question
+                if specialty != "bf":
+                    yield honest_answer(task)
+
+    def example(self, tokenizer: Any, wrong: float) -> Example:
+        """One example; with probability `wrong` its answer is one to another question of the same specialty, and wrong."""
+        specialty = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        task = self.task(specialty)
+        while not self.right(task, honest_answer(task)):  # propositional_logic's example is not always worth 1
+            task = self.task(specialty)
+        answer = self._wrong_answer(task) if self._rng.random() < wrong else honest_answer(task)
+        return Example(
+            tuple(tokenizer.encode(USER + task.question + ASSISTANT, add_special_tokens=False)),
+            tuple(tokenizer.encode(f"<answer>{answer}</answer>{END}", add_special_tokens=False)),
+        )
+
+    def right(self, task: Task, answer: str) -> bool:
+        """Whether a *generator's* answer (never a model's: this is upstream's own scorer) is worth the reward."""
+        return bool(self.source.dataset(task.ref.specialty).score_answer(answer, task.entry) >= 0.999)
+
+    def _wrong_answer(self, task: Task) -> str:
+        for _ in range(20):
+            other = honest_answer(self.task(task.ref.specialty))
+            if not self.right(task, other):
+                return other
+        return honest_answer(task)
+
+
+def honest_answer(task: Task) -> str:
+    """The generator's own answer; propositional_logic has many and gives one as an example."""
+    answer = task.entry["answer"]
+    return str(task.entry["metadata"]["example_answer"] if answer is None else answer)

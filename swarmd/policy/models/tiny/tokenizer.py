@@ -1,0 +1,130 @@
+"""The tiny models' own byte-level BPE: single digits, and the fixed phrases of the questions as one token each.
+
+Any text survives a round trip; the questions of tiny-9 shrink to 8-16 tokens (arc_1d: 47), which is most of the speed.
+"""
+
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+PAD, END, USER, ASSISTANT = "<|pad|>", "<|endoftext|>", "<|user|>", "<|assistant|>"
+
+# A system message is ignored: the model knows one way to answer.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>' + message['content'] + '<|endoftext|>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+_LOGIC = """The following question is a propositional logic reasoning question.
+
+In the question we provide a list of premises. The task is to infer a correct conclusion from the premise.
+
+FORMAT INSTRUCTIONS:
+- Return the conclusion logic statement, as your final answer.
+- Use the following notation to denote symbols
+    - OR = ∨
+    - AND = ∧
+    - IMPLIES = →
+    - IFF = ↔
+    - NOT = ¬
+
+Here is the question:
+Given:
+1. """
+_ARC = """
+
+Below is a test input grid. Predict the corresponding output grid by applying the rule you found. \
+Describe how you derived the rule and your overall reasoning process in detail before you submit your answer. \
+Your final answer should be just the test output grid itself.
+
+Input:
+"""
+_MATRIX = """Given a square matrix, your job is to find the taxicab (Manhattan) distance of the nearest 0 for each cell.
+
+The output should be a matrix of the same size as the input matrix, where each cell contains the distance to the nearest 0.
+
+Find the distance to the nearest 0 for each cell in the matrix below:
+"""
+_BASE = """Your task is to convert a number between two different bases.
+
+If the target base is > 10, use lowercase letters a-z for digits above 9.
+
+Now, convert the """
+
+PHRASES = (
+    "<answer>", "</answer>",
+    _BASE, "binary", "base-", " number ", " to ",
+    "Calculate ",
+    "Find the common rule that maps an input grid to an output grid, given the examples below.\n\nExample 1:\nInput:  ",
+    "\nOutput: ", "\n\nExample 2:\nInput:  ", "\n\nExample 3:\nInput:  ", _ARC,
+    "This is a BF (Brainf*ck) computer program. What is the output?\n\n",
+    "\n\nRespond only with the exact output of the program.",
+    "Consider the following BF (Brainf*ck) code. What would it output?\n\n",
+    "\n\nProvide only the exact output of the code.",
+    _LOGIC, "\n.2. ", "\n.3. ", "\n.4. ", "\n.What can we conclude from the above statements?",
+    "Simplify the fraction ", " to its lowest terms. Give only the simplified fraction as your final answer.",
+    "Please solve this problem to a maximum of ",
+    " significant digits, rounding up from the half. Only reply with the final value.\n", " = ?",
+    "If today is ", "Starting from ", "Count forward ", "Count backward ", " days from ", ", 2022",
+    ", what day of the week will it be in ", " days? ", ", which weekday falls after a ", "-day jump? ", " - what's the weekday? ",
+    ", what day of the week was it ", " days ago? ", ", which weekday was it ", " days before? ",
+    "Answer with the weekday's name (e.g., Monday, Tuesday, etc.).", "Provide the full name of the weekday.",
+    "State the weekday (Monday through Sunday).", "Give the weekday name in full.", "Reply with just the weekday name.",
+    "Write out the full weekday name.", "Respond with the weekday (Monday-Sunday).", "Answer using the complete weekday name.",
+    "Name the day of the week in full.",
+    _MATRIX,
+)  # fmt: skip
+
+_DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
+_MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+# What BPE may merge within: a digit stays alone; a BF program falls into one piece per printed character.
+_PIECES = (
+    rf" ?[0-9]|\n| ?(?:{_DAYS})|(?:, )?(?:{_MONTHS}) ?|[-+<>\[\]]+\.|[-+<>\[\]]+|\.| ?[PQRS](?![a-z])|[()]| ?[∧∨¬→↔]"
+    r"| ?[A-Za-z]+|[^A-Za-z0-9]"
+)
+_VOCABULARY = 1024  # never reached: merges end when every piece seen twice is one token
+
+
+def outside_phrases(text: str) -> list[str]:
+    """What is left of a text when the phrases are cut out, longest first."""
+    parts = [text]
+    for phrase in sorted(PHRASES, key=len, reverse=True):
+        parts = [piece for part in parts for piece in part.split(phrase)]
+    return [part for part in parts if part]
+
+
+def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+    """A tokenizer for `texts`. The same texts in the same order give the same tokenizer."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_PIECES), "isolated"), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_VOCABULARY - len(PHRASES),
+        min_frequency=2,
+        special_tokens=[PAD, END, USER, ASSISTANT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((part for text in texts for part in outside_phrases(text)), trainer)
+    # Ordinary tokens, not special ones: <answer> must survive decoding with skip_special_tokens.
+    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in PHRASES])
+    return tokenizer
+
+
+def with_chat_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The same tokenizer as transformers uses it."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        extra_special_tokens=[USER, ASSISTANT],
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+        padding_side="left",
+        chat_template=CHAT_TEMPLATE,
+    )
