@@ -1,7 +1,7 @@
 """This node in one swarm: its identity, its inbox, its engine and its own sequence numbers, as one Transport."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 
 from p2p.envelope import seal
@@ -33,6 +33,7 @@ class Member:
         self.topic = topic
         self.inbox = Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock())
         self.reports: Counter[Reason] = Counter()
+        self._told: Counter[Reason] = Counter()  # refusals already given by `refused`
         self.dropped = 0  # admitted, and gone before anyone drained them
         self._sequence = sequence
         self._clock = clock
@@ -89,6 +90,11 @@ class Member:
     def report(self, author: PeerId, reason: Reason) -> None:
         self.reports[reason] += 1
         self.inbox.charge(author, _REPORT_CHARGE, self._clock())
+
+    def refused(self) -> Mapping[Reason, int]:
+        refused = self.inbox.counts - self._told
+        self._told = Counter(self.inbox.counts)
+        return refused
 
     def _keep(self, body: bytes) -> None:
         content_id = sha256(body).digest()
