@@ -9,7 +9,6 @@ import random
 import secrets
 import signal
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -77,7 +76,6 @@ class Daemon:
         self.evaluation = (
             Evaluation(config.judge.url, self.identity, curriculum.digest, self._ask_trainer, self._judged) if config.judge.url else None
         )
-        self._news: Counter[Reason] = Counter()  # refused, as told to the trainer
         self._folder = folder
         self._nursery: trio.Nursery | None = None
 
@@ -141,9 +139,7 @@ class Daemon:
     async def _tell_news(self) -> None:
         connected: set[PeerId] = set()
         while True:
-            counts = self.member.inbox.counts
-            refused = counts - self._news
-            self._news = Counter(counts)
+            refused = self.member.refused()
             peers = {peer.id for peer in self.member.peers()}
             for peer in peers - connected:
                 self.view.talk(f"connected to {nickname(peer)} ({len(peers)} peers)")

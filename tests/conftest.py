@@ -1,0 +1,11 @@
+"""Every run is the same run: property tests draw from a fixed seed, and no test depends on how busy the machine is."""
+
+import os
+
+from hypothesis import settings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded in a test
+
+settings.register_profile("swarmd", derandomize=True, deadline=None, max_examples=100)
+settings.load_profile("swarmd")

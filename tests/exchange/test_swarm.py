@@ -1,0 +1,70 @@
+"""Rollouts over the memory swarm: what is shared is collected by all others, what is no rollout is refused and its author blamed."""
+
+import itertools
+
+from p2p.engines.memory import MemorySwarm
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Reason
+from swarmd.exchange import wire
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.types import Completion, Rollout, TaskRef
+
+TOPIC = Topic("test", "0123456789abcdef")
+NOW = 1_700_000_000.0
+
+
+def join(swarm: MemorySwarm, number: int) -> tuple[Member, RolloutExchange]:
+    identity = Identity.from_seed(bytes([number]) * 32)
+    member = Member(
+        identity, TOPIC, lambda deliver: swarm.join(identity.peer_id, deliver), sequence=itertools.count(1), clock=lambda: NOW
+    )
+    return member, RolloutExchange(member, f"model-{number}", lambda ref: ref.specialty == "bf" and ref.n < 900_000_000)
+
+
+def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:
+    return [Rollout(TaskRef(specialty, n), (Completion("a", True), Completion("b", False)), member.identity.peer_id) for n in ns]
+
+
+def test_what_one_shares_all_others_collect_and_nobody_else() -> None:
+    swarm = MemorySwarm()
+    (a, from_a), (_, from_b), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
+    from_a.share(rollouts(a, 1, 2), round_number=5)
+    for exchange in (from_b, from_c):
+        assert exchange.collect() == (rollouts(a, 1, 2), {})
+        assert exchange.collect() == ([], {})
+        assert exchange.authors[a.identity.peer_id] == (5, "model-1")
+    assert from_a.collect() == ([], {})
+
+
+def test_the_author_is_who_signed_never_what_the_body_says() -> None:
+    swarm = MemorySwarm()
+    (a, from_a), (b, _), (_, from_c) = (join(swarm, i) for i in (1, 2, 3))
+    from_a.share(rollouts(b, 1), round_number=1)
+    (got,), _ = from_c.collect()
+    assert got.author == a.identity.peer_id
+
+
+def test_garbage_is_refused_counted_and_reported() -> None:
+    swarm = MemorySwarm()
+    (a, _), (b, from_b) = (join(swarm, i) for i in (1, 2))
+    a.publish(wire.KIND, b"no rollouts")
+    a.publish("of a later version", b"whatever")
+    assert from_b.collect() == ([], {Reason.UNDECODABLE.value: 1})
+    assert b.reports == {Reason.UNDECODABLE: 1}
+
+
+def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> None:
+    swarm = MemorySwarm()
+    (a, from_a), (_, from_b) = (join(swarm, i) for i in (1, 2))
+    from_a.share([*rollouts(a, 1), *rollouts(a, 1_000_000_001), *rollouts(a, 2, specialty="unheard_of")], round_number=1)
+    assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 2})
+
+
+def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None:
+    swarm = MemorySwarm()
+    (_, from_a), _ = join(swarm, 1), join(swarm, 2)
+    swarm.inject(b"noise")
+    assert from_a.collect() == ([], {Reason.MALFORMED.value: 1})
+    assert from_a.collect() == ([], {})

@@ -1,0 +1,124 @@
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.types import PeerId, Reason
+from swarmd.exchange import wire
+from swarmd.types import Completion, Rollout, TaskRef
+
+ME = PeerId("12D3KooWtest")
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+COMPLETIONS = st.lists(st.builds(Completion, TEXT, st.booleans()), min_size=1, max_size=8).map(tuple)
+ROLLOUTS = st.lists(
+    st.builds(Rollout, st.builds(TaskRef, st.text("abc_", min_size=1, max_size=9), st.integers(0, 2**31)), COMPLETIONS, st.just(ME)),
+    min_size=1,
+    max_size=5,
+)
+
+
+def rollout(n: int, size: int = 1, completions: int = 8) -> Rollout:
+    return Rollout(TaskRef("bf", n), (Completion("x" * size, True),) * completions, ME)
+
+
+@given(ROLLOUTS, st.integers(0, 10**6), TEXT)
+def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int, model: str) -> None:
+    (body,) = wire.encode(rollouts, number, model)
+    decoded = wire.decode(body, ME)
+    assert isinstance(decoded, wire.RolloutSet)
+    assert (decoded.round, decoded.model, list(decoded.rollouts)) == (number, model, rollouts)
+
+
+def test_version_1_is_frozen() -> None:
+    """Other implementations rely on these bytes. A change here is a new version."""
+    rollouts = [Rollout(TaskRef("basic_arithmetic", 7), (Completion("<answer>3</answer>", True), Completion("¬", False)), ME)]
+    golden = bytes.fromhex(
+        "940103a474696e799193b062617369635f61726974686d657469630792"
+        "92b23c616e737765723e333c2f616e737765723ec392a2c2acc2"
+    )
+    assert wire.encode(rollouts, 3, "tiny") == [golden]
+    decoded = wire.decode(golden, ME)
+    assert isinstance(decoded, wire.RolloutSet) and list(decoded.rollouts) == rollouts
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_give_a_reason_and_never_an_exception(body: bytes) -> None:
+    assert isinstance(wire.decode(body, ME), Reason)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | TEXT | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.tuples(st.just(1), st.integers(-1, 5), TEXT | JUNK, st.lists(JUNK | st.tuples(TEXT, st.integers(-(2**63), 2**63), st.lists(JUNK, max_size=3)), max_size=3)))
+def test_almost_right_bodies_are_refused_or_canonical(document: tuple[object, ...]) -> None:
+    body = msgspec.msgpack.encode(document)
+    decoded = wire.decode(body, ME)
+    if isinstance(decoded, wire.RolloutSet):
+        assert wire.encode(decoded.rollouts, decoded.round, decoded.model) == [body]
+
+
+def test_flipped_bits_and_cuts_never_raise_and_never_pass_unseen() -> None:
+    (body,) = wire.encode([rollout(n) for n in range(3)], 9, "tiny")
+    for i in range(len(body) * 8):
+        changed = bytearray(body)
+        changed[i // 8] ^= 1 << i % 8
+        decoded = wire.decode(bytes(changed), ME)
+        if isinstance(decoded, wire.RolloutSet):  # a changed letter or number is still a rollout set; the envelope's signature guards it
+            assert wire.encode(decoded.rollouts, decoded.round, decoded.model) == [bytes(changed)]
+    for cut in range(len(body)):
+        assert wire.decode(body[:cut], ME) is Reason.UNDECODABLE
+    assert wire.decode(body + b"\0", ME) is Reason.UNDECODABLE
+
+
+def test_numbers_written_the_long_way_are_refused() -> None:
+    """msgpack can say 7 in five ways; only the shortest has the content id that everybody else computes."""
+    (body,) = wire.encode([rollout(7)], 1, "m")
+    at = body.index(b"\xa2bf\x07") + 3
+    assert wire.decode(body[:at] + b"\xcc\x07" + body[at + 1 :], ME) is Reason.UNDECODABLE
+
+
+def test_a_later_version_is_told_apart_from_garbage() -> None:
+    assert wire.decode(msgspec.msgpack.encode([2, 1, "m", {"new": 1}]), ME) is Reason.WRONG_VERSION
+
+
+@pytest.mark.parametrize(
+    "document, reason",
+    [
+        ([1, 1, "m", []], Reason.UNDECODABLE),
+        ([1, -1, "m", [["bf", 1, [["x", True]]]]], Reason.UNDECODABLE),
+        ([1, 1, "m", [["bf", -1, [["x", True]]]]], Reason.UNDECODABLE),
+        ([1, 1, "m", [["bf", 1, []]]], Reason.UNDECODABLE),
+        ([1, 1, "m", [["bf", 1, [["x", True]] * 65]]], Reason.UNDECODABLE),
+        ([1, 1, "m", [["bf", 1, [["x", True]]]] * 65], Reason.UNDECODABLE),
+        ([1, 1, "m" * 97, [["bf", 1, [["x", True]]]]], Reason.UNDECODABLE),
+        ([1, 1, "m", [["b" * 97, 1, [["x", True]]]]], Reason.UNDECODABLE),
+        ([1, 1, "m", [["bf", 1, [["x" * 16_385, True]]]]], Reason.TOO_LONG),
+        ([1, 1, "m", [["bf", 1, [["x", True, 1.0]]]]], Reason.UNDECODABLE),
+        ([1, 1, "m", [["bf", True, [["x", True]]]]], Reason.UNDECODABLE),
+    ],
+)
+def test_limits(document: list[object], reason: Reason) -> None:
+    assert wire.decode(msgspec.msgpack.encode(document), ME) is reason
+
+
+def test_a_large_set_is_split_by_rollout_and_nothing_is_lost() -> None:
+    rng = random.Random(0)
+    rollouts = [rollout(n, size=rng.randrange(1, 3000)) for n in range(12)]
+    bodies = wire.encode(rollouts, 1, "m")
+    assert len(bodies) > 1
+    decoded = [wire.decode(body, ME) for body in bodies]
+    assert [r for d in decoded if isinstance(d, wire.RolloutSet) for r in d.rollouts] == rollouts
+    for body, d in zip(bodies, decoded, strict=True):
+        assert isinstance(d, wire.RolloutSet)
+        assert len(body) <= wire.GOSSIP_BODY or len(d.rollouts) == 1
+
+
+def test_nothing_to_share_is_no_body() -> None:
+    assert wire.encode([], 1, "m") == []

@@ -1,0 +1,78 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.types import PeerId
+from swarmd.experience.pool import Pool
+from swarmd.experience.sampling import uniform
+from swarmd.types import Completion, Rollout, Scored, TaskRef
+
+
+def scored(n: int, *rewards: float, author: str = "other", arrived: int = 1) -> Scored:
+    completions = tuple(Completion(str(r), True) for r in rewards)
+    return Scored(Rollout(TaskRef("bf", n), completions, PeerId(author)), "q", rewards, arrived)
+
+
+def test_a_rollout_may_be_trained_on_for_max_age_rounds_and_no_longer() -> None:
+    pool = Pool(max_age=2)
+    pool.add([scored(1, 0, 1, arrived=5)])
+    for now, there in ((5, 1), (6, 1), (7, 0)):
+        pool.forget(now)
+        assert len(pool) == there
+
+
+def test_the_same_experience_counts_once_even_under_another_text() -> None:
+    pool = Pool(max_age=2)
+    assert pool.add([scored(1, 0, 1), scored(1, 1, 1), scored(1, 0, 1, author="third")]) == 2
+    assert (PeerId("other"), TaskRef("bf", 1)) in pool
+
+
+def test_over_capacity_the_oldest_go() -> None:
+    pool = Pool(max_age=9, capacity=3)
+    pool.add([scored(n, 0, 1) for n in range(5)])
+    assert [s.rollout.ref.n for s in pool.snapshot()] == [2, 3, 4]
+
+
+def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None:
+    batch = uniform([scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0))
+    assert [s.rollout.ref.n for s in batch] == [1, 3]
+
+
+def test_fewer_than_asked_for_when_there_are_fewer() -> None:
+    assert len(uniform([scored(1, 0, 1)], [scored(2, 0, 1)], random.Random(0), n_local=4, n_external=4)) == 2
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6), st.integers(0, 6), st.integers(0, 9))
+def test_never_more_than_asked_for_and_never_one_twice(mine: int, others: int, i: int, j: int, seed: int) -> None:
+    local = [scored(n, 0, 1, author="me") for n in range(mine)]
+    pool = [scored(100 + n, 0, 1) for n in range(others)]
+    batch = uniform(local, pool, random.Random(seed), n_local=i, n_external=j)
+    refs = [s.rollout.ref for s in batch]
+    assert len(refs) == len(set(refs)) == min(mine, i) + min(others, j)
+
+
+def test_every_informative_rollout_is_as_likely() -> None:
+    pool = [scored(n, 0, 1) for n in range(6)]
+    rng = random.Random(0)
+    drawn = [s.rollout.ref.n for _ in range(3000) for s in uniform([], pool, rng, n_external=2)]
+    assert all(abs(drawn.count(n) / len(drawn) - 1 / 6) < 0.02 for n in range(6))
+
+
+def test_without_external_the_random_stream_is_untouched() -> None:
+    rng = random.Random(0)
+    before = rng.getstate()
+    uniform([scored(n, 0, 1) for n in range(8)], [scored(n, 0, 1) for n in range(8)], rng, n_local=8, n_external=0)
+    assert rng.getstate() == before
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 0.0), (1.0, 1.0, 1.0)])
+def test_equal_rewards_have_no_advantage(rewards: tuple[float, ...]) -> None:
+    s = scored(1, *rewards)
+    assert not s.informative and s.advantages == (0.0,) * len(rewards)
+
+
+def test_advantages_are_the_rewards_in_standard_deviations() -> None:
+    a = scored(1, 1, 0, 0, 0).advantages
+    assert a[0] == pytest.approx(0.75 / (0.1875**0.5), abs=1e-3) and sum(a) == pytest.approx(0, abs=1e-9)

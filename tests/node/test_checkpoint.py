@@ -1,0 +1,133 @@
+import errno
+import os
+import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from p2p.types import PeerId
+from swarmd.checkpoint import Checkpoints, DiskFull, RunState, random_state
+from swarmd.errors import SwarmdError
+from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
+
+
+def state(number: int) -> RunState:
+    rng = random.Random(number)
+    rollout = Rollout(TaskRef("bf", 3), (Completion("é", True), Completion("", False)), PeerId("p"))
+    pool = (Scored(rollout, "q", (0.0, 1.0), number), Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))))
+    return RunState(number, 7, random_state(rng), random_state(random.Random(1)), pool)
+
+
+def policy(text: str = "weights"):
+    return lambda folder: (folder / "policy.bin").write_text(text)
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "c")
+    checkpoints.save(state(3), policy())
+    found = checkpoints.newest()
+    assert found is not None
+    back, folder, notes = found
+    assert back == state(3) and (folder / "policy.bin").read_text() == "weights" and notes == []
+    rng = random.Random()
+    rng.setstate(back.task_rng)
+    assert rng.random() == random.Random(3).random()
+
+
+def test_a_new_folder_has_none(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path / "none").newest() is None
+
+
+def test_the_two_newest_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in (8, 9, 10, 11):
+        checkpoints.save(state(number), policy())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000010", "round-00000011"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "empty manifest"])
+def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path, damage: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(1), policy("old"))
+    newest = checkpoints.save(state(2), policy("new"))
+    match damage:
+        case "flip":
+            (newest / "policy.bin").write_text("nEw")
+        case "cut":
+            (newest / "run.msgpack").write_bytes((newest / "run.msgpack").read_bytes()[:-3])
+        case "missing":
+            (newest / "policy.bin").unlink()
+        case "manifest":
+            (newest / "manifest.json").write_text("{")
+        case "empty manifest":
+            (newest / "manifest.json").write_text("{}")
+    found = checkpoints.newest()
+    assert found is not None and found[0].round == 1 and (found[1] / "policy.bin").read_text() == "old"
+    assert len(found[2]) == 1 and "round-00000002 is damaged" in found[2][0]
+    assert (tmp_path / "damaged-round-00000002").is_dir()
+
+
+def test_when_none_is_whole_the_run_does_not_silently_start_anew(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    (checkpoints.save(state(1), policy()) / "policy.bin").write_text("x")
+    with pytest.raises(SwarmdError, match="--state-dir"):
+        checkpoints.newest()
+
+
+def test_a_full_disk_loses_nothing_and_says_what_to_do(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(1), policy())
+
+    def full(folder: Path) -> None:
+        (folder / "policy.bin").write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(DiskFull, match="Free some space"):
+        checkpoints.save(state(2), full)
+    assert [p.name for p in tmp_path.iterdir()] == ["round-00000001"]
+    found = checkpoints.newest()
+    assert found is not None and found[0].round == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_really_full_device(tmp_path: Path) -> None:
+    def to_full(folder: Path) -> None:
+        Path("/dev/full").write_bytes(b"x" * 100_000)
+
+    with pytest.raises(DiskFull):
+        Checkpoints(tmp_path).save(state(1), to_full)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path: Path) -> None:
+    """A child saves as fast as it can and says each round that is behind it; we kill it at random moments."""
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from tests.node.test_checkpoint import policy, state
+        from swarmd.checkpoint import Checkpoints
+        checkpoints = Checkpoints(Path(sys.argv[1]))
+        found = checkpoints.newest()
+        number = found[0].round if found else 0
+        while True:
+            number += 1
+            checkpoints.save(state(number), policy("w" * 200_000))
+            print(number, flush=True)
+    """)
+    rng = random.Random(0)
+    last = 0
+    for _ in range(12):
+        child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        for _ in range(rng.randrange(1, 12)):
+            last = int(child.stdout.readline())
+        child.kill()
+        last = max([last, *(int(line) for line in child.stdout.read().split())])
+        child.wait()
+        found = Checkpoints(tmp_path).newest()
+        assert found is not None
+        assert found[0].round >= last and found[2] == []
+        last = found[0].round
