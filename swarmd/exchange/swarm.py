@@ -1,11 +1,15 @@
 """Rollouts over a Transport: share ours, collect theirs. Never waits for the network."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from p2p.envelope import MAX_BODY
 from p2p.types import PeerId, Reason, Transport
 from swarmd.exchange import wire
 from swarmd.types import Rollout, TaskRef
+
+log = logging.getLogger(__name__)
 
 
 class RolloutExchange:
@@ -20,6 +24,10 @@ class RolloutExchange:
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         for body in wire.encode(rollouts, round_number, self.model):
+            if len(body) > MAX_BODY:
+                log.warning("a rollout of %d bytes was not shared: over %d; lower generate.max_new_tokens or round.completions",
+                            len(body), MAX_BODY)  # fmt: skip
+                continue
             self.transport.publish(wire.KIND, body)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:

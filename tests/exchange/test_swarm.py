@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
@@ -50,7 +52,7 @@ def test_garbage_is_refused_counted_and_reported() -> None:
     swarm = MemorySwarm()
     (a, _), (b, from_b) = (join(swarm, i) for i in (1, 2))
     a.publish(wire.KIND, b"no rollouts")
-    a.publish("of a later version", b"whatever")
+    a.publish("later", b"whatever")
     assert from_b.collect() == ([], {Reason.UNDECODABLE.value: 1})
     assert b.reports == {Reason.UNDECODABLE: 1}
 
@@ -60,6 +62,15 @@ def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> N
     (a, from_a), (_, from_b) = (join(swarm, i) for i in (1, 2))
     from_a.share([*rollouts(a, 1), *rollouts(a, 1_000_000_001), *rollouts(a, 2, specialty="unheard_of")], round_number=1)
     assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 2})
+
+
+def test_a_rollout_too_large_for_any_receiver_is_kept_back_and_the_rest_is_shared(caplog: pytest.LogCaptureFixture) -> None:
+    swarm = MemorySwarm()
+    (a, from_a), (_, from_b) = (join(swarm, i) for i in (1, 2))
+    huge = Rollout(TaskRef("bf", 3), (Completion("é" * 16_384, True),) * 20, a.identity.peer_id)
+    from_a.share([*rollouts(a, 1), huge, *rollouts(a, 2)], round_number=1)
+    assert from_b.collect() == (rollouts(a, 1, 2), {})
+    assert "round.completions" in caplog.text
 
 
 def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None:
