@@ -1,0 +1,154 @@
+"""The policy of a node: a language model that answers questions and learns from scored rollouts."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from swarmd.config import NodeConfig
+from swarmd.errors import NoModel
+from swarmd.policy import saved
+from swarmd.policy.chat import SYSTEM_PROMPT, Chat
+from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode
+from swarmd.policy.device import free_memory, is_out_of_memory, release_cached, seeded, use_threads
+from swarmd.policy.load import LORA_FROM, Loaded, load_model
+from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.policy.packing import rows_of
+from swarmd.policy.update import Learner, Learning
+from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
+
+log = logging.getLogger(__name__)
+
+# Keys and values held at once while answering. A fixed figure, because it decides which random number meets which row.
+CACHE_BYTES: Final = 2**31
+NO_LIMIT: Final = 2**30  # context of a model that names none
+
+# What "0" in the configuration stands for.
+NEW_TOKENS_TINY, NEW_TOKENS = 16, 256
+RATE_SMALL = 3e-4  # all weights, below 100 million parameters: best of 1e-4 … 1e-3 on the tiny model (facts in docs/LOG.md)
+RATE_LORA = 1e-5
+RATE_LARGE = 1e-6  # all weights of a larger model
+MICRO_BATCH_TOKENS = 16_384
+
+
+class LanguagePolicy:
+    """Implements `swarmd.seams.Policy`. Build one with `open`."""
+
+    def __init__(self, loaded: Loaded, chat: Chat, learner: Learner, sampling: Sampling, generator: torch.Generator) -> None:
+        self._loaded, self._chat, self._learner, self._sampling, self._generator = loaded, chat, learner, sampling, generator
+        config: Any = loaded.network.config
+        self._cache_tokens = CACHE_BYTES // cache_bytes(config, loaded.dtype)
+
+    @classmethod
+    def open(cls, config: NodeConfig, seed: int, free: Callable[[torch.device], int] = free_memory) -> "LanguagePolicy":
+        """Load the configured model and make it ready. NoModel, Unreachable.
+
+        seed: of what is sampled and of a new adapter. free: bytes free on a device.
+        """
+        loaded = load_model(config.model, seed, free)
+        use_threads(config.model.threads, loaded.device)
+        tiny = config.model.name in TINY
+        prompt = config.model.system_prompt
+        if prompt is None:
+            prompt = "" if tiny else SYSTEM_PROMPT
+        network: Any = loaded.network
+        chat = Chat(loaded.tokenizer, prompt, _ends(network.generation_config.eos_token_id))
+        sampling = Sampling(
+            limit=config.generate.max_new_tokens or (NEW_TOKENS_TINY if tiny else NEW_TOKENS),
+            context=getattr(network.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT,
+            ends=chat.ends,
+            temperature=config.generate.temperature,
+        )
+        learning = Learning(
+            learning_rate=config.train.learning_rate or _default_rate(loaded),
+            clip_low=config.train.clip_low,
+            clip_high=config.train.clip_high,
+            max_grad_norm=config.train.max_grad_norm,
+            temperature=sampling.temperature,
+            micro_batch_tokens=config.train.micro_batch_tokens or MICRO_BATCH_TOKENS,
+        )
+        return cls(loaded, chat, Learner(loaded.network, learning, loaded.device), sampling, seeded(loaded.device, seed))
+
+    @property
+    def description(self) -> Mapping[str, Any]:
+        """For whoever asks what is being trained: model, revision, device, dtype, parameters, lora (rank or None)."""
+        loaded = self._loaded
+        return MappingProxyType(
+            {
+                "model": loaded.source,
+                "revision": loaded.revision,
+                "device": str(loaded.device),
+                "dtype": _name(loaded.dtype),
+                "parameters": loaded.parameters,
+                "lora": loaded.lora_rank,
+            }
+        )
+
+    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
+        """`completions` sampled answers to each question, with their tokens and the log-probabilities they were drawn with."""
+        answers = self._decode([self._chat.prompt(q) for q in questions], completions, self._sampling)
+        return [
+            Generation(
+                tuple(self._chat.read(s.ids, s.ended) for s in samples),
+                Tokens(tuple(s.ids for s in samples), tuple(s.logprobs for s in samples)),
+            )
+            for samples in answers
+        ]
+
+    def answer(self, question: str) -> Completion:
+        """One greedy answer. Draws no random number."""
+        ((sample,),) = self._decode([self._chat.prompt(question)], 1, replace(self._sampling, temperature=0.0))
+        return self._chat.read(sample.ids, sample.ended)
+
+    def update(self, batch: Sequence[Scored]) -> UpdateReport:
+        """One policy-gradient step on the batch; see `Learner.step`."""
+        return self._learner.step(*rows_of(batch, self._chat, self._sampling.limit, self._sampling.context))
+
+    def save(self, folder: Path) -> None:
+        """Everything a later process needs to go on exactly from here, into an existing folder. OSError where the disk is full."""
+        saved.write(folder, self._identity(), self._learner, self._generator)
+
+    def restore(self, folder: Path) -> None:
+        """Go on from where `save` was called. CheckpointUnfit where the folder is damaged or of another base model."""
+        for note in saved.read(folder, self._identity(), self._learner, self._generator):
+            log.warning("%s", note)
+
+    def _identity(self) -> saved.Identity:
+        x = self._loaded
+        return saved.Identity(x.source, x.revision, x.fingerprint, x.lora_rank, _name(x.dtype), x.device.type)
+
+    def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling) -> list[list[Sample]]:
+        while True:
+            try:
+                return decode(self._loaded.network, prompts, copies, sampling, self._generator, self._cache_tokens)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            release_cached(self._loaded.device)
+            largest = copies * (max(map(len, prompts)) + sampling.limit)
+            if self._cache_tokens < largest:
+                raise NoModel(
+                    f"not enough memory on {self._loaded.device} to answer one question {copies} times. "
+                    "Lower generate.max_new_tokens or round.completions, or choose a smaller model."
+                )
+            self._cache_tokens = min(self._cache_tokens, len(prompts) * largest) // 2
+            log.warning("out of memory while answering: at most %d tokens of keys and values from now on", self._cache_tokens)
+
+
+def _ends(eos: int | Sequence[int] | None) -> frozenset[int]:
+    """The model's own settings may name several ids that end an answer."""
+    return frozenset([eos] if isinstance(eos, int) else eos or ())
+
+
+def _default_rate(loaded: Loaded) -> float:
+    if loaded.lora_rank is not None:
+        return RATE_LORA
+    return RATE_SMALL if loaded.parameters <= LORA_FROM else RATE_LARGE
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,129 @@
+"""A policy's files in a checkpoint: weights or adapter, Adam and random state. Safetensors and JSON, nothing else.
+
+    policy.json            which base model, and how it was being trained
+    weights.safetensors    every trained tensor, by its name in the network
+    training.safetensors   Adam's state as "<field>/<tensor name>", and the random state
+
+Whoever calls makes the folder atomic (swarmd/checkpoint.py).
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from swarmd.errors import SwarmdError
+from swarmd.policy.update import Learner
+
+SCHEMA = 1
+_RANDOM = "random"
+
+
+class CheckpointUnfit(SwarmdError):
+    """The checkpoint does not belong to this model. Join with the model it was made with, or give another folder with --state-dir."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What weights were trained from."""
+
+    source: str
+    revision: str | None
+    fingerprint: str  # of the base weights
+    lora_rank: int | None
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    base: Identity
+    updates: int
+    schema: int = SCHEMA
+
+
+def write(folder: Path, identity: Identity, learner: Learner, generator: torch.Generator) -> None:
+    """Into an existing folder. OSError where the disk will not take it."""
+    training = {_RANDOM: generator.get_state()}
+    for name, weight in learner.weights.items():
+        training |= {f"{field}/{name}": value for field, value in learner.optimizer.state[weight].items()}
+    _write_tensors(folder / "weights.safetensors", {name: p.detach() for name, p in learner.weights.items()})
+    _write_tensors(folder / "training.safetensors", training)
+    document = asdict(_Document(identity, learner.updates))
+    (folder / "policy.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+
+
+def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Generator) -> list[str]:
+    """Put back what `write` wrote, all of it or nothing; returns what an operator should know. CheckpointUnfit."""
+    try:
+        document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
+        _check(document, identity)
+        weights = load_file(folder / "weights.safetensors")
+        training = load_file(folder / "training.safetensors")
+    except (OSError, msgspec.MsgspecError, SafetensorError) as error:
+        raise CheckpointUnfit(f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used.") from error
+    if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
+        raise CheckpointUnfit(f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}")
+    adam = _adam_state(training, learner)
+
+    with torch.no_grad():
+        for name, parameter in learner.weights.items():
+            parameter.copy_(weights[name])
+    learner.optimizer.load_state_dict({"state": adam, "param_groups": learner.optimizer.state_dict()["param_groups"]})
+    learner.updates = document.updates
+    notes = []
+    if document.base.device == identity.device:
+        generator.set_state(training[_RANDOM])
+    else:
+        generator.manual_seed(generator.initial_seed() + document.updates)
+        notes.append(f"the checkpoint was made on {document.base.device}: random numbers start anew")
+    if document.base.dtype != identity.dtype:
+        notes.append(f"the checkpoint was made in {document.base.dtype}, this run is in {identity.dtype}")
+    return notes
+
+
+_REMEDY = "Join with the model it was made with, or give another folder with --state-dir."
+
+
+def _check(document: _Document, now: Identity) -> None:
+    then = document.base
+    if document.schema != SCHEMA:
+        raise CheckpointUnfit(f"the checkpoint has schema {document.schema}, this version reads {SCHEMA}. Use the version that wrote it.")
+    if then.lora_rank != now.lora_rank:
+        raise CheckpointUnfit(
+            f"the checkpoint holds {_kind(then)} and the configuration asks for {_kind(now)}. "
+            "Set model.lora and model.lora_rank as they were."
+        )
+    # All weights are in the checkpoint: the name is enough. An adapter is worth something only on the very weights it was trained on.
+    same = then.fingerprint == now.fingerprint or (now.lora_rank is None and then.source == now.source)
+    if not same:
+        at = f" at {then.revision}" if then.revision else ""
+        again = f"model.name = {then.source!r}" + (f", model.revision = {then.revision!r}" if then.revision else "")
+        raise CheckpointUnfit(
+            f"the checkpoint was trained from {then.source}{at}, this is {now.source}{f' at {now.revision}' if now.revision else ''}: "
+            f"another base model. Set {again}, or give another folder with --state-dir."
+        )
+
+
+def _kind(identity: Identity) -> str:
+    return f"a LoRA adapter of rank {identity.lora_rank}" if identity.lora_rank else "all weights of the model"
+
+
+def _adam_state(training: dict[str, Tensor], learner: Learner) -> dict[int, dict[str, Tensor]]:
+    """In the form that `Optimizer.load_state_dict` takes: by the parameter's place. Empty before the first update."""
+    places = {name: place for place, name in enumerate(learner.weights)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in training.items():
+        field, _, name = key.partition("/")
+        if field != _RANDOM:
+            state.setdefault(places[name], {})[field] = value
+    return state
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    # Through bytes: safetensors' own file writer hides the errno of a full disk.
+    path.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
