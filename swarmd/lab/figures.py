@@ -1,0 +1,63 @@
+"""Figures of runs, drawn from their metrics.jsonl. matplotlib, the `plot` extra; no display needed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from swarmd.errors import SwarmdError
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")  # Okabe and Ito: told apart by everybody
+
+
+class NoMatplotlib(SwarmdError):
+    """Figures need matplotlib. Install it with `pip install 'swarmd[plot]'`."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One node's run."""
+
+    name: str
+    lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl
+    lost_at: int | None = None  # the round after which it was killed
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of the last `window` values at each place; of fewer at the start."""
+    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1) for i in range(len(values))]
+
+
+def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
+    """Above: reward of each node per round with its moving mean. Below: rollouts of others it trained on."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise NoMatplotlib from None
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6.5), sharex=True, height_ratios=(3, 1), layout="constrained")
+    for curve, colour in zip(curves, COLOURS * (1 + len(curves) // len(COLOURS)), strict=False):
+        rounds = [line["round"] for line in curve.lines]
+        rewards = [line["reward_mean"] for line in curve.lines]
+        above.plot(rounds, rewards, color=colour, alpha=0.25, linewidth=1)
+        above.plot(rounds, moving_mean(rewards, max(3, len(rounds) // 6)), color=colour, linewidth=2, label=curve.name)
+        below.step(rounds, [line["external"] for line in curve.lines], where="mid", color=colour, linewidth=1.5)
+        if curve.lost_at is not None:
+            for panel in (above, below):
+                panel.axvline(curve.lost_at + 0.5, color=colour, linestyle=":", linewidth=1.5)
+            above.annotate(
+                f"{curve.name}:\nkilled, rejoined", (curve.lost_at + 0.5, 0.02), xycoords=("data", "axes fraction"), color=colour,
+                fontsize=8, xytext=(4, 0), textcoords="offset points", va="bottom",
+            )  # fmt: skip
+    above.set(title=title, ylabel="reward of own completions")
+    above.set_ylim(bottom=0)
+    above.legend(frameon=False, loc="upper left")
+    below.set(xlabel="round of the node", ylabel="external\nrollouts")
+    below.set_ylim(bottom=0)
+    for panel in (above, below):
+        panel.grid(alpha=0.2)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(to, dpi=120)
+    pyplot.close(figure)
