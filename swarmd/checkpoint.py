@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,10 +45,6 @@ class RunState:
     batch_rng: tuple[int, tuple[int, ...], float | None]
     pool: tuple[Scored, ...]
     schema: int = SCHEMA
-
-
-def random_state(rng: random.Random) -> tuple[int, tuple[int, ...], float | None]:
-    return rng.getstate()
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -235,7 +235,7 @@ class Daemon:
         self.view.talk(f"{why}: finishing the round in hand, then saving and leaving")
         self.child.stop()
 
-    async def _watch_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _watch_signals(self, *, task_status: trio.TaskStatus) -> None:
         """The first asks to stop, the second does not ask."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started()
@@ -261,7 +261,7 @@ class Daemon:
             await trio.sleep(REDRAW)
 
 
-async def _serve_control(folder: Path, handlers: Mapping[str, control.Handler], *, task_status: trio.TaskStatus[str]) -> None:
+async def _serve_control(folder: Path, handlers: Mapping[str, control.Handler], *, task_status: trio.TaskStatus) -> None:
     await control.serve(folder, handlers, task_status=task_status)
 
 

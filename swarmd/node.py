@@ -1,12 +1,13 @@
 """The trainer process: the one place that builds a node, its loop, and its end. Started by the daemon as `python -m swarmd.node FD`."""
 
+import itertools
 import logging
 import os
 import random
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from p2p.types import PeerId
 from swarmd import link
-from swarmd.checkpoint import Checkpoints, DiskFull, RunState, random_state
+from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState
 from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
@@ -23,10 +24,11 @@ from swarmd.experience.pool import Pool
 from swarmd.experience.sampling import SAMPLERS
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
-from swarmd.tasks.curriculum import TRAINING_TASKS
+from swarmd.seams import Policy, Reward, Swarm
+from swarmd.tasks.curriculum import TRAINING_TASKS, Curriculum
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.telemetry import MetricsFile, metrics_line
+from swarmd.telemetry import CannotRecord, MetricsFile, metrics_line
 from swarmd.types import TaskRef
 
 log = logging.getLogger(__name__)
@@ -78,32 +80,32 @@ class Trainer:
             checkpoint_seconds=self.save_seconds,
         )
         # The line first: after a kill between the two, the resumed run drops it and writes it again. No round is missing or there twice.
-        self.metrics.append(line)
+        self._insist(partial(self.metrics.append, line))
         if self.round % self.config.round.checkpoint_every == 0:
             self._save()
         self.link.tell(link.RoundDone(line, {author: list(said) for author, said in self.exchange.authors.items()}))
 
     def _save(self) -> None:
-        """A full disk pauses the run; it goes on when there is room, or ends with the last whole checkpoint when it is told to stop."""
-        state = RunState(
-            self.round, self.seed, random_state(self.node.task_rng), random_state(self.node.batch_rng), tuple(self.node.pool.snapshot())
-        )
-        full = False
-        while True:
-            begun = time.perf_counter()
+        node, begun = self.node, time.perf_counter()
+        state = RunState(self.round, self.seed, node.task_rng.getstate(), node.batch_rng.getstate(), tuple(node.pool.snapshot()))
+        self._insist(lambda: self.checkpoints.save(state, self.policy.save))
+        self.saved, self.save_seconds = self.round, time.perf_counter() - begun
+
+    def _insist(self, write: Callable[[], object]) -> None:
+        """A full disk pauses the run until there is room, or until it is told to stop: then it ends with the last whole checkpoint."""
+        for attempt in itertools.count():
             try:
-                self.checkpoints.save(state, self.policy.save)
-                break
-            except DiskFull as error:
-                log.warning("%s", error)
+                write()
+            except (DiskFull, CheckpointRefused, CannotRecord) as error:
                 if self.link.stopping:
                     raise
-                full = True
-                self.link.tell(link.State("paused", str(error), f"free some space; tried again every {RETRY_FULL_DISK:.0f} s"))
+                log.warning("%s", error)
+                self.link.tell(link.State("paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"))
                 self.link.wait(RETRY_FULL_DISK)
-        self.saved, self.save_seconds = self.round, time.perf_counter() - begun
-        if full:
-            self.link.tell(link.State("training"))
+            else:
+                if attempt:
+                    self.link.tell(link.State("training"))
+                return
 
     def _answer_judge(self) -> None:
         question = self.link.question()
@@ -134,27 +136,32 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
     with Verifier(curriculum.name) as verifier:
         daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
         policy = LanguagePolicy.open(config, start.seed)
-        exchange = RolloutExchange(daemon, config.model.name, partial(_trainable, curriculum.specialties))
-        node = Node(
-            me=PeerId(start.peer_id),
-            tasks=CurriculumTasks(curriculum),
-            policy=policy,
-            reward=verifier,
-            swarm=exchange,
-            sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external),
-            pool=Pool(config.round.max_age),
-            task_rng=random.Random(f"{start.seed} tasks"),
-            batch_rng=random.Random(f"{start.seed} batch"),
-            clock=time.perf_counter,
-            questions=config.round.local,
-            external=config.round.external,
-            completions=config.round.completions,
-        )
+        exchange = RolloutExchange(daemon, config.model.name, partial(trainable, curriculum))
+        node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         checkpoints = Checkpoints(state_dir / "checkpoints")
         behind, notes = _resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / "metrics.jsonl", resumed_round=behind)
         daemon.tell(link.Ready(dict(policy.description), behind, verifier.pid, notes))
         yield Trainer(config, start.seed, node, policy, exchange, daemon, checkpoints, metrics, behind, behind)
+
+
+def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
+    """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
+    return Node(
+        me=me,
+        tasks=CurriculumTasks(curriculum_of(config)),
+        policy=policy,
+        reward=reward,
+        swarm=swarm,
+        sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external),
+        pool=Pool(config.round.max_age),
+        task_rng=random.Random(f"{seed} tasks"),
+        batch_rng=random.Random(f"{seed} batch"),
+        clock=time.perf_counter,
+        questions=config.round.local,
+        external=config.round.external,
+        completions=config.round.completions,
+    )
 
 
 def _resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
@@ -169,9 +176,9 @@ def _resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tup
     return state.round, [*notes, f"resumed after round {state.round}"]
 
 
-def _trainable(specialties: tuple[str, ...], ref: TaskRef) -> bool:
+def trainable(curriculum: Curriculum, ref: TaskRef) -> bool:
     """Held-out tasks are the judge's: who sends one is not trained on."""
-    return ref.specialty in specialties and 0 <= ref.n < TRAINING_TASKS
+    return ref.specialty in curriculum.configs and 0 <= ref.n < TRAINING_TASKS
 
 
 def main() -> None:

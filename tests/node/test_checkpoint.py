@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2p.types import PeerId
-from swarmd.checkpoint import Checkpoints, DiskFull, RunState, random_state
+from swarmd.checkpoint import Checkpoints, DiskFull, RunState
 from swarmd.errors import SwarmdError
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -18,7 +18,7 @@ def state(number: int) -> RunState:
     rng = random.Random(number)
     rollout = Rollout(TaskRef("bf", 3), (Completion("é", True), Completion("", False)), PeerId("p"))
     pool = (Scored(rollout, "q", (0.0, 1.0), number), Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))))
-    return RunState(number, 7, random_state(rng), random_state(random.Random(1)), pool)
+    return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool)
 
 
 def policy(text: str = "weights"):
