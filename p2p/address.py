@@ -1,0 +1,88 @@
+"""Multiaddresses of the one kind we use, TCP. Pure, and without libp2p: a configuration can be checked before it is loaded.
+
+Grammar (github.com/multiformats/multiaddr): /ip4|ip6|dns|dns4|dns6/<host>/tcp/<port>, and /p2p/<peer id> after it.
+"""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from p2p.errors import BadAddress
+from p2p.identity import public_key_of
+from p2p.types import PeerId
+
+EXAMPLE = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+_DNS_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*\.?")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a TCP connection goes or is taken. `str()` is its multiaddress, without a peer id."""
+
+    kind: str  # ip4, ip6, dns, dns4 or dns6
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"/{self.kind}/{self.host}/tcp/{self.port}"
+
+
+def parse_bootstrap(text: str) -> tuple[PeerId, Endpoint]:
+    """A peer and where it listens. Raises BadAddress, naming the text and showing what one looks like."""
+    try:
+        return _bootstrap(text)
+    except ValueError as error:
+        raise BadAddress(f"{text!r} is not a bootstrap address: {error}; one looks like {EXAMPLE}") from None
+
+
+def parse_listen(text: str) -> Endpoint:
+    """Where to listen. Raises BadAddress, naming the text and showing what one looks like."""
+    try:
+        return _listen(text)
+    except ValueError as error:
+        raise BadAddress(f"{text!r} is not a listen address: {error}; one looks like /ip4/0.0.0.0/tcp/4001") from None
+
+
+def parse_endpoint(text: str) -> Endpoint | None:
+    """What another peer says its address is, if it is of our kind and can be dialled. None, never an exception, for the rest."""
+    try:
+        endpoint = _endpoint(text.split("/p2p/")[0].split("/"))
+    except ValueError:
+        return None
+    unspecified = endpoint.kind.startswith("ip") and ipaddress.ip_address(endpoint.host).is_unspecified
+    return None if unspecified or endpoint.port == 0 else endpoint
+
+
+def _bootstrap(text: str) -> tuple[PeerId, Endpoint]:
+    parts = text.split("/")
+    if len(parts) != 7 or parts[5] != "p2p":
+        raise ValueError("it has to end in /p2p/ and the peer id")
+    public_key_of(parts[6])
+    endpoint = _endpoint(parts[:5])
+    if endpoint.port == 0:
+        raise ValueError("nobody can dial port 0")
+    return PeerId(parts[6]), endpoint
+
+
+def _listen(text: str) -> Endpoint:
+    endpoint = _endpoint(text.split("/"))
+    if not endpoint.kind.startswith("ip"):
+        raise ValueError("it has to be an IP address, not a name")
+    return endpoint
+
+
+def _endpoint(parts: list[str]) -> Endpoint:
+    if len(parts) != 5 or parts[0] != "" or parts[3] != "tcp":
+        raise ValueError("only TCP addresses are known")
+    kind, host, port = parts[1], parts[2], parts[4]
+    if kind == "ip4":
+        host = str(ipaddress.IPv4Address(host))
+    elif kind == "ip6":
+        host = str(ipaddress.IPv6Address(host))
+    elif kind not in ("dns", "dns4", "dns6"):
+        raise ValueError(f"/{kind} is not known; use /ip4, /ip6 or /dns")
+    elif len(host) > 253 or not _DNS_NAME.fullmatch(host):
+        raise ValueError(f"{host!r} is no host name")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{port!r} is no port")
+    return Endpoint(kind, host, int(port))
