@@ -1,0 +1,142 @@
+"""What a running node shows: a live page on a terminal, plain lines elsewhere, JSON lines for programs.
+
+Data goes to standard output, talk to standard error. A view never stops the node: where nobody reads any more, it falls silent.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import IO, Any, Protocol
+
+from swarmd.mistakes import printable
+
+
+class View(Protocol):
+    def status(self, document: Mapping[str, Any]) -> None:
+        """The status document, whenever it may have changed; at most a few times a second."""
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """One finished round: its line of metrics.jsonl."""
+
+    def talk(self, text: str) -> None:
+        """Something happened that a person may care about."""
+
+    def close(self) -> None: ...
+
+
+def choose(*, as_json: bool) -> View:
+    """JSON where it is asked for; the live page where standard error is a terminal that can show it; else plain lines."""
+    if as_json:
+        return JsonView(sys.stdout, PlainView(sys.stderr))
+    if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "dumb") and sys.stderr.encoding.lower().replace("-", "") == "utf8":
+        from swarmd.view_live import LiveView
+
+        return LiveView()
+    return PlainView(sys.stderr)
+
+
+class PlainView:
+    """One line a round, one line a change of state, one line an event."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._said: dict[str, str] = {}
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._once("who", who(document))
+        self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
+        self._once("state", state_sentence(document))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self.talk(round_sentence(line))
+
+    def talk(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream closed; the node goes on
+            print(printable(text), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _once(self, what: str, text: str) -> None:
+        if text and self._said.get(what) != text:
+            self._said[what] = text
+            self.talk(text)
+
+
+class JsonView:
+    """Each round's line on `out`, with "schema"; what is said to people goes to `talk`."""
+
+    def __init__(self, out: IO[str], people: PlainView) -> None:
+        self._out: IO[str] | None = out
+        self._people = people
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._people.status(document)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        if self._out is None:
+            return
+        try:
+            print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
+        except (OSError, ValueError):
+            self._out = None
+            self._people.talk("nobody reads standard output any more; the node goes on, and metrics.jsonl has every round")
+            with contextlib.suppress(OSError, ValueError):  # else the interpreter fails at its end, flushing to nobody
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def talk(self, text: str) -> None:
+        self._people.talk(text)
+
+    def close(self) -> None:
+        self._people.close()
+
+
+def who(document: Mapping[str, Any]) -> str:
+    swarm = document.get("swarm") or {}
+    model = model_words(document.get("model") or {})
+    return f"{document.get('name', '')} {document.get('peer_id', '')}, swarm {swarm.get('name', '')}" + (
+        f", model {model}" if model else ""
+    )
+
+
+def model_words(model: Mapping[str, Any]) -> str:
+    """The model's description, in a few words: its name, size, device and data type, as far as they are known."""
+    parameters = model.get("parameters")
+    size = f"{parameters / 1e9:.1f} B" if parameters and parameters >= 1e9 else f"{parameters / 1e6:.1f} M" if parameters else None
+    parts = [model.get("name"), size, model.get("device"), model.get("dtype"), "LoRA" if model.get("lora") is True else None]
+    return printable(" ".join(str(part) for part in parts if part))
+
+
+def state_sentence(document: Mapping[str, Any]) -> str:
+    """State, cause, remedy: "paused: you paused it; swarmd resume"."""
+    words = [str(document.get(key) or "") for key in ("cause", "remedy")]
+    return printable(": ".join(filter(None, (document.get("state", ""), "; ".join(filter(None, words))))))
+
+
+def round_sentence(line: Mapping[str, Any]) -> str:
+    seconds = sum(line["seconds"].values())
+    split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
+    refused = counts(line["rejected"])
+    parts = [
+        f"round {line['round']}: reward {line['reward_mean']:.3f}",
+        f"loss {number(line['loss'])}",
+        f"{line['local']} own + {line['external']} of others",
+        f"pool {line['pool']['size']}",
+        f"{line['peers']} peers",
+        f"{seconds:.1f} s" + (f" ({split})" if split else ""),
+        f"refused {refused}" if refused else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def counts(refused: Mapping[str, int]) -> str:
+    """Counts by reason, most frequent first."""
+    return printable(
+        ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])) if count)
+    )
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

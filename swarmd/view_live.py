@@ -1,0 +1,215 @@
+"""The live page: who we are, how it goes, what came in and why anything was refused. Redrawn at most four times a second."""
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from swarmd.mistakes import printable
+from swarmd.view import counts, model_words, number
+
+EVENTS = 6
+SMOOTH = 10  # rounds in the running mean that is drawn
+_MARKS = {"training": "green", "starting": "cyan", "paused": "yellow", "restarting": "red", "stopping": "magenta"}
+_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
+
+
+class LiveView:
+    """A page that stays in place on a terminal. What others print meanwhile scrolls above it."""
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._page = Page(clock)
+        console = console or Console(stderr=True)
+        self._live = Live(self._page, console=console, refresh_per_second=4, redirect_stdout=False, vertical_overflow="crop")
+        self._live.start()
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._page.document = document
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """The status document carries the last round and the curve."""
+
+    def talk(self, text: str) -> None:
+        self._page.say(text)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            self._live.stop()
+
+
+class Page:
+    """A status document and the last events, as a rich renderable of the terminal's width and at most its height."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.document: Mapping[str, Any] | None = None
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
+        self._clock = clock
+
+    def say(self, text: str) -> None:
+        self._events.append((self._clock(), printable(text)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        document = self.document
+        if document is None:
+            yield Text("starting …")
+            return
+        width, height = options.max_width - 4, options.size.height
+        rows = _facts(document)
+        events = list(self._events)
+        fixed = 2 + 2 + len(rows)  # the frame, the header, the facts
+        room = height - fixed - 1
+        events = events[-max(0, min(EVENTS, room - 4)) :] if room > 4 else []
+        curve_rows = max(0, min(8, room - len(events) - 3))
+        parts: list[RenderableType] = [_header(document, self._clock())]
+        if document.get("rewards") and curve_rows >= 2:
+            parts.append(_curve(document["rewards"], int(document.get("round") or 0), width, curve_rows))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True, min_width=7)
+        table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
+        for name, text in rows:
+            table.add_row(name, text)
+        parts.append(table)
+        if events:
+            parts.append(Text())
+            parts += [
+                Text.assemble((f"{datetime.fromtimestamp(at):%H:%M:%S}  ", "dim"), text, no_wrap=True, overflow="ellipsis")
+                for at, text in events
+            ]
+        swarm = document.get("swarm") or {}
+        yield Panel(
+            Group(*parts),
+            title=Text.assemble((f"swarmd {document.get('name') or ''}", "bold"), no_wrap=True),
+            subtitle=Text(f"swarm {swarm.get('name', '')} {str(swarm.get('digest', ''))[:8]}", style="dim"),
+            title_align="left",
+            subtitle_align="right",
+            border_style="dim",
+            padding=(0, 1),
+        )
+
+
+def _header(document: Mapping[str, Any], now: float) -> Text:
+    state = str(document.get("state", ""))
+    rounds = document.get("rounds")
+    colour = _MARKS.get(state, "white")
+    text = Text.assemble(("● ", colour), (state, f"bold {colour}"), no_wrap=True, overflow="ellipsis")
+    if document.get("round") is not None:
+        text.append(f"   round {document['round']}" + (f" of {rounds}" if rounds else ""), "bold")
+    if document.get("started_at"):
+        text.append(f"   up {_duration(now - document['started_at'])}", "dim")
+    cause, remedy = (printable(str(document.get(key) or "")) for key in ("cause", "remedy"))
+    if cause or remedy:
+        text.append("\n" + cause, colour)
+        text.append(f" → {remedy}" if remedy else "")
+    else:
+        text.append("\n")
+    return text
+
+
+def _facts(document: Mapping[str, Any]) -> list[tuple[str, Text]]:
+    last, judge, trainer = document.get("last"), document.get("judge"), document.get("trainer") or {}
+    rows = [("node", Text(str(document.get("peer_id", "")))), ("model", Text(model_words(document.get("model") or {})))]
+    if last:
+        rows.append(("seconds", _split(last["seconds"])))
+        rows.append(("batch", _batch(last)))
+        update = f"loss {number(last['loss'])} · gradient {number(last['grad_norm'])} · entropy {number(last['entropy'])}"
+        rows.append(("update", Text(f"{update} · {last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained")))
+    dialled = " ".join(str(address).partition("/p2p/")[0] for address in document.get("addresses") or ())  # the id is the first row's
+    peers = Text.assemble((str(document.get("peers", 0)), "bold"), (f" · we listen on {printable(dialled)}" if dialled else "", "dim"))
+    rows.append(("peers", peers))
+    refused = counts(document.get("rejected") or {})
+    rows.append(("refused", Text(refused or "nothing", style="yellow" if refused else "dim")))
+    if judge:
+        score = f"{judge['score']:.3f} over {judge['n']} questions · " if judge.get("score") is not None else ""
+        rows.append(("judge", Text(printable(f"{score}{judge.get('state', '')} · {judge.get('url', '')}"))))
+    if trainer.get("restarts"):
+        rows.append(("trainer", Text(f"lost and started again: {trainer['restarts']}", style="yellow")))
+    return rows
+
+
+def _batch(last: Mapping[str, Any]) -> Text:
+    pool = last["pool"]
+    return Text.assemble(
+        (f"{last['local']} own + {last['external']} of others", "bold"),
+        f" · pool {pool['size']}, {pool['fresh']} new · {last['zero_advantage_dropped']} without advantage dropped",
+        f" · age {last['staleness']['mean']:.1f} rounds" if last["external"] else "",
+    )
+
+
+def _split(seconds: Mapping[str, float]) -> Text:
+    """The round's seconds as a bar of 20 blocks, coloured by stage, and in figures, the longest first."""
+    total = sum(seconds.values())
+    text = Text.assemble((f"{total:.1f} ", "bold"))
+    colours = dict(zip(seconds, _COLOURS, strict=False))
+    for stage, value in seconds.items():
+        text.append("█" * round(20 * value / total) if total else "", colours[stage])
+    for stage, value in sorted(seconds.items(), key=lambda item: -item[1]):
+        if value >= 0.005:
+            text.append(" " + stage, colours[stage])
+            text.append(f" {value:.2f}")
+    return text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> Text:
+    """Mean reward over rounds, a running mean, with its scale; `rows` lines and one of labels."""
+    means = [fmean(rewards[max(0, at + 1 - SMOOTH) : at + 1]) for at in range(len(rewards))]
+    low, high = _scale(means)
+    text = Text.assemble(
+        ("reward ", "dim"),
+        (f"{means[-1]:.3f}", "bold green"),
+        (f"  mean of the last {min(SMOOTH, len(means))} rounds", "dim"),
+        no_wrap=True,
+    )
+    for row, line in enumerate(braille(means, width - 6, rows, low, high)):
+        label = f"{high:.2f} " if row == 0 else f"{low:.2f} " if row == rows - 1 else " " * 5
+        text.append("\n" + label, "dim")
+        text.append("│", "dim")
+        text.append(line, "green")
+    first = f"round {last_round - len(rewards) + 1}"
+    text.append("\n" + " " * 6 + first + str(last_round).rjust(max(1, width - 6 - len(first))), "dim")
+    return text
+
+
+def _scale(values: Sequence[float]) -> tuple[float, float]:
+    """Limits in steps of 0.05 around the values, at least 0.1 apart."""
+    low, high = math.floor(min(values) * 20) / 20, math.ceil(max(values) * 20) / 20
+    while high - low < 0.099:
+        low, high = max(0.0, low - 0.05), high + 0.05 if high < 1 else high
+    return low, high
+
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode braille: bit of (row, column) in one character
+
+
+def braille(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
+    """A curve through `values`, spread over the width, as `rows` lines of `width` characters: 2 x 4 dots each."""
+    if not values or width < 1 or rows < 1:
+        return [" " * max(0, width)] * rows
+    columns, levels = 2 * width, 4 * rows
+    cells = [[0] * width for _ in range(rows)]
+    before: int | None = None
+    for column in range(columns):
+        place = column * (len(values) - 1) / (columns - 1)
+        left, part = int(place), place % 1
+        value = values[left] * (1 - part) + values[min(left + 1, len(values) - 1)] * part
+        level = round((levels - 1) * min(1.0, max(0.0, (high - value) / (high - low))))
+        start = level if before is None else min(before + 1, level) if level > before else max(before - 1, level)
+        for dot in range(min(start, level), max(start, level) + 1):  # joined to the column before
+            cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
+        before = level
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]
