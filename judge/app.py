@@ -1,0 +1,181 @@
+"""The judge over HTTP: reads and checks requests, calls the service, words the answers. In words: docs/judge-protocol.md."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from judge import config, pages
+from judge.leaderboard import WINDOW, Record, Standing, Tally
+from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
+from judge.service import JudgeService
+from judge.signing import Signed, verify_request
+from judge.store import HISTORY_PAGE
+from p2p.identity import nickname
+from swarmd.types import Completion
+
+SCHEMA = 1
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+B = TypeVar("B", bound=_Body)
+
+
+class Ask(_Body):
+    round: Annotated[int, Field(ge=0, lt=2**63)]
+    model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+    curriculum: Annotated[str, Field(min_length=1, max_length=64)]  # digest
+
+
+class Answer(_Body):
+    text: Annotated[str, Field(max_length=config.MAX_ANSWER_CHARACTERS)]
+    ended: bool
+
+
+def create_app(service: JudgeService) -> FastAPI:
+    """The HTTP face of an open service."""
+    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.service = service
+    _add_error_answers(app)
+    _add_evaluation_routes(app)
+    _add_reading_routes(app)
+    return app
+
+
+def _add_evaluation_routes(app: FastAPI) -> None:
+    @app.post("/v1/evaluations", status_code=201)
+    async def ask(request: Request) -> Response:
+        signed, body = await _signed(request, config.MAX_ASK_BYTES)
+        wish = _parse(Ask, body)
+        handed = await _service(request).ask(signed, wish.round, wish.model, wish.curriculum)
+        return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
+
+    @app.post("/v1/evaluations/{id}/answer")
+    async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+        signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
+        given = _parse(Answer, body)
+        grade = await _service(request).answer(signed, id, Completion(given.text, given.ended))
+        return JSONResponse(
+            {
+                "evaluation": grade.id, "reward": grade.reward, "specialty": grade.specialty,
+                "answered": grade.answered, "total": grade.total,
+            }
+        )  # fmt: skip
+
+
+def _add_reading_routes(app: FastAPI) -> None:
+    @app.get("/v1/leaderboard")
+    async def leaderboard(request: Request) -> Response:
+        service = _service(request)
+        standings = await service.leaderboard()
+        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+        return JSONResponse({"schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "peers": [_standing(s) for s in standings]})
+
+    @app.get("/v1/peers/{peer}")
+    async def peer(
+        request: Request, peer: Annotated[str, Path(max_length=64)], before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1
+    ) -> Response:
+        found = await _service(request).peer(peer, before)
+        if found is None:
+            raise Refused(Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard."))
+        record, history = found
+        more = history[-1]["number"] if len(history) == HISTORY_PAGE else None
+        return JSONResponse({"schema": SCHEMA, **_record(record), "evaluations": history, "more_before": more})
+
+    @app.get("/healthz")
+    async def healthz(request: Request) -> Response:
+        service = _service(request)
+        return JSONResponse({"status": "ok", "curriculum": service.curriculum.digest, **service.load()})
+
+    @app.get("/")
+    async def page(request: Request) -> Response:
+        service = _service(request)
+        text = pages.leaderboard(await service.leaderboard(), service.curriculum.name, service.curriculum.specialties, service.now())
+        return HTMLResponse(text, headers=pages.HEADERS)
+
+
+def _add_error_answers(app: FastAPI) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_request: Request, refused: Refused) -> Response:
+        return _refusal(refused.refusal)
+
+    @app.exception_handler(HTTPException)
+    async def no_such_page(_request: Request, error: HTTPException) -> Response:
+        return _refusal(Refusal(error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is."), error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameter(_request: Request, _error: RequestValidationError) -> Response:
+        return _refusal(Refusal(422, "a parameter of the address has another form", "docs/judge-protocol.md gives the form of each."))
+
+    @app.exception_handler(Exception)
+    async def fault(_request: Request, _error: Exception) -> Response:  # our own bug: the server logs its traceback
+        return _refusal(FAULT)
+
+
+def _refusal(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
+    more = dict(headers or {})
+    if refusal.retry_after is not None:
+        more["retry-after"] = str(refusal.retry_after)
+    return JSONResponse({"error": refusal.error, "remedy": refusal.remedy, **dict(refusal.extra)}, refusal.status, more)
+
+
+async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
+    """The body, and who signed the request. Nothing is decoded before the signature holds. Raises Refused."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(config.BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise Refused(TOO_LARGE)
+    except TimeoutError:
+        raise Refused(TOO_SLOW) from None
+    except ClientDisconnect:
+        raise Refused(TOO_SLOW) from None  # nobody is there to read it
+    scope = request.scope
+    target = scope["raw_path"].decode("latin-1") + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+    outcome = verify_request(request.method, target, scope["headers"], bytes(body), _service(request).settings.origins)
+    if isinstance(outcome, Refusal):
+        raise Refused(outcome)
+    return outcome, bytes(body)
+
+
+def _parse(kind: type[B], body: bytes) -> B:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:64] or "the body"
+        raise Refused(Refusal(422, f"{where}: {first['msg']}", "docs/judge-protocol.md gives the form of each request.")) from None
+
+
+def _service(request: Request) -> JudgeService:
+    service: JudgeService = request.app.state.service
+    return service
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    specialties = {name: _tally(tally) for name, tally in standing.specialties.items()}
+    return {"rank": standing.rank, **_record(standing.record), **_tally(standing.recent), "specialties": specialties}
+
+
+def _record(record: Record) -> dict[str, Any]:
+    return {
+        "peer": record.peer, "nickname": nickname(record.peer), "model": record.model,
+        "first_seen": record.first_seen, "last_seen": record.last_seen,
+        "answered": record.answered, "unanswered": record.unanswered, "reward": record.reward, "curve": record.curve,
+    }  # fmt: skip
+
+
+def _tally(tally: Tally) -> dict[str, Any]:
+    interval = tally.interval
+    return {"pass_at_1": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}

@@ -1,0 +1,72 @@
+"""`swarmd-judge`: parse, call, print."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from judge.config import JudgeSettings, default_database
+from p2p.errors import OperatorError
+
+SCHEMA = 1
+INTERRUPTED = 130
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root() -> None:
+    """The judge of a swarm: asks nodes fresh questions, scores their answers, keeps a leaderboard."""
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(envvar="SWARMD_JUDGE_HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="SWARMD_JUDGE_PORT", min=0, max=65_535, help="0 takes any free port.")] = 8400,
+    database: Annotated[
+        Path | None, typer.Option(envvar="SWARMD_JUDGE_DATABASE", help="SQLite file; by default one per curriculum in the state folder.")
+    ] = None,
+    curriculum: Annotated[str, typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9 or tiny-9.")] = "sapo-9",
+    deadline: Annotated[
+        float, typer.Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")
+    ] = 120.0,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="SWARMD_JUDGE_ORIGIN", help="URL nodes reach this judge by, as https://judge.example; refuses what was signed for another."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
+    ] = False,
+) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    from judge.serving import serve as serve_until_stopped  # FastAPI and ReasoningGYM take a second that --help need not
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = JudgeSettings(
+        database or default_database(curriculum), curriculum, deadline, host, port, frozenset(o.rstrip("/") for o in origin or ())
+    )
+
+    def announce(url: str) -> None:
+        if as_json:
+            from swarmd.tasks.curriculum import curriculum as lookup
+
+            line = {"schema": SCHEMA, "url": url, "curriculum": curriculum, "digest": lookup(curriculum).digest}
+            print(json.dumps({**line, "database": str(settings.database)}), flush=True)
+        else:
+            print(f"Judging {curriculum} at {url} (answers kept in {settings.database}). Stop with Ctrl-C.", flush=True)
+
+    if serve_until_stopped(settings, announce):
+        raise typer.Exit(INTERRUPTED)
+
+
+def main() -> None:
+    try:
+        app()
+    except OperatorError as error:
+        print(f"swarmd-judge: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,36 @@
+"""What an operator may set, and the limits nobody needs to."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_state_path
+
+MAX_ASK_BYTES = 4 * 1024
+MAX_ANSWER_BYTES = 128 * 1024  # an answer of MAX_ANSWER_CHARACTERS, every one of them escaped
+MAX_ANSWER_CHARACTERS = 16_384
+MAX_MODEL_CHARACTERS = 100
+OPEN_QUESTIONS = 5_000  # of all peers together
+SCORING_BACKLOG = 128  # answers waiting for the verifier
+ASK_BURST = 10  # questions a peer may ask for at once,
+ASK_SECONDS = 1.0  # and then one each so many seconds
+BODY_SECONDS = 5.0  # for a body to arrive
+REQUEST_SECONDS = 10.0  # for a whole request to arrive, headers included
+RESPONSE_SECONDS = 30.0  # for the answer to be worked out and taken
+CONNECTIONS = 4_096
+EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
+LEADERBOARD_SECONDS = 2.0  # a leaderboard is worked out once for all who look within so many seconds
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings:
+    database: Path
+    curriculum: str = "sapo-9"
+    deadline: float = 120.0  # seconds from question to answer
+    host: str = "127.0.0.1"
+    port: int = 8400  # 0: any free one
+    origins: frozenset[str] = frozenset()  # names nodes reach this judge by; empty: any
+
+
+def default_database(curriculum: str) -> Path:
+    """One file per curriculum, because a leaderboard compares answers to one."""
+    return user_state_path("swarmd") / f"judge-{curriculum}.sqlite3"

@@ -1,0 +1,116 @@
+"""The leaderboard as a page for people: one HTML text, no script, nothing loaded from elsewhere. Pure; every text is escaped."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from html import escape
+from time import gmtime, strftime
+
+from judge.drawing import chart, sparkline, whisker
+from judge.leaderboard import WINDOW, Standing
+from judge.style import STYLE
+from p2p.identity import nickname
+
+SHOWN = 100  # peers; the JSON has more
+CHARTED = 6  # curves, one for each colour of the style sheet
+
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+HEADERS = {
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+def leaderboard(standings: Sequence[Standing], curriculum: str, specialties: Sequence[str], now: float) -> str:
+    """`now`: seconds since the epoch, for "12 s ago"."""
+    shown = standings[:SHOWN]
+    answers = sum(s.record.answered for s in standings)
+    body = _board(shown, specialties, now) if shown else _EMPTY
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>swarmd judge</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        f'<meta http-equiv="refresh" content="30"><style>{STYLE}</style></head><body><main>'
+        f"<header><h1>swarmd judge</h1><p>{escape(curriculum)} · {_count(len(standings), 'node')} · {_count(answers, 'answer')}</p>"
+        "</header>"
+        f"{body}<footer>{_FOOTER}</footer></main></body></html>"
+    )
+
+
+_EMPTY = "<p class='empty'>Nobody has answered yet. Join with <code>swarmd join --judge</code> and the address of this page.</p>"
+_FOOTER = (
+    f"<p>pass@1 is over the last {WINDOW} answers of each node; the bar is Wilson's 95 % interval, and nodes are ranked by its lower end. "
+    "Every question is a fresh one that no node trains on, asked of one key, answered once, before a deadline, and scored here. "
+    "Unanswered questions count as nothing. The key is proven; which model stands behind it cannot be.</p>"
+    '<p><a href="/v1/leaderboard">JSON</a></p>'
+)
+
+
+def _board(standings: Sequence[Standing], specialties: Sequence[str], now: float) -> str:
+    charted = [(nickname(s.record.peer), s.record.curve) for s in standings[:CHARTED]]
+    picture = chart(charted)
+    if picture:
+        legend = "".join(f'<li><i class="k{colour}"></i>{escape(name)}</li>' for colour, (name, _) in enumerate(charted))
+        picture = f"<section><h2>Cumulative reward over answers</h2>{picture}<ul class='legend'>{legend}</ul></section>"
+    rows = "".join(_row(s, now) for s in standings)
+    heads = "".join(f'<th scope="col"><span>{escape(name.replace("_", " "))}</span></th>' for name in specialties)
+    cells = "".join(_specialties(s, specialties) for s in standings)
+    return (
+        '<section><table class="board"><thead><tr><th scope="col">#</th><th scope="col">Node</th><th scope="col">pass@1</th>'
+        '<th scope="col">Answers</th><th scope="col">Reward</th><th scope="col">Last seen</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></section>{picture}"
+        f'<section><h2>By specialty</h2><div class="scroll"><table class="skills"><thead><tr><th scope="col">Node</th>{heads}</tr></thead>'
+        f"<tbody>{cells}</tbody></table></div></section>"
+    )
+
+
+def _row(standing: Standing, now: float) -> str:
+    record, recent = standing.record, standing.recent
+    interval = recent.interval
+    seen = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(record.last_seen))
+    let_pass = f'<small title="questions it let pass">{record.unanswered} unanswered</small>' if record.unanswered else ""
+    return (
+        f'<tr><td class="rank">{standing.rank}</td>'
+        f'<td class="node">{_node(record.peer)}<small class="model"><bdi>{_text(record.model)}</bdi></small></td>'
+        f'<td class="pass"><b>{recent.share:.0%}</b> <small>{interval.low:.0%}–{interval.high:.0%}</small>'
+        f"{whisker(recent.share, interval)}</td>"
+        f'<td class="number" data-name="answers"><b>{record.answered:,}</b>{let_pass}</td>'
+        f'<td class="curve" data-name="reward"><b>{record.reward:,.0f}</b>{sparkline(record.curve)}</td>'
+        f'<td class="seen" title="{seen}">{_ago(now - record.last_seen)}</td></tr>'
+    )
+
+
+def _node(peer: str) -> str:
+    """The nickname, which is for eyes only, and enough of the id to tell two of one nickname apart."""
+    id = escape(peer)
+    return f'<a href="/v1/peers/{id}" title="{id}"><b>{escape(nickname(peer))}</b></a> <code>…{escape(peer[-6:])}</code>'
+
+
+def _specialties(standing: Standing, specialties: Sequence[str]) -> str:
+    cells = []
+    for name in specialties:
+        tally = standing.specialties.get(name)
+        if tally is None:
+            cells.append('<td class="none">–</td>')
+        else:
+            cells.append(f'<td class="h{int(tally.share * 10)}">{tally.share:.0%}<small>{tally.right}/{tally.answers}</small></td>')
+    return f'<tr><th scope="row">{_node(standing.record.peer)}</th>{"".join(cells)}</tr>'
+
+
+def _text(text: str) -> str:
+    """A peer's own words: escaped, and without what turns or hides the text around it."""
+    return escape("".join(c if c.isprintable() else "�" for c in text))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"

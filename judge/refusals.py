@@ -1,0 +1,35 @@
+"""Why the judge says no: an HTTP status, what is wrong, and what to do about it. The one shape of every error it answers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    error: str
+    remedy: str
+    extra: tuple[tuple[str, int], ...] = ()  # further fields of the JSON answer
+    retry_after: int | None = None  # seconds
+
+
+class Refused(Exception):
+    """Carries a Refusal out of a request handler."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.error)
+        self.refusal = refusal
+
+
+BAD_SIGNATURE = Refusal(
+    401, "the signature does not match the request", "Sign it with the key of the peer id it names, as docs/judge-protocol.md says."
+)
+NO_SUCH_QUESTION = Refusal(404, "no such question is open", "Ask for a new one; a restart of the judge forgets the open ones.")
+OTHER_PEER = Refusal(403, "this question was asked of another peer", "Answer only what your own key asked for.")
+ALREADY_ANSWERED = Refusal(409, "this question has been answered", "A question is answered once. Ask for a new one.")
+TOO_LATE = Refusal(
+    410, "the deadline of this question has passed", "Ask for a new one. If your node is slow, the judge's operator can raise --deadline."
+)
+BUSY = Refusal(503, "the judge has too much to do", "Ask again later.", retry_after=30)
+TOO_LARGE = Refusal(413, "the request is too large", "Send a smaller one; an answer may hold 16,384 characters.")
+TOO_SLOW = Refusal(408, "the request did not arrive in time", "Send it again.")
+FAULT = Refusal(500, "the judge failed; this is a fault of its own", "Ask again later, and tell the operator of the judge.")

@@ -1,0 +1,190 @@
+"""The four steps of an evaluation (SAPO section 6), apart from HTTP: a node asks, the judge draws, the node answers, the judge scores.
+
+One event loop owns the open questions. The store and the verifier have a thread each, so neither a slow disk nor a hostile answer holds
+the loop. Only the judge's own clocks are read: a monotonic one for deadlines, the wall clock for what people see.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from judge.config import ASK_BURST, ASK_SECONDS, EXPIRE_SECONDS, LEADERBOARD_SECONDS, OPEN_QUESTIONS, SCORING_BACKLOG, JudgeSettings
+from judge.leaderboard import Record, Standing, rank
+from judge.limits import TokenBuckets
+from judge.refusals import BUSY, FAULT, Refusal, Refused
+from judge.sessions import OpenQuestion, Sessions
+from judge.signing import Sequences, Signed
+from judge.store import Grade, Store
+from swarmd.tasks.curriculum import Curriculum, curriculum
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Completion, TaskRef
+
+log = logging.getLogger("judge")
+T = TypeVar("T")
+Score = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[float, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A question on its way to a node: its text, never its reference or its answer."""
+
+    id: str
+    question: str
+    seconds: float  # left to answer
+
+
+@contextlib.asynccontextmanager
+async def open_service(
+    settings: JudgeSettings,
+    rng: random.Random | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+    wall: Callable[[], float] = time.time,
+) -> AsyncIterator["JudgeService"]:
+    """A judge with its database, its verifier and its reaper; closed in order at the end. Raises OperatorError."""
+    lessons = curriculum(settings.curriculum)
+    with contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store, Verifier(lessons) as verifier:
+        service = JudgeService(settings, lessons, store, verifier.score, rng or secrets.SystemRandom(), monotonic, wall)
+        reaper = asyncio.create_task(service.expire_forever())
+        try:
+            yield service
+        finally:
+            reaper.cancel()
+            await service.close()
+
+
+class JudgeService:
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        curriculum: Curriculum,
+        store: Store,
+        score: Score,
+        rng: random.Random,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """`store` and `score` are each used from one thread of this service's own; `rng` must be unpredictable outside tests."""
+        tasks = CurriculumTasks(curriculum)
+        self.settings, self.curriculum = settings, curriculum
+        self._store, self._score, self._monotonic, self._wall = store, score, monotonic, wall
+        self._sessions = Sessions(lambda r: tasks.draw_held_out(1, r)[0], rng, settings.deadline, OPEN_QUESTIONS)
+        self._buckets = TokenBuckets(ASK_BURST, ASK_SECONDS)
+        self._sequences = Sequences()
+        self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
+        self._scoring = 0
+        self._standings: tuple[float, list[Standing]] | None = None
+        self._standings_lock = asyncio.Lock()
+
+    async def ask(self, signed: Signed, round_number: int, model: str, curriculum: str) -> Handed:
+        """Raises Refused."""
+        await self._claim(signed)
+        mine = self.curriculum
+        if curriculum != mine.digest:
+            raise Refused(
+                Refusal(
+                    409,
+                    f"this judge asks {mine.name} ({mine.digest}), your node trains on another curriculum",
+                    f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge of your own curriculum.",
+                )
+            )
+        if wait := self._buckets.wait(signed.peer, self._monotonic()):
+            seconds = int(wait) + 1
+            raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
+        await self.expire()
+        now = self._monotonic()
+        outcome = self._sessions.ask(signed.peer, now)
+        if isinstance(outcome, Refusal):
+            raise Refused(outcome)
+        question, new = outcome
+        if new:
+            try:
+                await self._write(self._store.asked, question, round_number, model, signed.sequence, self._wall())
+            except Refused:
+                self._sessions.withdraw(question)
+                raise
+        return Handed(question.id, question.task.question, question.deadline - now)
+
+    async def answer(self, signed: Signed, id: str, answer: Completion) -> Grade:
+        """Raises Refused. The moment of the call counts as the moment of the answer, however long scoring takes."""
+        await self._claim(signed)
+        await self.expire()
+        if self._scoring >= SCORING_BACKLOG:
+            raise Refused(BUSY)  # the question stays open: the node may try again before the deadline
+        now = self._monotonic()
+        question = self._sessions.take(id, signed.peer, now)
+        if isinstance(question, Refusal):
+            raise Refused(question)
+        reward = await self._reward(question, answer)
+        grade: Grade = await self._write(
+            self._store.graded, question, answer, reward, now - question.asked, signed.sequence, self._wall()
+        )
+        return grade
+
+    async def expire(self) -> None:
+        """Record the questions nobody answered in time. Called before every request that depends on it, and now and then."""
+        late = self._sessions.expire(self._monotonic())
+        if late:
+            await self._write(self._store.unanswered, late)
+
+    async def expire_forever(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_SECONDS)
+            with contextlib.suppress(Refused):  # the disk failed; that is in the log
+                await self.expire()
+
+    async def leaderboard(self) -> list[Standing]:
+        async with self._standings_lock:
+            now = self._monotonic()
+            if self._standings is None or not 0 <= now - self._standings[0] < LEADERBOARD_SECONDS:
+                self._standings = (now, rank(await self._write(self._store.records)))
+            return self._standings[1]
+
+    async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]]] | None:
+        record = await self._write(self._store.record, peer)
+        return None if record is None else (record, await self._write(self._store.history, peer, before))
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the judge's own clock."""
+        return self._wall()
+
+    def load(self) -> Mapping[str, int]:
+        return {"open": len(self._sessions), "scoring": self._scoring}
+
+    async def close(self) -> None:
+        """Wait for what is being written and scored. The store and the verifier belong to the caller."""
+        for pool in (self._scorer, self._ledger):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+
+    async def _claim(self, signed: Signed) -> None:
+        floor = -1 if self._sequences.knows(signed.peer) else await self._write(self._store.sequence, signed.peer)
+        if refusal := self._sequences.claim(signed, floor):
+            raise Refused(refusal)
+
+    async def _reward(self, question: OpenQuestion, answer: Completion) -> float:
+        self._scoring += 1
+        try:
+            rewards = await asyncio.get_running_loop().run_in_executor(self._scorer, self._score, [(question.task.ref, [answer])])
+        except Exception:  # the verifier could not be started, or broke its promise never to raise: the operator hears of it in the log
+            log.exception("cannot score an answer to %s", question.task.ref)
+            await self._write(self._store.void, question)
+            raise Refused(FAULT) from None
+        finally:
+            self._scoring -= 1
+        return rewards[0][0]
+
+    async def _write(self, step: Callable[..., T], *arguments: object) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._ledger, step, *arguments)
+        except sqlite3.Error:  # a full or broken disk; the operator hears of it in the log, the node gets a refusal
+            log.exception("cannot use the database %s", self.settings.database)
+            raise Refused(FAULT) from None

@@ -1,0 +1,145 @@
+"""The judge as a process: uvicorn with deadlines for slow peers, one line that says where it listens, a clean end."""
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from judge.app import create_app
+from judge.config import CONNECTIONS, REQUEST_SECONDS, RESPONSE_SECONDS, JudgeSettings
+from judge.errors import CannotListen
+from judge.service import open_service
+
+GRACE_SECONDS = 3  # for answers under way when the judge is stopped
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn gives a request for ever to arrive, and an answer for ever to be taken. Here a connection is cut after
+    REQUEST_SECONDS without a whole request (slow-loris), and after RESPONSE_SECONDS with an answer not yet taken."""
+
+    request_seconds = REQUEST_SECONDS
+    response_seconds = RESPONSE_SECONDS
+    _patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
+        super().connection_made(transport)
+        self._wait(self.request_seconds)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        self._stop_waiting()
+        super().on_response_complete()  # may start the next request at once, where two were sent together
+        if self.cycle.response_complete:
+            return  # idle: uvicorn's own timeout_keep_alive runs until the next byte
+        self._watch()
+
+    def _watch(self) -> None:
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and self.conn.their_state in (h11.DONE, h11.MUST_CLOSE):
+            self._wait(self.response_seconds)
+        elif self._patience is None:  # a running clock is never set back: bytes that trickle in buy no time
+            self._wait(self.request_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        self._patience = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+class Server(uvicorn.Server):
+    """Announces itself when it listens, and returns after SIGTERM or Ctrl-C instead of dying by the signal."""
+
+    interrupted = False
+
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        self.interrupted = self.interrupted or number == signal.SIGINT
+        self.force_exit = self.should_exit and number == signal.SIGINT  # a second Ctrl-C does not wait
+        self.should_exit = True
+
+
+def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
+    """Serve until SIGTERM or Ctrl-C; `announce` gets the URL once requests are answered. True: it was Ctrl-C. Raises OperatorError."""
+    _allow_connections()
+    with listening_socket(settings.host, settings.port) as listener:
+        return asyncio.run(_serve(settings, listener, announce))
+
+
+async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Callable[[str], None]) -> bool:
+    async with open_service(settings) as service:
+        config = uvicorn.Config(
+            create_app(service), http=PatientProtocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=5,
+            timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=16 * 1024,
+        )  # fmt: skip
+        server = Server(config, lambda: announce(url_of(listener)))
+        await server.serve(sockets=[listener])
+        return server.interrupted
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bound, not yet listening. Raises CannotListen."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:  # socket.gaierror is one
+        raise CannotListen(f"{host} is not an address of this machine: {error.strerror}; give another one with --host") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise CannotListen(
+            f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0 takes any free one) or --host"
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The address to reach this socket by from the same machine."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - it is read, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _allow_connections() -> None:
+    """As many open files as CONNECTIONS need, where the system allows it: 1,024 is a common default, and half-open connections add up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

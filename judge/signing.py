@@ -1,0 +1,91 @@
+"""Who sent a request, and that it was never sent before. Pure. The protocol in words: docs/judge-protocol.md.
+
+Four headers, each exactly once:
+
+    swarmd-peer        the sender's peer id
+    swarmd-origin      scheme://host[:port] the sender dialled, so that one judge cannot pass a request on to another
+    swarmd-sequence    decimal, below 2**63, larger than in any request this peer sent before to this judge
+    swarmd-signature   128 lowercase hex digits: Ed25519 over `signed_message`, in the domain DOMAIN
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from judge.refusals import BAD_SIGNATURE, Refusal
+from p2p.identity import verify
+from p2p.types import PeerId
+
+DOMAIN = b"swarmd judge request v1"
+HEADERS = ("swarmd-peer", "swarmd-origin", "swarmd-sequence", "swarmd-signature")
+REMEMBERED_SEQUENCES = 10_000
+
+_FORMS = (r"[1-9A-HJ-NP-Za-km-z]{52}", r"https?://[\x21-\x7e]{1,255}", r"0|[1-9][0-9]{0,18}", r"[0-9a-f]{128}")
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What the signature proves."""
+
+    peer: PeerId
+    sequence: int
+
+
+def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes) -> bytes:
+    """What is signed. `target`: path and query as sent. No field can hold a line break, so no two requests share a message."""
+    return "\n".join((method, origin, target, str(sequence), sha256(body).hexdigest())).encode()
+
+
+def verify_request(
+    method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes, origins: frozenset[str] = frozenset()
+) -> Signed | Refusal:
+    """Who signed this request. `origins`: the names this judge is reached by; empty: any. Header names in lower case (ASGI)."""
+    values: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name = raw_name.decode("latin-1")
+        if name in HEADERS:
+            if name in values:
+                return Refusal(400, f"the header {name} is there twice", "Send it once.")
+            values[name] = raw_value.decode("latin-1")
+    for name, form in zip(HEADERS, _FORMS, strict=True):
+        if name not in values:
+            return Refusal(401, f"the header {name} is missing", "Sign the request: docs/judge-protocol.md says how.")
+        if not re.fullmatch(form, values[name]):
+            return Refusal(400, f"the header {name} has another form", "docs/judge-protocol.md gives the form of each header.")
+    peer, origin, sequence, signature = (values[name] for name in HEADERS)
+    if int(sequence) >= 2**63:
+        return Refusal(400, "the sequence number is too large", "Use a number below 2**63; swarmd uses nanoseconds since 1970.")
+    if not verify(peer, DOMAIN, signed_message(method, origin, target, int(sequence), body), bytes.fromhex(signature)):
+        return BAD_SIGNATURE
+    if origins and origin not in origins:
+        return Refusal(403, "the request was signed for another judge", f"Reach this judge as {' or '.join(sorted(origins))}.")
+    return Signed(PeerId(peer), int(sequence))
+
+
+class Sequences:
+    """The highest sequence number each peer has used. Bounded; what is forgotten here is still in the store as `floor`."""
+
+    def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
+        self._remembered = remembered
+        self._highest: OrderedDict[PeerId, int] = OrderedDict()
+
+    def knows(self, peer: PeerId) -> bool:
+        return peer in self._highest
+
+    def claim(self, signed: Signed, floor: int) -> Refusal | None:
+        """Use the number up; a Refusal where it, or a larger one, was used before. `floor`: the highest the store remembers."""
+        highest = max(self._highest.get(signed.peer, -1), floor)
+        if signed.sequence <= highest:
+            return Refusal(
+                409,
+                "this sequence number, or a larger one, was used before",
+                "Sign again with a larger one: nobody can send a captured request twice.",
+                extra=(("sequence", highest),),
+            )
+        self._highest[signed.peer] = signed.sequence
+        self._highest.move_to_end(signed.peer)
+        while len(self._highest) > self._remembered:
+            self._highest.popitem(last=False)
+        return None

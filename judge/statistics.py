@@ -1,0 +1,28 @@
+"""How sure a share of right answers is. Pure."""
+
+from dataclasses import dataclass
+from math import sqrt
+
+Z_95 = 1.959963984540054  # two-sided 95 % of the normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    low: float
+    high: float
+
+
+def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
+    """Wilson's score interval (JASA 22, 1927) of a proportion. No trials: nothing is known, so [0, 1].
+
+    Unlike the normal approximation it stays inside [0, 1] and is not empty at 0 or n successes, which is where new nodes are.
+    """
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes of {trials} trials")
+    if trials == 0:
+        return Interval(0.0, 1.0)
+    share = successes / trials
+    shrink = 1 + z * z / trials
+    centre = (share + z * z / (2 * trials)) / shrink
+    half = z / shrink * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))

@@ -1,0 +1,199 @@
+"""The judge's ledger: SQLite, one connection, one thread at a time. A commit survives kill -9 and a power cut (WAL, synchronous=FULL).
+
+Times are seconds since the epoch by the judge's own clock, given by the caller. Errors of the disk reach the caller as sqlite3.Error.
+"""
+
+import fcntl
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from judge.errors import DatabaseInUse, DatabaseUnusable
+from judge.leaderboard import WINDOW, Record, curve_numbers
+from judge.sessions import OpenQuestion
+from p2p.types import PeerId
+from swarmd.types import Completion
+
+SCHEMA_VERSION = 1
+SHOWN_PEERS = 1_000  # on the leaderboard, at most: those seen last
+HISTORY_PAGE = 500
+
+_SCHEMA = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE peers (
+    peer TEXT PRIMARY KEY, model TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL, sequence INTEGER NOT NULL,
+    answered INTEGER NOT NULL DEFAULT 0, unanswered INTEGER NOT NULL DEFAULT 0, reward REAL NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX peers_seen ON peers (last_seen);
+CREATE TABLE evaluations (
+    id TEXT PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers, round INTEGER NOT NULL, model TEXT NOT NULL,
+    specialty TEXT NOT NULL, n INTEGER NOT NULL, asked_at REAL NOT NULL,
+    state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'graded', 'unanswered', 'void')),
+    number INTEGER, reward REAL, total REAL, seconds REAL, answer TEXT, ended INTEGER,
+    CHECK ((state = 'graded') = (number IS NOT NULL AND reward IS NOT NULL AND answer IS NOT NULL))
+) STRICT;
+CREATE UNIQUE INDEX evaluations_graded ON evaluations (peer, number) WHERE number IS NOT NULL;
+CREATE INDEX evaluations_open ON evaluations (state) WHERE state = 'open';
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """One answer, scored and recorded."""
+
+    id: str
+    reward: float
+    specialty: str
+    answered: int  # answers of this peer, this one included
+    total: float  # its rewards so far
+
+
+class Store:
+    """Opened in one thread at a time; the caller sees to that (the app gives it a thread of its own)."""
+
+    def __init__(self, path: Path, curriculum: str) -> None:
+        """`curriculum`: name and digest; one database holds one curriculum. Raises DatabaseInUse, DatabaseUnusable."""
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = path.with_name(path.name + ".lock").open("w")
+        except OSError as error:
+            raise DatabaseUnusable(f"cannot write the database {path}: {error.strerror}; give another file with --database") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the kernel however this process ends
+        except OSError:
+            self._lock.close()
+            raise DatabaseInUse(f"another judge is using {path}; stop it, or give this one another file with --database") from None
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+            self._prepare(curriculum)
+        except sqlite3.Error as error:
+            self._lock.close()
+            raise DatabaseUnusable(
+                f"{path} cannot be used as the judge's database: {error}; restore it from a backup, or give another file with --database"
+            ) from None
+        except DatabaseUnusable:
+            self.close()
+            raise
+
+    def _prepare(self, curriculum: str) -> None:
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("PRAGMA foreign_keys=ON")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        elif version != SCHEMA_VERSION:
+            raise DatabaseUnusable(
+                f"{self._path} was written by another version of the judge (schema {version}, this one knows {SCHEMA_VERSION}); "
+                "run that version, or give another file with --database"
+            )
+        with self._write():
+            self._db.execute("INSERT OR IGNORE INTO about VALUES ('curriculum', ?)", (curriculum,))
+            held = self._db.execute("SELECT value FROM about WHERE name = 'curriculum'").fetchone()[0]
+            if held != curriculum:
+                raise DatabaseUnusable(
+                    f"{self._path} holds answers to {held}, and this judge asks {curriculum}; "
+                    "start it with the same --curriculum, or give another file with --database"
+                )
+            # What was open when the last judge stopped can no longer be answered, and that is not the peers' fault.
+            self._db.execute("UPDATE evaluations SET state = 'void' WHERE state = 'open'")
+
+    def close(self) -> None:
+        self._db.close()
+        self._lock.close()
+
+    def sequence(self, peer: PeerId) -> int:
+        """The highest sequence number recorded for this peer; -1: none."""
+        row = self._db.execute("SELECT sequence FROM peers WHERE peer = ?", (peer,)).fetchone()
+        return -1 if row is None else int(row["sequence"])
+
+    def asked(self, question: OpenQuestion, round_number: int, model: str, sequence: int, at: float) -> None:
+        with self._write():
+            self._db.execute(
+                "INSERT INTO peers (peer, model, first_seen, last_seen, sequence) VALUES (?, ?, ?, ?, ?) ON CONFLICT (peer) "
+                "DO UPDATE SET model = excluded.model, last_seen = excluded.last_seen, sequence = max(sequence, excluded.sequence)",
+                (question.peer, model, at, at, sequence),
+            )
+            ref = question.task.ref
+            self._db.execute(
+                "INSERT INTO evaluations (id, peer, round, model, specialty, n, asked_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (question.id, question.peer, round_number, model, ref.specialty, ref.n, at),
+            )
+
+    def graded(self, question: OpenQuestion, answer: Completion, reward: float, seconds: float, sequence: int, at: float) -> Grade:
+        """Record a scored answer. `seconds`: from question to answer, by the judge's monotonic clock."""
+        with self._write():
+            peer = self._db.execute(
+                "UPDATE peers SET answered = answered + 1, reward = reward + ?, last_seen = ?, sequence = max(sequence, ?) WHERE peer = ? "
+                "RETURNING answered, reward",
+                (reward, at, sequence, question.peer),
+            ).fetchone()
+            done = self._db.execute(
+                "UPDATE evaluations SET state = 'graded', number = ?, reward = ?, total = ?, seconds = ?, answer = ?, ended = ? "
+                "WHERE id = ? AND state = 'open'",
+                (peer["answered"], reward, peer["reward"], seconds, answer.text, answer.ended, question.id),
+            )
+            if done.rowcount != 1:
+                raise sqlite3.IntegrityError(f"evaluation {question.id} is not open")  # undone as a whole: nothing counts twice
+        return Grade(question.id, reward, question.task.ref.specialty, peer["answered"], peer["reward"])
+
+    def unanswered(self, questions: Sequence[OpenQuestion]) -> None:
+        with self._write():
+            for question in questions:
+                self._db.execute("UPDATE evaluations SET state = 'unanswered' WHERE id = ? AND state = 'open'", (question.id,))
+                self._db.execute("UPDATE peers SET unanswered = unanswered + 1 WHERE peer = ?", (question.peer,))
+
+    def void(self, question: OpenQuestion) -> None:
+        """The judge could not score it: it counts as nothing, and against nobody."""
+        with self._write():
+            self._db.execute("UPDATE evaluations SET state = 'void' WHERE id = ? AND state = 'open'", (question.id,))
+
+    def records(self, limit: int = SHOWN_PEERS) -> list[Record]:
+        """Everyone who has answered, those seen last first."""
+        rows = self._db.execute("SELECT * FROM peers WHERE answered > 0 ORDER BY last_seen DESC LIMIT ?", (limit,)).fetchall()
+        return [self._record(row) for row in rows]
+
+    def record(self, peer: str) -> Record | None:
+        row = self._db.execute("SELECT * FROM peers WHERE peer = ?", (peer,)).fetchone()
+        return None if row is None else self._record(row)
+
+    def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> Sequence[Mapping[str, Any]]:
+        """Graded answers with a number below `before`, newest first. The task and the answer are there: anybody can score it again."""
+        rows = self._db.execute(
+            "SELECT id AS evaluation, number, round, model, specialty, n, asked_at, seconds, answer, ended, reward, total "
+            "FROM evaluations WHERE peer = ? AND number < ? ORDER BY number DESC LIMIT ?",
+            (peer, before, limit),
+        ).fetchall()
+        return [{**dict(row), "ended": bool(row["ended"])} for row in rows]
+
+    def _record(self, row: sqlite3.Row) -> Record:
+        answered = row["answered"]
+        recent = self._db.execute(
+            "SELECT specialty, reward FROM evaluations WHERE peer = ? AND number > ? ORDER BY number", (row["peer"], answered - WINDOW)
+        ).fetchall()
+        numbers = curve_numbers(answered)
+        marks = ",".join("?" * len(numbers))
+        curve = self._db.execute(
+            f"SELECT number, total FROM evaluations WHERE peer = ? AND number IN ({marks}) ORDER BY number",  # noqa: S608 - marks are ?,?,?
+            (row["peer"], *numbers),
+        ).fetchall()
+        return Record(
+            row["peer"], row["model"], row["first_seen"], row["last_seen"], answered, row["unanswered"], row["reward"],
+            recent=[(r["specialty"], r["reward"]) for r in recent], curve=[(r["number"], r["total"]) for r in curve],
+        )  # fmt: skip
+
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # a full disk may have ended it already
+                self._db.execute("ROLLBACK")
+            raise
