@@ -1,0 +1,129 @@
+"""Both ends of the socket pair, over a real one."""
+
+import socket
+import threading
+
+import pytest
+
+from p2p.types import PeerId, Reason
+from swarmd import link
+
+START = link.Start("{}", "/state", "12D3KooW", 7)
+
+
+def pair() -> tuple[socket.socket, link.TrainerLink, threading.Event]:
+    ours, theirs = socket.socketpair()
+    gone = threading.Event()
+    ours.settimeout(10)
+    return ours, link.TrainerLink(theirs, on_eof=gone.set), gone
+
+
+def opened() -> tuple[socket.socket, link.TrainerLink, threading.Event]:
+    daemon, trainer, gone = pair()
+    daemon.sendall(link.pack(START))
+    assert trainer.open() == START
+    return daemon, trainer, gone
+
+
+def read(sock: socket.socket, count: int) -> list[link.ToDaemon]:
+    unpacker, messages = link.from_trainer(), []
+    while len(messages) < count:
+        messages += unpacker.feed(sock.recv(1 << 16))
+    return messages
+
+
+def say(sock: socket.socket, trainer: link.TrainerLink, *messages: link.ToTrainer) -> None:
+    """Send, and wait until the trainer's end has heard: a stop is the last of what it hears."""
+    for message in (*messages, link.Stop()):
+        sock.sendall(link.pack(message))
+    while not trainer.stopping:
+        trainer.wait(10)
+
+
+def test_what_the_daemon_admits_the_round_receives_once_and_in_order() -> None:
+    daemon, trainer, _ = opened()
+    say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", bytes([n])) for n in range(3)))
+    assert [(e.sequence, e.body) for e in trainer.received()] == [(0, b"\0"), (1, b"\1"), (2, b"\2")]
+    assert trainer.received() == ()
+
+
+def test_what_the_round_says_the_daemon_hears() -> None:
+    daemon, trainer, _ = opened()
+    trainer.publish("rollouts", b"body")
+    trainer.report(PeerId("p"), Reason.UNDECODABLE)
+    trainer.tell(link.Stopped(3))
+    heard = read(daemon, 3)
+    assert set(map(type, heard)) == {link.Publish, link.Report, link.Stopped}
+    assert link.Publish("rollouts", b"body") in heard and link.Report("p", "UNDECODABLE") in heard
+
+
+def test_refusals_are_counted_until_asked_for() -> None:
+    daemon, trainer, _ = opened()
+    say(daemon, trainer, link.News(2, {"STALE": 1}), link.News(3, {"STALE": 2, "MALFORMED": 1}))
+    assert trainer.peers == 3
+    assert trainer.refused() == {Reason.STALE: 3, Reason.MALFORMED: 1}
+    assert trainer.refused() == {}
+
+
+def test_a_question_is_given_out_once_and_the_newest_counts() -> None:
+    daemon, trainer, _ = opened()
+    say(daemon, trainer, link.Question("1", "old"), link.Question("2", "new"))
+    assert trainer.question() == link.Question("2", "new")
+    assert trainer.question() is None
+
+
+def test_pause_and_resume() -> None:
+    daemon, trainer, _ = opened()
+    daemon.sendall(link.pack(link.Pause()))
+    while not trainer.paused:
+        trainer.wait(10)
+    daemon.sendall(link.pack(link.Resume()))
+    while trainer.paused:
+        trainer.wait(10)
+
+
+def test_the_end_of_the_daemon_is_noticed_at_once() -> None:
+    daemon, _, gone = opened()
+    daemon.close()
+    assert gone.wait(10)
+
+
+def test_a_flood_costs_frames_never_words_and_nobody_waits() -> None:
+    """Nothing reads the daemon's end: the trainer goes on saying things, and what is about state is all there afterwards."""
+    daemon, trainer, _ = opened()
+    for n in range(5000):
+        trainer.publish("rollouts", n.to_bytes(2, "big") + bytes(2000))
+    trainer.tell(link.Stopped(1))
+    closing = threading.Thread(target=trainer.close)
+    closing.start()
+    messages: list[link.ToDaemon] = []
+    unpacker = link.from_trainer()
+    while data := daemon.recv(1 << 16):
+        messages += unpacker.feed(data)
+    closing.join()
+    frames = [m.body[:2] for m in messages if isinstance(m, link.Publish)]
+    assert link.Stopped(1) in messages
+    assert len(frames) < 5000 and frames[-1] == (4999).to_bytes(2, "big") and frames == sorted(frames)
+
+
+def test_the_outbox_drops_the_oldest_frames() -> None:
+    outbox = link.Outbox(frames=3)
+    for n in range(5):
+        outbox.put(link.Publish("k", bytes([n])))
+    outbox.put(link.Stopped(0))
+    taken = [outbox.take() for _ in range(len(outbox))]
+    assert taken == [link.Stopped(0), *(link.Publish("k", bytes([n])) for n in (2, 3, 4))]
+    assert outbox.dropped == 2 and outbox.take() is None
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+def test_messages_survive_any_cutting_of_the_stream(step: int) -> None:
+    sent: list[link.ToTrainer] = [START, link.Pause(), link.Received("p", 1, 2.0, "rollouts", b"x" * 99), link.Stop()]
+    stream = b"".join(map(link.pack, sent))
+    unpacker = link.from_daemon()
+    assert [m for i in range(0, len(stream), step) for m in unpacker.feed(stream[i : i + step])] == sent
+
+
+def test_a_message_without_measure_is_refused() -> None:
+    with pytest.raises(ValueError, match="limit"):
+        link.from_trainer().feed(b"\xff\xff\xff\xff")

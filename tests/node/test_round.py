@@ -1,0 +1,179 @@
+"""The round with its real parts: the tiny model, the contained verifier, the memory swarm."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from p2p.engines.memory import MemorySwarm
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from swarmd.checkpoint import Checkpoints, RunState
+from swarmd.config import NodeConfig
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.node import build, trainable
+from swarmd.policy.model import LanguagePolicy
+from swarmd.round import Node, run_round
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.scoring import Verifier
+from swarmd.types import Completion, Rollout, RoundReport, TaskRef
+
+TOPIC = Topic("test", "0123456789abcdef")
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9.name) as running:
+        yield running
+
+
+def config(local: int = 4, external: int = 4, max_age: int = 2) -> NodeConfig:
+    sections = {"round": {"local": local, "external": external, "completions": 8, "max_age": max_age}}
+    return NodeConfig.model_validate({**sections, "model": {"device": "cpu"}})
+
+
+def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[Node, LanguagePolicy, Member]:
+    identity = Identity.from_seed(bytes([number]) * 32)
+    clock = itertools.count(1_700_000_000)
+    member = Member(
+        identity, TOPIC, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: float(next(clock))
+    )
+    policy = LanguagePolicy.open(settings, seed=number)
+    exchange = RolloutExchange(member, "tiny", partial(trainable, TINY_9))
+    return build(settings, number, identity.peer_id, exchange, policy, verifier), policy, member
+
+
+def without_seconds(report: RoundReport) -> RoundReport:
+    return replace(report, seconds={})
+
+
+def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
+    folder.mkdir()
+    policy.save(folder)
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> None:
+    node, _, _ = join(MemorySwarm(), 1, verifier, config())
+    reports = [run_round(t, node) for t in range(1, 4)]
+    assert all((r.local, r.external) == (4, 0) for r in reports)
+    assert all(r.update.tokens > 0 and r.update.grad_norm > 0 for r in reports if 0 < r.reward_mean < 1)
+
+
+def test_external_zero_in_a_swarm_is_plain_grpo_bit_for_bit(verifier: Verifier, tmp_path: Path) -> None:
+    settings = config(local=4, external=0)
+    alone, alone_policy, _ = join(MemorySwarm(), 1, verifier, settings)
+    alone_reports = [without_seconds(run_round(t, alone)) for t in range(1, 4)]
+
+    swarm = MemorySwarm()
+    crowded, crowded_policy, _ = join(swarm, 1, verifier, settings)
+    other, _, _ = join(swarm, 2, verifier, config())
+    crowded_reports = []
+    for t in range(1, 4):
+        run_round(t, other)
+        crowded_reports.append(without_seconds(run_round(t, crowded)))
+
+    assert crowded_reports == alone_reports
+    assert weights(crowded_policy, tmp_path / "a") == weights(alone_policy, tmp_path / "b")
+
+
+def test_in_a_swarm_each_trains_on_four_of_its_own_and_four_of_the_others(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    nodes = [join(swarm, i, verifier, config())[0] for i in (1, 2, 3)]
+    reports = [run_round(t, node) for t in range(1, 6) for node in nodes]
+    later = reports[6:]
+    assert all(r.local == 4 for r in reports)
+    assert sum(r.external == 4 for r in later) >= 0.8 * len(later)
+    assert all(r.staleness_max <= 1 for r in reports)
+    for node, report in zip(nodes * 5, reports, strict=False):
+        assert node.me not in report.external_authors
+
+
+def test_one_seed_one_history_with_loss_and_duplication(verifier: Verifier) -> None:
+    def history() -> list[RoundReport]:
+        swarm = MemorySwarm(seed=7, loss=0.3, duplicate=0.3)
+        nodes = [join(swarm, i, verifier, config(local=2, external=2))[0] for i in (1, 2)]
+        return [without_seconds(run_round(t, node)) for t in range(1, 4) for node in nodes]
+
+    assert history() == history()
+
+
+def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) -> None:
+    """A peer's answers earn what our verifier gives them, whatever the peer thinks of them."""
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config())
+    _, _, liar = join(swarm, 2, verifier, config())
+    tasks = node.tasks.draw(4, random.Random(0))
+    right = {task.ref: f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>" for task in tasks}
+    rollouts = [
+        Rollout(task.ref, (Completion(right[task.ref], True), Completion("<answer>I am right, trust me</answer>", True)), liar.identity.peer_id)
+        for task in tasks
+    ]
+    RolloutExchange(liar, "m", lambda ref: True).share(rollouts, 1)
+    report = run_round(1, node)
+    assert report.pool_fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
+    for scored in node.pool:
+        task = node.tasks.task(scored.rollout.ref)
+        assert task is not None and scored.question == task.question
+        assert scored.rewards == (1.0, 0.0)
+
+
+def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config())
+    _, _, other = join(swarm, 2, verifier, config())
+    useless = [Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)]
+    RolloutExchange(other, "m", lambda ref: True).share(useless, 1)
+    report = run_round(1, node)
+    assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
+
+
+def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(max_age=2))
+    other, _, _ = join(swarm, 2, verifier, config())
+    run_round(1, other)
+    sizes = [run_round(t, node).pool_size for t in (1, 2, 3)]
+    assert sizes[0] == sizes[1] > 0 and sizes[2] == 0
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_path: Path) -> None:
+    """The checkpoint holds all a round depends on: weights, optimizer, every random state, the pool."""
+
+    def others_share(swarm: MemorySwarm) -> Node:
+        return join(swarm, 2, verifier, config())[0]
+
+    swarm = MemorySwarm()
+    node, policy, _ = join(swarm, 1, verifier, config())
+    other = others_share(swarm)
+    reports = []
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for t in range(1, 5):
+        run_round(t, other)
+        reports.append(without_seconds(run_round(t, node)))
+        if t == 2:
+            state = RunState(2, 1, node.task_rng.getstate(), node.batch_rng.getstate(), tuple(node.pool.snapshot()))
+            checkpoints.save(state, policy.save)
+
+    swarm = MemorySwarm()
+    again, again_policy, _ = join(swarm, 1, verifier, config())
+    other = others_share(swarm)
+    run_round(1, other)
+    run_round(2, other)
+    again.swarm.collect()  # what came before the kill
+    found = checkpoints.newest()
+    assert found is not None
+    state, folder, _ = found
+    again_policy.restore(folder)
+    again.task_rng.setstate(state.task_rng)
+    again.batch_rng.setstate(state.batch_rng)
+    again.pool.add(state.pool)
+    for t in (3, 4):
+        run_round(t, other)
+        assert without_seconds(run_round(t, again)) == reports[t - 1]
+    assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
