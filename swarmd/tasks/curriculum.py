@@ -13,6 +13,7 @@ from swarmd.errors import ConfigError
 TRAINING_TASKS = 900_000_000  # n below this is for training; from HELD_OUT on for evaluation, so the two never meet
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
+RULES = 1  # which items count and what answers are accepted (source.py, grading.py); raised whenever that changes
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,14 @@ class Curriculum:
     def specialties(self) -> tuple[str, ...]:
         return tuple(sorted(self.configs))
 
+    def names(self, specialty: str, n: int) -> bool:
+        """Whether (specialty, n) is in range: the first thing to ask of a reference that came from elsewhere."""
+        return specialty in self.configs and type(n) is int and 0 <= n < HELD_OUT_END
+
     @property
     def digest(self) -> str:
-        """16 hex digits of (configurations, reasoning-gym version). Part of the swarm's topic: other digests never meet."""
-        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + version("reasoning-gym")
+        """16 hex digits of (configurations, rules, reasoning-gym version). Part of the swarm's topic: other digests never meet."""
+        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + f" {RULES} " + version("reasoning-gym")
         return hashlib.sha256(document.encode()).hexdigest()[:16]
 
 
@@ -61,7 +66,7 @@ TINY_9 = Curriculum(
             "base_conversion": {"min_base": 2, "max_base": 4, "min_value": 1, "max_value": 15},
             "basic_arithmetic": {
                 "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1,
-                "operators": ["+", "-"], "allow_parentheses": False, "allow_negation": False,
+                "operators": ("+", "-"), "allow_parentheses": False, "allow_negation": False,
             },
             "arc_1d": {"min_size": 8, "max_size": 8, "num_train": 2},
             "bf": {"difficulty": 1},
@@ -69,11 +74,11 @@ TINY_9 = Curriculum(
                 "min_vars": 2, "max_vars": 3, "min_statements": 2, "max_statements": 2,
                 "min_complexity": 1, "max_complexity": 2,
             },
-            "fraction_simplification": {"min_value": 1, "max_value": 9, "min_factor": 2, "max_factor": 4, "styles": ["plain"]},
+            "fraction_simplification": {"min_value": 1, "max_value": 9, "min_factor": 2, "max_factor": 4, "styles": ("plain",)},
             "decimal_arithmetic": {
                 "min_num_decimal_places": 1, "max_num_decimal_places": 1, "min_terms": 2, "max_terms": 2, "precision": 4,
             },
-            "calendar_arithmetic": {"tasks": ["weekday_offset"], "offset_upper_bound": 5},
+            "calendar_arithmetic": {"tasks": ("weekday_offset",), "offset_upper_bound": 5},
             "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
         }
     ),

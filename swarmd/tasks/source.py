@@ -1,20 +1,33 @@
 """Task references to tasks, identically everywhere; and drawing new ones."""
 
 import contextlib
+import decimal
 import io
+import locale
+import math
 import random
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import reasoning_gym
+from reasoning_gym.arithmetic import basic_arithmetic
 
-from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS, Curriculum
+from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS, Curriculum, curriculum
 from swarmd.types import Task, TaskRef
+
+__all__ = ["CurriculumTasks", "Task", "TaskRef", "tasks_of"]
+
+LARGEST_DIVISION = 10**10
 
 
 class CurriculumTasks:
-    """Draws from a curriculum, and regenerates any item of it. ReasoningGYM's item i of seed s depends on s + i alone."""
+    """Draws from a curriculum, and regenerates any item of it. ReasoningGYM's item i of seed s depends on s + i alone.
+
+    Item n of a specialty is `create_dataset(specialty, seed=0, size=1, **config)[n]`, whatever the process, its hash seed, its locale
+    or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9) names no task: see `_neutral_ground`.
+    """
 
     def __init__(self, curriculum: Curriculum) -> None:
         self.curriculum = curriculum
@@ -22,34 +35,76 @@ class CurriculumTasks:
 
     def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
         """`count` training tasks, specialty uniform with replacement (SAPO section 5)."""
-        return [self._regenerate(TaskRef(rng.choice(self.curriculum.specialties), rng.randrange(TRAINING_TASKS))) for _ in range(count)]
+        return [self._draw(0, TRAINING_TASKS, rng) for _ in range(count)]
 
     def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
         """Tasks that no node trains on: what the judge asks."""
-        specialties = self.curriculum.specialties
-        return [self._regenerate(TaskRef(rng.choice(specialties), rng.randrange(HELD_OUT, HELD_OUT_END))) for _ in range(count)]
+        return [self._draw(HELD_OUT, HELD_OUT_END, rng) for _ in range(count)]
 
     def task(self, ref: TaskRef) -> Task | None:
-        """The task, or None where the reference names none: an unknown specialty, or n outside [0, 2**31)."""
-        if ref.specialty not in self.curriculum.configs or not 0 <= ref.n < HELD_OUT_END:
+        """The task, or None where the reference names none: an unknown specialty, n outside [0, 2**31), or an item too costly to make."""
+        if not self.curriculum.names(ref.specialty, ref.n):
             return None
-        return self._regenerate(ref)
+        dataset = self.dataset(ref.specialty)
+        try:
+            with _neutral_ground():
+                entry = dataset[ref.n]
+        except ArithmeticError:  # of the generator, and of n alone: every node finds the same, and nobody is to blame
+            return None
+        return Task(ref, entry["question"], entry)
 
     def dataset(self, specialty: str) -> Any:
         """ReasoningGYM's own data set object for this specialty, with its scorer."""
         if specialty not in self._datasets:
-            config = {k: tuple(v) if k == "operators" else v for k, v in self.curriculum.configs[specialty].items()}
+            config = self.curriculum.configs[specialty]
             self._datasets[specialty] = reasoning_gym.create_dataset(specialty, seed=0, size=1, **config)
         return self._datasets[specialty]
 
-    def _regenerate(self, ref: TaskRef) -> Task:
-        with contextlib.redirect_stdout(io.StringIO()):  # bf's generator prints while it runs its program
-            entry = self.dataset(ref.specialty)[ref.n]
-        return Task(ref, entry["question"], entry)
+    def _draw(self, low: int, high: int, rng: random.Random) -> Task:
+        specialty = rng.choice(self.curriculum.specialties)
+        while (task := self.task(TaskRef(specialty, rng.randrange(low, high)))) is None:
+            pass
+        return task
 
 
 @lru_cache(maxsize=4)
 def tasks_of(curriculum_name: str) -> CurriculumTasks:
-    from swarmd.tasks.curriculum import curriculum
-
+    """The tasks of the curriculum with this name. Raises ConfigError where there is none."""
     return CurriculumTasks(curriculum(curriculum_name))
+
+
+_GENERATING = threading.Lock()
+_divisors = basic_arithmetic.find_common_divisors
+
+
+class _TooCostly(ArithmeticError):
+    """The generator would look for the divisors of a number by counting up to its root: minutes, for some n."""
+
+
+def _bounded_divisors(a: int, b: int) -> list[int]:
+    """ReasoningGYM's `find_common_divisors` where that takes at most some 10 ms. Unbounded, it let a peer name an n that costs 78 s."""
+    if math.gcd(a, b) > LARGEST_DIVISION:
+        raise _TooCostly
+    return _divisors(a, b)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _neutral_ground() -> Iterator[None]:
+    """The same surroundings for every generation, and the caller's own given back afterwards.
+
+    ReasoningGYM reads the locale (calendar_arithmetic: strftime), sets the Decimal precision (decimal_arithmetic), prints (bf) and may
+    count for minutes (basic_arithmetic). All four belong to the whole process, hence the lock.
+    """
+    traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
+    context = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN, traps=traps)
+    with _GENERATING, contextlib.redirect_stdout(io.StringIO()), decimal.localcontext(context):
+        language = locale.setlocale(locale.LC_TIME)
+        if language != "C":
+            locale.setlocale(locale.LC_TIME, "C")
+        basic_arithmetic.find_common_divisors = _bounded_divisors
+        try:
+            yield
+        finally:
+            basic_arithmetic.find_common_divisors = _divisors
+            if language != "C":
+                locale.setlocale(locale.LC_TIME, language)

@@ -1,0 +1,81 @@
+"""What a process gives up before it marks the answers of strangers. One way: nothing here can be undone by the process itself.
+
+Three layers, because no single one is everywhere. The seccomp filter (Linux) is the boundary: the kernel refuses files, sockets, processes
+and signals. Resource limits hold on every Unix. The audit hook is defence in depth, and what there is beside the limits on macOS.
+"""
+
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from swarmd.tasks import seccomp
+
+MEMORY = 256 * 2**20  # bytes of address space beyond what the process has already
+CPU_SECONDS = 60  # of a worker's life; it is replaced long before
+
+_REFUSED = (  # Python's own table of audit events: docs.python.org/3/library/audit_events.html
+    "open", "import", "os.", "posix.", "socket.", "subprocess.", "shutil.", "ctypes.", "fcntl.", "mmap.", "pty.", "resource.", "signal.",
+    "syslog.", "tempfile.", "glob.", "pathlib.", "urllib.", "http.", "ftplib.", "smtplib.", "sqlite3.", "pickle.", "marshal.",
+    "code.__new__", "function.__new__", "builtins.input", "cpython.run", "webbrowser.", "_thread.start",
+    "sys.settrace", "sys.setprofile", "sys.addaudithook",
+)  # fmt: skip
+# ReasoningGYM's generators evaluate the arithmetic they have just written; its scorers must evaluate nothing.
+_REFUSED_WHILE_MARKING = ("compile", "exec")
+
+_marking = False
+
+
+def contain() -> bool:
+    """Give up files, sockets, processes, executable memory, and all but a little memory. True where the kernel holds us to it (seccomp).
+
+    Everything the process will need must be open, imported and tried out. Raises OSError where a limit cannot be set on Linux.
+    """
+    _limit_resources()
+    held = seccomp.install()
+    sys.addaudithook(_refuse)  # last: it refuses what installing the filter takes
+    return held
+
+
+@contextlib.contextmanager
+def marking() -> Iterator[None]:
+    """While inside, `compile`, `eval` and `exec` are refused too."""
+    global _marking
+    _marking = True
+    try:
+        yield
+    finally:
+        _marking = False
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG001
+    if event.startswith(_REFUSED) or (_marking and event in _REFUSED_WHILE_MARKING):
+        raise PermissionError(f"refused in the verifier: {event}")
+
+
+def _limit_resources() -> None:
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 8,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CPU: CPU_SECONDS,
+        resource.RLIMIT_AS: _address_space() + MEMORY,
+    }
+    for limit, value in limits.items():
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        try:
+            resource.setrlimit(limit, (value, value))
+        except (OSError, ValueError):  # macOS refuses some of them (RLIMIT_AS); there the others have to do
+            if sys.platform == "linux":
+                raise
+
+
+def _address_space() -> int:
+    """Bytes of virtual memory this process has; 1 GiB where the system does not say."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return 2**30

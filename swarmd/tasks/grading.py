@@ -1,0 +1,85 @@
+"""Is this answer right? ReasoningGYM's own scorer, or our comparison where that one evaluates what it is given.
+
+Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py); stricter on text no honest answer holds. Answers of strangers come
+here in the contained process alone (verifier.py), after `answers.read`.
+"""
+
+import decimal
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from reasoning_gym.logic.propositional_logic import Expression
+
+from swarmd.tasks.answers import Reason, read, refusal
+from swarmd.tasks.source import CurriculumTasks, Task
+
+PASS = 0.999  # reward is 1 iff the score reaches this; ReasoningGYM's partial scores earn nothing
+MOST_PARENTHESES = 12
+
+Entry = Mapping[str, Any]
+_LOGIC = re.compile(r"[A-Z∧∨¬→↔() ]*")
+
+
+def grade(tasks: CurriculumTasks, task: Task, answer: str) -> Reason:
+    """CORRECT, WRONG, or why the answer is not marked at all."""
+    refused = refusal(task.ref.specialty, answer)
+    if refused:
+        return refused
+    score = SCORES.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
+    return Reason.CORRECT if score >= PASS else Reason.WRONG
+
+
+def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> Reason:
+    """The same for a whole completion. For text of our own making: a stranger's is graded by `scoring.Verifier`."""
+    answer = read(task.ref.specialty, text)
+    return grade(tasks, task, answer) if isinstance(answer, str) else answer
+
+
+def solution(tasks: CurriculumTasks, task: Task) -> str:
+    """An answer that is right. Logic tasks have many, and ReasoningGYM's example is not always one: then a premise, or all together.
+
+    Less than one logic question in a hundred has only tautologies for premises; nothing answers it, and its example is returned.
+    """
+    if task.entry["answer"] is not None:
+        return str(task.entry["answer"])
+    example, premises = str(task.entry["metadata"]["example_answer"]), list(task.entry["metadata"]["premises"])
+    candidates = [example, *premises, " ∧ ".join(premises)]
+    return next((answer for answer in candidates if grade(tasks, task, answer) is Reason.CORRECT), example)
+
+
+def _upstream(dataset: Any, answer: str, entry: Entry) -> float:
+    return float(dataset.score_answer(answer, entry))
+
+
+def _exact(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
+    """binary_matrix: the same string. ReasoningGYM would `eval` any other answer."""
+    return 1.0 if answer == entry["answer"] else 0.0
+
+
+def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
+    """decimal_arithmetic: upstream compares at whatever precision the last generation left behind; here it is always the configured one."""
+    traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
+    with decimal.localcontext(decimal.Context(prec=dataset.config.precision, rounding=decimal.ROUND_HALF_EVEN, traps=traps)):
+        return _upstream(dataset, answer, entry)
+
+
+def _logic(dataset: Any, answer: str, entry: Entry) -> float:
+    """propositional_logic: upstream's truth table, over the variables of the question alone.
+
+    Upstream takes any name it does not know for one more variable: twenty of them cost 10 s, and `premise ∨ junk` would be entailed.
+    """
+    if not _LOGIC.fullmatch(answer) or answer.count("(") + answer.count(")") > 2 * MOST_PARENTHESES:
+        return 0.0
+    try:
+        names = dataset._collect_variables([Expression.from_string(answer)])
+    except ValueError:  # an operator without its operand; the reward says so
+        return 0.0
+    return _upstream(dataset, answer, entry) if names <= set(entry["metadata"]["variables"]) else 0.0
+
+
+SCORES: Mapping[str, Callable[[Any, str, Entry], float]] = {
+    "binary_matrix": _exact,
+    "decimal_arithmetic": _decimal,
+    "propositional_logic": _logic,
+}

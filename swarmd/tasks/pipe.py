@@ -1,0 +1,98 @@
+"""What passes between the client, the verifier and its worker: frames on pipes, and the messages in them. Loads no ReasoningGYM.
+
+A frame is four bytes of length (big-endian) and that many bytes of MessagePack. Deadlines are by `time.monotonic`.
+"""
+
+import os
+import select
+import time
+
+import msgspec
+
+from swarmd.tasks.answers import Reason
+
+LONGEST_FRAME = 4 * 2**20  # bytes; a full request (scoring.MOST_ANSWERS answers of 256 characters) is below 1 MiB
+_CHUNK = 65_536
+
+
+class Item(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """A task by reference, and answers to it (`answers.read` has passed them). The question and the truth are never received."""
+
+    specialty: str
+    n: int
+    answers: tuple[str, ...]
+
+
+class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    curriculum: str
+    items: tuple[Item, ...]
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
+    """The first reply of a verifier, and of a worker: it can be asked now."""
+
+    seccomp: bool  # the kernel refuses it files, sockets and processes
+
+
+class Judged(msgspec.Struct, tag="judged", array_like=True, frozen=True):
+    """The reply to a request: for each item, in order, one reason per answer."""
+
+    reasons: tuple[tuple[Reason, ...], ...]
+
+
+class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
+    """The reply to a frame that is no request, or what kept a worker from starting."""
+
+    why: str
+
+
+Reply = Ready | Judged | Refused
+
+
+class FrameTooLong(ValueError):
+    """A frame above the limit. It has been read to its end and thrown away, so the next one can be received."""
+
+
+def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> None:
+    """Write one frame. With a deadline, `fd` must be non-blocking; raises TimeoutError after it. BrokenPipeError where nobody reads."""
+    body = msgspec.msgpack.encode(message)
+    view = memoryview(len(body).to_bytes(4, "big") + body)
+    while view:
+        if deadline is not None:
+            await_event(fd, select.POLLOUT, deadline)
+        try:
+            view = view[os.write(fd, view[:_CHUNK]) :]
+        except BlockingIOError:  # less room than a chunk; wait for more
+            continue
+
+
+def receive(fd: int, deadline: float | None = None) -> bytes:
+    """Read one frame's body. Raises EOFError at the end of the stream, TimeoutError after the deadline, FrameTooLong."""
+    size = int.from_bytes(_read(fd, 4, deadline), "big")
+    if size <= LONGEST_FRAME:
+        return _read(fd, size, deadline)
+    left = size
+    while left:
+        left -= len(_read(fd, min(left, _CHUNK), deadline))
+    raise FrameTooLong(f"a frame of {size} bytes is over the limit of {LONGEST_FRAME}")
+
+
+def await_event(fd: int, event: int, deadline: float) -> None:
+    """Return once `fd` is ready (or closed at the other end). Raises TimeoutError after the deadline."""
+    poll = select.poll()
+    poll.register(fd, event)
+    while not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+
+
+def _read(fd: int, size: int, deadline: float | None) -> bytes:
+    body = bytearray()
+    while len(body) < size:
+        if deadline is not None:
+            await_event(fd, select.POLLIN, deadline)
+        piece = os.read(fd, min(size - len(body), _CHUNK))
+        if not piece:
+            raise EOFError
+        body += piece
+    return bytes(body)

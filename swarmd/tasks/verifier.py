@@ -1,0 +1,235 @@
+"""The contained child process that marks answers: `python -m swarmd.tasks.verifier`. Started by `scoring.Verifier`, nobody else.
+
+Two processes. The verifier loads ReasoningGYM once, speaks with its client over standard input and output, and evaluates nothing. Its
+worker, a fork, gives up everything it does not need (containment.py), regenerates each task from its reference, and marks. An answer that
+takes the worker longer than LIMIT, or kills it, earns nothing; the worker is killed and forked anew, which takes some 10 ms.
+
+What containment does not do: code that ran in the worker could still invent results for the answers that follow. No scorer we use runs any.
+
+The verifier lives as long as its standard input is open and its parent is there, so it ignores SIGINT and SIGTERM.
+"""
+
+import gc
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from swarmd.tasks import pipe, seccomp
+from swarmd.tasks.answers import Reason
+from swarmd.tasks.containment import contain, marking
+from swarmd.tasks.curriculum import CURRICULA
+from swarmd.tasks.grading import grade, solution
+from swarmd.tasks.pipe import Item, Judged, Ready, Refused, Request
+from swarmd.tasks.source import TaskRef, tasks_of
+
+LIMIT = 0.2  # seconds an answer may take, the regeneration of its task included
+MOST_LOST = 2  # workers that one item may cost
+WORKER_LIFE = 4096  # answers after which a worker is replaced
+START_LIMIT = 10.0  # seconds a worker may take to be contained
+PARENT_CHECK = 2.0  # seconds
+
+Mark = Callable[[str], Reason]
+Prepare = Callable[[str, str, int], Mark | None]  # (curriculum, specialty, n) -> how to mark an answer to it; None: no such task
+
+_CODES: Sequence[Reason] = tuple(Reason)  # a worker answers with one byte each, an index into this: nothing of it is ever parsed
+
+
+def prepare(curriculum: str, specialty: str, n: int) -> Mark | None:
+    """Regenerate the task here, and mark answers to it."""
+    if curriculum not in CURRICULA:
+        return None
+    tasks = tasks_of(curriculum)
+    task = tasks.task(TaskRef(specialty, n))
+    return None if task is None else lambda answer: grade(tasks, task, answer)
+
+
+def warm_up() -> None:
+    """Make and mark one item of each kind, so that no worker has anything left to import."""
+    for curriculum in CURRICULA:
+        tasks = tasks_of(curriculum)
+        for specialty in tasks.curriculum.specialties:
+            task = tasks.task(TaskRef(specialty, 1))
+            if task is not None:
+                grade(tasks, task, solution(tasks, task))
+
+
+class WorkerLost(Exception):
+    """A worker that has to be replaced; `reason` is TIMEOUT or CRASHED."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class Worker:
+    """One contained fork of this process. Raises OSError where it cannot be contained."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        jobs, self._jobs = os.pipe()
+        self._results, results = os.pipe()
+        verifier = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _become_worker(jobs, results, verifier, prepare)
+        os.close(jobs)
+        os.close(results)
+        os.set_blocking(self._jobs, False)
+        self.answered = 0
+        started = msgspec.msgpack.decode(pipe.receive(self._results, time.monotonic() + START_LIMIT), type=Ready | Refused)
+        if isinstance(started, Refused):
+            raise OSError(f"the worker cannot be contained: {started.why}")
+        self.seccomp = started.seccomp
+
+    def alive(self) -> bool:
+        return os.waitpid(self._pid, os.WNOHANG) == (0, 0)
+
+    def hand(self, curriculum: str, item: Item) -> None:
+        """Give it answers to mark; as many calls of `result` follow."""
+        try:
+            pipe.send(self._jobs, Request(curriculum, (item,)), time.monotonic() + LIMIT)
+        except OSError as error:  # TimeoutError: it does not read; BrokenPipeError: it is gone
+            raise WorkerLost(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.CRASHED) from error
+
+    def result(self) -> Reason:
+        """The next answer's. Raises WorkerLost."""
+        try:
+            pipe.await_event(self._results, select.POLLIN, time.monotonic() + LIMIT)
+        except TimeoutError:
+            raise WorkerLost(Reason.TIMEOUT) from None
+        code = os.read(self._results, 1)
+        if not code or code[0] >= len(_CODES):
+            raise WorkerLost(Reason.CRASHED)
+        self.answered += 1
+        return _CODES[code[0]]
+
+    def end(self) -> None:
+        """Kill it, whatever it is doing."""
+        os.close(self._jobs)
+        os.close(self._results)
+        try:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        except (ProcessLookupError, ChildProcessError):  # `alive` has buried it already
+            return
+
+
+class Marker:
+    """Marks items with a worker, and replaces the worker when it has to."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        self._prepare = prepare
+        self.worker = Worker(prepare)
+
+    def mark(self, curriculum: str, item: Item) -> tuple[Reason, ...]:
+        """One reason per answer. A worker that died is given a second try, in case somebody else killed it; one that was slow is not."""
+        if self.worker.answered >= WORKER_LIFE or not self.worker.alive():
+            self._replace()
+        reasons: list[Reason] = []
+        lost = 0
+        while len(reasons) < len(item.answers) and lost < MOST_LOST:
+            try:
+                self.worker.hand(curriculum, Item(item.specialty, item.n, item.answers[len(reasons) :]))
+                while len(reasons) < len(item.answers):
+                    reasons.append(self.worker.result())
+            except WorkerLost as loss:
+                self._replace()
+                lost += 1
+                if loss.reason is Reason.TIMEOUT or lost == MOST_LOST:
+                    reasons.append(loss.reason)
+        return (*reasons, *[Reason.SKIPPED] * (len(item.answers) - len(reasons)))
+
+    def _replace(self) -> None:
+        self.worker.end()
+        self.worker = Worker(self._prepare)
+
+
+def serve(requests: int, replies: int, prepare: Prepare) -> None:
+    """Answer requests until `requests` ends or the parent is gone."""
+    parent = os.getppid()
+    marker = Marker(prepare)
+    try:
+        pipe.send(replies, Ready(marker.worker.seccomp))
+        while _wait_for_request(requests, parent):
+            pipe.send(replies, _reply(requests, marker))
+    except (EOFError, BrokenPipeError):  # the client is gone: the ordinary end
+        return
+    finally:
+        marker.worker.end()
+
+
+def _wait_for_request(requests: int, parent: int) -> bool:
+    """False when the parent is gone. Not left to the kernel (PR_SET_PDEATHSIG): that acts when the *thread* which started us ends."""
+    while os.getppid() == parent:
+        try:
+            pipe.await_event(requests, select.POLLIN, time.monotonic() + PARENT_CHECK)
+        except TimeoutError:
+            continue
+        return True
+    return False
+
+
+def _reply(requests: int, marker: Marker) -> Judged | Refused:
+    try:
+        request = msgspec.msgpack.decode(pipe.receive(requests), type=Request)
+    except (ValueError, RecursionError) as error:  # a frame too long, not MessagePack (msgspec's errors are ValueErrors), too deep
+        return Refused(str(error))
+    return Judged(tuple(marker.mark(request.curriculum, item) for item in request.items))
+
+
+def _become_worker(jobs: int, results: int, verifier: int, prepare: Prepare) -> NoReturn:
+    """Never returns and never raises: this is a copy of the verifier's stack, and nothing of it may run on."""
+    try:
+        seccomp.die_with_parent(signal.SIGKILL)
+        if os.getppid() == verifier:
+            _work(jobs, results, prepare)
+    finally:
+        os._exit(1)
+
+
+def _work(jobs: int, results: int, prepare: Prepare) -> None:
+    os.dup2(0, 2)  # 0 and 1 lead to /dev/null
+    low, high = sorted((jobs, results))
+    os.closerange(3, low)
+    os.closerange(low + 1, high)
+    os.closerange(high + 1, 1024)
+    try:
+        held = contain()
+    except (OSError, ValueError) as error:  # the verifier raises it, and its client shows it
+        pipe.send(results, Refused(repr(error)))
+        return
+    pipe.send(results, Ready(held))
+    while True:  # until the verifier closes its end (EOFError) or kills us; whatever a scorer raises ends the worker too
+        job = msgspec.msgpack.decode(pipe.receive(jobs), type=Request)
+        for item in job.items:
+            mark = prepare(job.curriculum, item.specialty, item.n)
+            for answer in item.answers:
+                os.write(results, bytes([_CODES.index(_mark(mark, answer))]))
+
+
+def _mark(mark: Mark | None, answer: str) -> Reason:
+    if mark is None:
+        return Reason.NO_TASK
+    with marking():
+        return mark(answer)
+
+
+def run(prepare: Prepare) -> None:
+    """Serve on standard input and output. Those are moved out of the way first, so that nothing printed can get between the replies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    requests, replies = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    warm_up()
+    gc.freeze()  # what is loaded now is never collected, so that forks go on sharing it
+    serve(requests, replies, prepare)
+
+
+if __name__ == "__main__":
+    run(prepare)
