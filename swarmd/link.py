@@ -6,6 +6,7 @@ through it as it sees the memory engine in the lab. End of file means that the o
 a trainer without its daemon ends at once, which is safe because checkpoints are atomic.
 """
 
+import contextlib
 import socket
 import struct
 import threading
@@ -271,6 +272,8 @@ class TrainerLink:
             self._closing = True
             self._written.notify()
         self._writer.join(seconds)
+        with contextlib.suppress(OSError):  # the daemon's end is gone already
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reading thread; close alone would not
         self._socket.close()
 
     # The threads.

@@ -110,10 +110,8 @@ def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) 
     _, _, liar = join(swarm, 2, verifier, config())
     tasks = node.tasks.draw(4, random.Random(0))
     right = {task.ref: f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>" for task in tasks}
-    rollouts = [
-        Rollout(task.ref, (Completion(right[task.ref], True), Completion("<answer>I am right, trust me</answer>", True)), liar.identity.peer_id)
-        for task in tasks
-    ]
+    wrong = Completion("<answer>I am right, trust me</answer>", True)
+    rollouts = [Rollout(task.ref, (Completion(right[task.ref], True), wrong), liar.identity.peer_id) for task in tasks]
     RolloutExchange(liar, "m", lambda ref: True).share(rollouts, 1)
     report = run_round(1, node)
     assert report.pool_fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
