@@ -8,7 +8,7 @@ from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.inbox import Inbox, Limits
 from p2p.topic import Topic
-from p2p.types import Deliver, Engine, Envelope, Peer, PeerId, Reason, Rejected, Verdict
+from p2p.types import Deliver, Engine, Envelope, Peer, PeerId, Reason, Rejected, Started, Verdict
 
 QUEUE_FRAMES = 1024  # admitted and not yet drained
 QUEUE_BYTES = 32 * 1024 * 1024
@@ -48,9 +48,9 @@ class Member:
         """How many frames were refused for which reason, the trainer's reports included, since the start."""
         return self.inbox.counts + self.reports
 
-    async def run(self) -> None:
-        """Be in the swarm until cancelled (trio)."""
-        await self.engine.run()
+    async def run(self, task_status: Started | None = None) -> None:
+        """Be in the swarm until cancelled (trio). With `nursery.start`, returns the addresses once others can reach us."""
+        await self.engine.run(task_status)
 
     def peers(self) -> Sequence[Peer]:
         return self.engine.peers()

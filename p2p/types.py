@@ -96,13 +96,19 @@ class Transport(Protocol):
         """How many frames were refused at admission since the last call, by reason."""
 
 
+class Started(Protocol):
+    """What `trio.Nursery.start` hands to a task that reports when it is ready."""
+
+    def started(self, value: Sequence[str]) -> None: ...
+
+
 class Engine(Protocol):
     """Moves frames between the members of one swarm. Built with a `Deliver`; judged by one contract test suite."""
 
     me: PeerId
 
-    async def run(self) -> None:
-        """Be in the swarm until cancelled (trio)."""
+    async def run(self, task_status: Started | None = None) -> None:
+        """Be in the swarm until cancelled (trio). Reports its addresses once others can reach it; raises OperatorError until then."""
 
     def publish(self, frame: bytes) -> None:
         """Hand a frame over; returns at once. Bounded queue, the oldest waiting frame is dropped."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import trio
 
-from p2p.types import Deliver, Peer, PeerId
+from p2p.types import Deliver, Peer, PeerId, Started
 
 
 class MemorySwarm:
@@ -75,7 +75,9 @@ class MemoryEngine:
         self.swarm, self.me, self.deliver = swarm, me, deliver
         swarm._members[me] = self
 
-    async def run(self) -> None:
+    async def run(self, task_status: Started | None = None) -> None:
+        if task_status is not None:
+            task_status.started(self.addresses())
         try:
             await trio.sleep_forever()
         finally:

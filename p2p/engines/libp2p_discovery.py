@@ -1,0 +1,150 @@
+"""Finding the members of a swarm, and staying connected to enough of them. Off the critical path, every step under a timeout.
+
+Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected peers say of
+themselves (identify); the swarm's provider record in the DHT.
+"""
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p.host.ping import PingService
+from libp2p.kad_dht.provider_store import ProviderStore
+from libp2p.network.exceptions import SwarmException
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+
+from p2p.addressbook import AddressBook
+from p2p.engines.libp2p_stack import Stack
+from p2p.topic import Topic
+from p2p.types import PeerId
+
+TARGET = 8  # members of the swarm to be connected to
+TICK = 1.0  # seconds between looks at whether enough are
+DIALS = 4  # at once
+DIAL_TIMEOUT = 8.0
+DHT_TIMEOUT = 20.0
+DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds; doubling from the first to the last
+PING_EVERY, PING_TIMEOUT = 20.0, 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Discovery:
+    def __init__(self, stack: Stack, topic: Topic, book: AddressBook, clock: Callable[[], float], rng: random.Random) -> None:
+        self._stack, self._topic, self._book, self._clock, self._rng = stack, topic, book, clock, rng
+        self._dialling: set[PeerId] = set()
+        self._connected: set[PeerId] = set()
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_enough, nursery)
+            nursery.start_soon(self._ask_dht)
+            nursery.start_soon(self._ping)
+
+    def members(self) -> set[PeerId]:
+        """Connected peers that are in our swarm."""
+        network = self._stack.host.get_network()
+        return {PeerId(str(peer)) for peer in self._stack.pubsub.peer_topics.get(str(self._topic), ()) if network.get_connections(peer)}
+
+    async def _keep_enough(self, nursery: trio.Nursery) -> None:
+        while True:
+            connected = {PeerId(str(peer)) for peer in self._stack.host.get_connected_peers()}
+            self._note(connected)
+            missing = TARGET - len(self.members()) - len(self._dialling)
+            if missing > 0:
+                for peer, addresses in self._book.candidates(self._clock(), self._rng, without=connected | self._dialling)[
+                    : min(missing, DIALS - len(self._dialling))
+                ]:
+                    self._dialling.add(peer)
+                    nursery.start_soon(self._dial, peer, addresses)
+            await trio.sleep(TICK)
+
+    def _note(self, connected: set[PeerId]) -> None:
+        now = self._clock()
+        for peer in self._connected - connected:
+            self._book.lost(peer, now)
+        store = self._stack.host.get_peerstore()
+        for peer in connected:
+            known = ID.from_string(peer)
+            with contextlib.suppress(Exception):  # nothing is known of a peer that has not identified itself yet
+                self._book.heard(peer, [str(address) for address in store.addrs(known)], now)
+            if peer not in self._connected:
+                self._book.succeeded(peer, None, now)
+        self._connected = connected
+
+    async def _dial(self, peer: PeerId, addresses: list[str]) -> None:
+        """Each address by itself: the library tries one address of a kind and then refuses the peer for a minute."""
+        known = ID.from_string(peer)
+        network, store = self._stack.host.get_network(), self._stack.host.get_peerstore()
+        try:
+            for address in addresses:
+                network.unblock_peer(known)
+                with contextlib.suppress(Exception):  # a peer not in the store has no addresses to clear
+                    store.clear_addrs(known)
+                with trio.move_on_after(DIAL_TIMEOUT):
+                    try:
+                        await self._stack.host.connect(PeerInfo(known, [multiaddr.Multiaddr(address)]))
+                    except SwarmException as error:  # nobody there, or somebody else
+                        log.debug("could not dial %s at %s: %s", peer, address, error)
+                        continue
+                    except Exception as error:  # whatever the library makes of a strange answer; the next address is tried
+                        log.debug("dialling %s at %s failed: %r", peer, address, error)
+                        continue
+                    self._book.succeeded(peer, address, self._clock())
+                    return
+            self._book.failed(peer, self._clock())
+        finally:
+            self._dialling.discard(peer)
+
+    async def _ask_dht(self) -> None:
+        wait = DHT_FIRST
+        while True:
+            await trio.sleep(wait * self._rng.uniform(0.75, 1.25))
+            wait = min(2 * wait, DHT_EVERY)
+            if not self._connected:
+                wait = DHT_FIRST
+                continue
+            with trio.move_on_after(DHT_TIMEOUT):
+                try:
+                    await self._announce_and_look()
+                except Exception as error:  # any of the library's many; peers may still be found at the next turn
+                    log.debug("asking the DHT failed: %r", error)
+
+    async def _announce_and_look(self) -> None:
+        dht, host = self._stack.dht, self._stack.host
+        for peer in host.get_connected_peers():
+            await dht.add_peer(peer)
+        key = "swarmd:" + str(self._topic)
+        # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
+        lookup = ProviderStore(host=host, peer_routing=dht.peer_routing)
+        found = {info.peer_id: info for info in await lookup.find_providers(key.encode())}
+        for info in dht.provider_store.get_providers(key.encode()):
+            found.setdefault(info.peer_id, info)
+        now = self._clock()
+        for info in found.values():
+            self._book.heard(PeerId(str(info.peer_id)), [str(address) for address in info.addrs], now)
+        await dht.provide(key)
+
+    async def _ping(self) -> None:
+        """A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour."""
+        while True:
+            await trio.sleep(PING_EVERY)
+            async with trio.open_nursery() as nursery:
+                for peer in self._stack.host.get_connected_peers():
+                    nursery.start_soon(self._ping_one, peer)
+
+    async def _ping_one(self, peer: Any) -> None:
+        with trio.move_on_after(PING_TIMEOUT):
+            try:
+                await PingService(self._stack.host).ping(peer)
+            except Exception as error:  # it answered something, if only that it knows no ping: it is alive, or about to be dropped
+                log.debug("ping of %s: %r", peer, error)
+            return
+        log.info("%s does not answer and is disconnected", peer)
+        with contextlib.suppress(Exception):  # it may be gone by now
+            await self._stack.host.disconnect(peer)

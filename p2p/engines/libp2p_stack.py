@@ -1,0 +1,295 @@
+"""py-libp2p 0.8.1 put together for one swarm: TCP, Noise, yamux, GossipSub, Kademlia; and its failures contained.
+
+The library's defaults do not suit a daemon that talks to strangers; each departure from them is named where it is made:
+
+- `new_host` also accepts plaintext and secio, which prove nobody's identity. Here Noise alone.
+- What a stream handler or a service task raises ends the whole host, and identify runs as a trio system task, whose failure ends
+  the process. A peer can make them raise with a few bytes. Here such a failure ends that stream or that task.
+- GossipSub's heartbeat is 120 s; it penalises whoever forwards more than 10 messages a second; it starts its message counter
+  from the clock in seconds, so a node that restarts repeats its own ids and is not heard for `seen_ttl`.
+- Listening sockets are opened with SO_REUSEPORT, so a second node on the same port is not refused but steals half the connections.
+"""
+
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import multiaddr
+import psutil
+import trio
+from libp2p import generate_peer_id_from
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.swarm import Swarm
+from libp2p.peer.peerstore import PeerStore
+from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.tools.anyio_service import TrioManager
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
+
+from p2p.address import Endpoint
+from p2p.envelope import MAX_FRAME
+from p2p.errors import CannotListen, PortInUse
+from p2p.identity import Identity
+from p2p.toll import Toll
+from p2p.types import Deliver, Verdict
+
+MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
+SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
+HEARTBEAT = 1  # seconds
+
+log = logging.getLogger(__name__)
+
+# The library silences itself on import. What it warns of is worth hearing, but for what every failed dial or lost peer causes.
+for name, level in {
+    "libp2p": logging.WARNING,
+    "libp2p.network.auto_connector": logging.WARNING,
+    "libp2p.kad_dht": logging.ERROR,
+    "libp2p.pubsub": logging.ERROR,
+}.items():
+    logging.getLogger(name).setLevel(level)
+logging.getLogger("libp2p").propagate = True
+logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)  # a port in use: we say so ourselves
+
+
+class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
+    """A host that outlives what its peers send."""
+
+    async def _swarm_stream_handler(self, net_stream: Any) -> None:
+        try:
+            await super()._swarm_stream_handler(net_stream)
+        except Exception as error:  # any handler of the library, on any bytes; the peer hears of it by the reset
+            log.debug("a stream ended: %r", error)
+            with contextlib.suppress(Exception):  # it may be closed already
+                await net_stream.reset()
+
+    async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
+        try:
+            await super()._identify_task_entry(peer_id, reason)
+        except Exception as error:  # a system task of trio: what it raises would end the process; the peer stays unidentified
+            log.debug("identify failed: %r", error)
+
+
+class Network(Swarm):  # type: ignore[misc]
+    """Connections are made by our own discovery, which knows who is of this swarm."""
+
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.auto_connector = _NoAutoConnector(swarm=self)
+
+
+class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
+    async def maybe_connect(self) -> None:
+        """The library's dials whatever is in its peer store, up to half the high watermark."""
+
+
+class Tasks(TrioManager):  # type: ignore[misc]
+    """Runs a service whose one-off tasks may fail alone. Its daemon tasks may not: the engine then starts all anew."""
+
+    def run_task(
+        self, async_fn: Callable[..., Awaitable[Any]], *args: Any, daemon: bool = False, name: str | None = None, _internal: bool = False
+    ) -> None:
+        async def alone(*arguments: Any) -> None:
+            try:
+                await async_fn(*arguments)
+            except Exception as error:  # one message or one peer that the library could not handle; the log hears of it
+                log.debug("%s failed: %r", name or async_fn, error)
+
+        super().run_task(async_fn if daemon or _internal else alone, *args, daemon=daemon, name=name, _internal=_internal)
+
+
+@dataclass(slots=True)
+class _Visit:
+    passed: bool  # nothing was wrong with the message
+
+
+class TopicPubsub(Pubsub):  # type: ignore[misc]
+    """Pubsub that makes each connected peer pay for what it hands us, well or badly formed."""
+
+    def __init__(self, *args: Any, deliver: Deliver, clock: Callable[[], float], topic: str, **options: Any) -> None:
+        # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
+        super().__init__(
+            *args, allowed_topics={topic}, max_inbound_rpc_size=4 * MAX_FRAME, seen_ttl=SEEN_TTL, validation_cache_ttl=-1, **options
+        )
+        self.counter = int(clock() * 1e9)
+        self.toll = Toll()
+        self._deliver = deliver
+        self._clock = clock
+        self._visit = _Visit(True)
+        self.set_topic_validator(topic, self._validate, is_async_validator=False)
+
+    async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
+        if msg_forwarder == self.my_id:
+            await super().push_msg(msg_forwarder, msg)
+            return
+        peer = str(msg_forwarder)
+        if self.toll.banned(peer, self._clock()):
+            return
+        # The library does not await before the validator has run, so what `_validate` finds in `_visit` is this message's.
+        visit = self._visit = _Visit(passed=self._is_msg_seen(msg))
+        try:
+            await super().push_msg(msg_forwarder, msg)
+        finally:
+            if not self.toll.pay(peer, self._clock(), bad=not visit.passed):
+                log.warning("cut off %s: too many messages, or too many broken ones", peer)
+                await self.host.disconnect(msg_forwarder)
+
+    def _validate(self, _forwarder: Any, msg: Any) -> bool:
+        if msg.from_id == self.my_id.to_bytes():
+            self._visit.passed = True
+            return True
+        verdict = self._deliver(msg.data)
+        self._visit.passed = verdict is not Verdict.REJECT
+        return verdict is Verdict.ACCEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    host: Host
+    pubsub: TopicPubsub
+    router: Any  # GossipSub
+    dht: Any  # KadDHT
+
+
+@contextlib.asynccontextmanager
+async def open_stack(
+    identity: Identity, topic: str, deliver: Deliver, listen: Sequence[Endpoint], clock: Callable[[], float]
+) -> AsyncIterator[Stack]:
+    """The running stack, listening and subscribed. Raises CannotListen; later an exception group, where a service broke."""
+    host = _host(identity)
+    router = GossipSub(
+        protocols=MESHSUB,
+        degree=6,
+        degree_low=4,
+        degree_high=12,
+        heartbeat_interval=HEARTBEAT,
+        gossip_window=3,
+        gossip_history=6,
+        do_px=False,  # a pruning peer could make us dial anything
+        prune_back_off=10,
+        max_idontwant_messages=1000,
+        adaptive_gossip_enabled=False,  # it stretches the heartbeat of a swarm it finds unhealthy, as any small one is
+        spam_protection_enabled=False,  # ours is `Toll` and the inbox
+        eclipse_protection_enabled=False,  # it wants three addresses in the mesh, which one LAN has not
+        pending_messages_ttl=3.0,  # whole messages, kept for every connected peer that is not of this swarm
+    )
+    pubsub = TopicPubsub(host, router, deliver=deliver, clock=clock, topic=topic)
+    wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]
+    try:
+        async with host.run(listen_addrs=wanted):
+            if len(host.get_transport_addrs()) < len(wanted):
+                raise CannotListen(f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen")
+            dht = KadDHT(host, DHTMode.SERVER)
+            async with _running(pubsub), _running(router):
+                await pubsub.wait_until_ready()
+                subscription = await pubsub.subscribe(topic)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_drain, subscription)
+                    nursery.start_soon(_tidy, router, topic)
+                    nursery.start_soon(_keep_running, dht)
+                    yield Stack(host, pubsub, router, dht)
+                    nursery.cancel_scope.cancel()
+    finally:
+        pubsub.seen_messages.stop()  # a thread
+
+
+def check_listen(listen: Sequence[Endpoint]) -> None:
+    """Raises PortInUse or CannotListen. Without SO_REUSEPORT, which the library sets and which would let two nodes share a port."""
+    for endpoint in listen:
+        family = socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a node that was just stopped do not count
+            try:
+                probe.bind((endpoint.host, endpoint.port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise PortInUse(
+                        f"another program is using port {endpoint.port} ({endpoint}); stop it, or change swarm.listen, "
+                        "where port 0 takes any free one"
+                    ) from None
+                raise CannotListen(
+                    f"cannot listen on {endpoint}: {error.strerror}; change swarm.listen, /ip4/0.0.0.0/tcp/0 works everywhere"
+                ) from None
+
+
+def dialable(addresses: Sequence[str]) -> list[str]:
+    """Listen addresses as others can dial them: 0.0.0.0 and :: become this machine's own, loopback first."""
+    found: list[str] = []
+    for address in addresses:
+        parts = address.split("/")
+        if parts[2] not in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+            found.append(address)
+            continue
+        family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
+        own = {item.address for items in psutil.net_if_addrs().values() for item in items if item.family == family}
+        hosts = sorted((host for host in own if "%" not in host), key=lambda host: (host not in ("127.0.0.1", "::1"), host))
+        found.extend("/".join([*parts[:2], host, *parts[3:]]) for host in hosts)
+    return found
+
+
+def _host(identity: Identity) -> Host:
+    keys = create_new_key_pair(identity.seed)
+    noise = NoiseTransport(keys, noise_privkey=create_new_noise_key_pair().private_key)
+    store = PeerStore()
+    me = generate_peer_id_from(keys)
+    store.add_key_pair(me, keys)
+    network = Network(
+        me,
+        store,
+        TransportUpgrader({NOISE: noise}, {TProtocol(YAMUX): Yamux}),
+        transports=[TCP()],
+        retry_config=RetryConfig(max_retries=0),  # the address book knows when to try again
+        connection_config=ConnectionConfig(min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0),
+    )
+    return Host(network, addrs_factory=lambda found: [multiaddr.Multiaddr(text) for text in dialable([str(address) for address in found])])
+
+
+@contextlib.asynccontextmanager
+async def _running(service: Any) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        manager = Tasks(service)
+        service._manager = manager
+        nursery.start_soon(manager.run)
+        await manager.wait_started()
+        try:
+            yield
+        finally:
+            await manager.stop()
+
+
+async def _keep_running(dht: Any) -> None:
+    """The DHT is only for finding peers: when it breaks, it starts again by itself and nothing else stops."""
+    while True:
+        try:
+            async with _running(dht):
+                await dht.manager.wait_finished()
+        except Exception as error:  # whatever broke in it; the log hears of it
+            log.warning("the DHT broke and starts again in a minute: %r", error)
+        await trio.sleep(60)
+
+
+async def _drain(subscription: Any) -> None:
+    async for _ in subscription:  # delivered by the validator already; the channel would fill up and complain
+        pass
+
+
+async def _tidy(router: Any, topic: str) -> None:
+    """Two of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""
+    while True:
+        await trio.sleep(10)
+        router.recent_message_deliveries.pop(topic, None)
+        router.equivocation_detection.clear()  # the inbox refuses a repeated sequence number itself
