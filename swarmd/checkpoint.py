@@ -44,6 +44,7 @@ class RunState:
     task_rng: tuple[int, tuple[int, ...], float | None]  # random.Random.getstate()
     batch_rng: tuple[int, tuple[int, ...], float | None]
     pool: tuple[Scored, ...]
+    uses: tuple[int, ...]  # how often each of the pool was trained on
     schema: int = SCHEMA
 
 

@@ -78,6 +78,7 @@ class Trainer:
             peers=self.link.peers,
             judge={"score": judged.score, "n": judged.n} if judged else None,
             checkpoint_seconds=self.save_seconds,
+            replays_mean=report.replays_mean,
         )
         # The line first: after a kill between the two, the resumed run drops it and writes it again. No round is missing or there twice.
         self._insist(partial(self.metrics.append, line))
@@ -87,7 +88,14 @@ class Trainer:
 
     def _save(self) -> None:
         node, begun = self.node, time.perf_counter()
-        state = RunState(self.round, self.seed, node.task_rng.getstate(), node.batch_rng.getstate(), tuple(node.pool.snapshot()))
+        state = RunState(
+            self.round,
+            self.seed,
+            node.task_rng.getstate(),
+            node.batch_rng.getstate(),
+            tuple(node.pool.snapshot()),
+            tuple(node.pool.uses()),
+        )
         self._insist(lambda: self.checkpoints.save(state, self.policy.save))
         self.saved, self.save_seconds = self.round, time.perf_counter() - begun
 
@@ -172,7 +180,7 @@ def _resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tup
     policy.restore(folder)
     node.task_rng.setstate(state.task_rng)
     node.batch_rng.setstate(state.batch_rng)
-    node.pool.add(state.pool)
+    node.pool.restore(state.pool, state.uses)
     return state.round, [*notes, f"resumed after round {state.round}"]
 
 

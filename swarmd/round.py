@@ -52,9 +52,10 @@ def run_round(t: int, node: Node) -> RoundReport:
     fresh = node.pool.add(theirs)
 
     batch = node.sample(local, node.pool.snapshot(), node.batch_rng)  # T^n: I^n local, J^n external with an advantage
+    replays = node.pool.use(batch)
     with watch("train"):
         update = node.policy.update(batch) if any(s.informative for s in batch) else UpdateReport()  # policy gradient on T^n
-    return _report(t, node, watch, local, theirs, fresh, batch, update, Counter(rejected))
+    return _report(t, node, watch, local, theirs, fresh, batch, replays, update, Counter(rejected))
 
 
 def _score_own(t: int, node: Node, tasks: Sequence[Task], answers: Sequence[Generation]) -> list[Scored]:
@@ -89,7 +90,7 @@ class _Stopwatch:
 
 def _report(
     t: int, node: Node, watch: _Stopwatch, local: list[Scored], theirs: list[Scored], fresh: int,
-    batch: Sequence[Scored], update: UpdateReport, rejected: Counter[str],
+    batch: Sequence[Scored], replays: Sequence[int], update: UpdateReport, rejected: Counter[str],
 ) -> RoundReport:  # fmt: skip
     external = [s for s in batch if s.rollout.author != node.me]
     staleness = [t - s.round for s in external]
@@ -109,5 +110,6 @@ def _report(
         reward_sum=sum(rewards),
         staleness_mean=sum(staleness) / len(staleness) if staleness else 0.0,
         staleness_max=max(staleness, default=0),
+        replays_mean=sum(replays) / len(replays) if replays else 0.0,
         external_authors=tuple(s.rollout.author for s in external),
     )

@@ -116,4 +116,5 @@ class RoundReport:
     reward_sum: float
     staleness_mean: float  # own rounds since an external rollout of the batch arrived
     staleness_max: int
+    replays_mean: float  # how often the batch's external rollouts had been trained on before
     external_authors: tuple[PeerId, ...]  # of the batch

@@ -31,6 +31,7 @@ def report(number: int, loss: float = 0.5) -> RoundReport:
         reward_sum=8.0,
         staleness_mean=0.5,
         staleness_max=1,
+        replays_mean=0.5,
         external_authors=(),
     )
 

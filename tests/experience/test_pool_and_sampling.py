@@ -35,6 +35,17 @@ def test_over_capacity_the_oldest_go() -> None:
     assert [s.rollout.ref.n for s in pool.snapshot()] == [2, 3, 4]
 
 
+def test_uses_are_counted_and_survive_a_restart() -> None:
+    pool = Pool(max_age=2)
+    first, second = scored(1, 0, 1), scored(2, 0, 1)
+    pool.add([first, second])
+    assert pool.use([first, scored(9, 0, 1, author="me")]) == [0]
+    assert pool.use([first, second]) == [1, 0]
+    again = Pool(max_age=2)
+    again.restore(pool.snapshot(), pool.uses())
+    assert again.use([first, second]) == [2, 1]
+
+
 def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None:
     batch = uniform([scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0))
     assert [s.rollout.ref.n for s in batch] == [1, 3]

@@ -18,7 +18,7 @@ def state(number: int) -> RunState:
     rng = random.Random(number)
     rollout = Rollout(TaskRef("bf", 3), (Completion("é", True), Completion("", False)), PeerId("p"))
     pool = (Scored(rollout, "q", (0.0, 1.0), number), Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))))
-    return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool)
+    return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2))
 
 
 def policy(text: str = "weights"):

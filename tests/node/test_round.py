@@ -155,7 +155,8 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
         run_round(t, other)
         reports.append(without_seconds(run_round(t, node)))
         if t == 2:
-            state = RunState(2, 1, node.task_rng.getstate(), node.batch_rng.getstate(), tuple(node.pool.snapshot()))
+            pool = tuple(node.pool.snapshot()), tuple(node.pool.uses())
+            state = RunState(2, 1, node.task_rng.getstate(), node.batch_rng.getstate(), *pool)
             checkpoints.save(state, policy.save)
 
     swarm = MemorySwarm()
@@ -170,7 +171,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
     again_policy.restore(folder)
     again.task_rng.setstate(state.task_rng)
     again.batch_rng.setstate(state.batch_rng)
-    again.pool.add(state.pool)
+    again.pool.restore(state.pool, state.uses)
     for t in (3, 4):
         run_round(t, other)
         assert without_seconds(run_round(t, again)) == reports[t - 1]
