@@ -18,7 +18,7 @@ from judge.service import JudgeService
 from judge.signing import Signed, verify_request
 from judge.store import HISTORY_PAGE
 from p2p.identity import nickname
-from swarmd.types import Completion
+from swarmd.tasks.scoring import Completion
 
 SCHEMA = 1
 
@@ -66,7 +66,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         grade = await _service(request).answer(signed, id, Completion(given.text, given.ended))
         return JSONResponse(
             {
-                "evaluation": grade.id, "reward": grade.reward, "specialty": grade.specialty,
+                "evaluation": grade.id, "reward": grade.reward, "reason": grade.reason, "specialty": grade.specialty,
                 "answered": grade.answered, "total": grade.total,
             }
         )  # fmt: skip

@@ -36,7 +36,7 @@ def serve(
     origin: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="SWARMD_JUDGE_ORIGIN", help="URL nodes reach this judge by, as https://judge.example; refuses what was signed for another."
+            envvar="SWARMD_JUDGE_ORIGIN", help="URL nodes reach this judge by, as https://judge.example; refuses requests to another."
         ),
     ] = None,
     as_json: Annotated[
@@ -70,3 +70,7 @@ def main() -> None:
     except OperatorError as error:
         print(f"swarmd-judge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

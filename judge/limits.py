@@ -22,6 +22,9 @@ class TokenBuckets:
         self._burst, self._seconds, self._remembered = burst, seconds, remembered
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._buckets)
+
     def wait(self, key: str, now: float) -> float:
         """Take one token and return 0.0, or leave the bucket and return the seconds until there is one. `now`: monotonic seconds."""
         bucket = self._buckets.setdefault(key, _Bucket(float(self._burst), now))

@@ -24,13 +24,12 @@ from judge.sessions import OpenQuestion, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
 from swarmd.tasks.curriculum import Curriculum, curriculum
-from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.scoring import Completion, Judgement, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.types import Completion, TaskRef
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
-Score = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[float, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Judgement, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ async def open_service(
     """A judge with its database, its verifier and its reaper; closed in order at the end. Raises OperatorError."""
     lessons = curriculum(settings.curriculum)
     with contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store, Verifier(lessons) as verifier:
-        service = JudgeService(settings, lessons, store, verifier.score, rng or secrets.SystemRandom(), monotonic, wall)
+        service = JudgeService(settings, lessons, store, verifier.judge, rng or secrets.SystemRandom(), monotonic, wall)
         reaper = asyncio.create_task(service.expire_forever())
         try:
             yield service
@@ -67,15 +66,15 @@ class JudgeService:
         settings: JudgeSettings,
         curriculum: Curriculum,
         store: Store,
-        score: Score,
+        mark: Mark,
         rng: random.Random,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """`store` and `score` are each used from one thread of this service's own; `rng` must be unpredictable outside tests."""
+        """`store` and `mark` are each used from one thread of this service's own; `rng` must be unpredictable outside tests."""
         tasks = CurriculumTasks(curriculum)
         self.settings, self.curriculum = settings, curriculum
-        self._store, self._score, self._monotonic, self._wall = store, score, monotonic, wall
+        self._store, self._mark, self._monotonic, self._wall = store, mark, monotonic, wall
         self._sessions = Sessions(lambda r: tasks.draw_held_out(1, r)[0], rng, settings.deadline, OPEN_QUESTIONS)
         self._buckets = TokenBuckets(ASK_BURST, ASK_SECONDS)
         self._sequences = Sequences()
@@ -124,9 +123,9 @@ class JudgeService:
         question = self._sessions.take(id, signed.peer, now)
         if isinstance(question, Refusal):
             raise Refused(question)
-        reward = await self._reward(question, answer)
+        judgement = await self._judgement(question, answer)
         grade: Grade = await self._write(
-            self._store.graded, question, answer, reward, now - question.asked, signed.sequence, self._wall()
+            self._store.graded, question, answer, judgement, now - question.asked, signed.sequence, self._wall()
         )
         return grade
 
@@ -170,17 +169,17 @@ class JudgeService:
         if refusal := self._sequences.claim(signed, floor):
             raise Refused(refusal)
 
-    async def _reward(self, question: OpenQuestion, answer: Completion) -> float:
+    async def _judgement(self, question: OpenQuestion, answer: Completion) -> Judgement:
         self._scoring += 1
         try:
-            rewards = await asyncio.get_running_loop().run_in_executor(self._scorer, self._score, [(question.task.ref, [answer])])
-        except Exception:  # the verifier could not be started, or broke its promise never to raise: the operator hears of it in the log
+            rows = await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(question.task.ref, [answer])])
+        except VerifierFailed:
             log.exception("cannot score an answer to %s", question.task.ref)
             await self._write(self._store.void, question)
             raise Refused(FAULT) from None
         finally:
             self._scoring -= 1
-        return rewards[0][0]
+        return rows[0][0]
 
     async def _write(self, step: Callable[..., T], *arguments: object) -> T:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from judge.refusals import ALREADY_ANSWERED, BUSY, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
 from p2p.types import PeerId
-from swarmd.types import Task
+from swarmd.tasks.source import Task
 
 REMEMBERED_CLOSED = 10_000
 

@@ -25,4 +25,5 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
     shrink = 1 + z * z / trials
     centre = (share + z * z / (2 * trials)) / shrink
     half = z / shrink * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    # Exactly 0 and 1 at the ends, where rounding would leave a hair.
+    return Interval(max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0)

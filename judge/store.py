@@ -15,7 +15,7 @@ from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import WINDOW, Record, curve_numbers
 from judge.sessions import OpenQuestion
 from p2p.types import PeerId
-from swarmd.types import Completion
+from swarmd.tasks.scoring import Completion, Judgement
 
 SCHEMA_VERSION = 1
 SHOWN_PEERS = 1_000  # on the leaderboard, at most: those seen last
@@ -32,7 +32,7 @@ CREATE TABLE evaluations (
     id TEXT PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers, round INTEGER NOT NULL, model TEXT NOT NULL,
     specialty TEXT NOT NULL, n INTEGER NOT NULL, asked_at REAL NOT NULL,
     state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'graded', 'unanswered', 'void')),
-    number INTEGER, reward REAL, total REAL, seconds REAL, answer TEXT, ended INTEGER,
+    number INTEGER, reward REAL, reason TEXT, total REAL, seconds REAL, answer TEXT, ended INTEGER,
     CHECK ((state = 'graded') = (number IS NOT NULL AND reward IS NOT NULL AND answer IS NOT NULL))
 ) STRICT;
 CREATE UNIQUE INDEX evaluations_graded ON evaluations (peer, number) WHERE number IS NOT NULL;
@@ -46,6 +46,7 @@ class Grade:
 
     id: str
     reward: float
+    reason: str
     specialty: str
     answered: int  # answers of this peer, this one included
     total: float  # its rewards so far
@@ -125,8 +126,9 @@ class Store:
                 (question.id, question.peer, round_number, model, ref.specialty, ref.n, at),
             )
 
-    def graded(self, question: OpenQuestion, answer: Completion, reward: float, seconds: float, sequence: int, at: float) -> Grade:
+    def graded(self, question: OpenQuestion, answer: Completion, judgement: Judgement, seconds: float, sequence: int, at: float) -> Grade:
         """Record a scored answer. `seconds`: from question to answer, by the judge's monotonic clock."""
+        reward, reason = judgement.reward, judgement.reason.value
         with self._write():
             peer = self._db.execute(
                 "UPDATE peers SET answered = answered + 1, reward = reward + ?, last_seen = ?, sequence = max(sequence, ?) WHERE peer = ? "
@@ -134,13 +136,13 @@ class Store:
                 (reward, at, sequence, question.peer),
             ).fetchone()
             done = self._db.execute(
-                "UPDATE evaluations SET state = 'graded', number = ?, reward = ?, total = ?, seconds = ?, answer = ?, ended = ? "
-                "WHERE id = ? AND state = 'open'",
-                (peer["answered"], reward, peer["reward"], seconds, answer.text, answer.ended, question.id),
+                "UPDATE evaluations SET state = 'graded', number = ?, reward = ?, reason = ?, total = ?, seconds = ?, answer = ?, "
+                "ended = ? WHERE id = ? AND state = 'open'",
+                (peer["answered"], reward, reason, peer["reward"], seconds, answer.text, answer.ended, question.id),
             )
             if done.rowcount != 1:
                 raise sqlite3.IntegrityError(f"evaluation {question.id} is not open")  # undone as a whole: nothing counts twice
-        return Grade(question.id, reward, question.task.ref.specialty, peer["answered"], peer["reward"])
+        return Grade(question.id, reward, reason, question.task.ref.specialty, peer["answered"], peer["reward"])
 
     def unanswered(self, questions: Sequence[OpenQuestion]) -> None:
         with self._write():
@@ -165,7 +167,7 @@ class Store:
     def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> Sequence[Mapping[str, Any]]:
         """Graded answers with a number below `before`, newest first. The task and the answer are there: anybody can score it again."""
         rows = self._db.execute(
-            "SELECT id AS evaluation, number, round, model, specialty, n, asked_at, seconds, answer, ended, reward, total "
+            "SELECT id AS evaluation, number, round, model, specialty, n, asked_at, seconds, answer, ended, reward, reason, total "
             "FROM evaluations WHERE peer = ? AND number < ? ORDER BY number DESC LIMIT ?",
             (peer, before, limit),
         ).fetchall()

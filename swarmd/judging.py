@@ -50,6 +50,7 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Graded:
     reward: float  # 0.0 or 1.0, of this answer
+    reason: str  # why, in the judge's words
     specialty: str
     answered: int  # answers of ours the judge has scored, this one included
     total: float  # their rewards
@@ -72,6 +73,7 @@ class _Asked(msgspec.Struct, frozen=True):
 class _Grade(msgspec.Struct, frozen=True):
     evaluation: _Id
     reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    reason: Annotated[str, msgspec.Meta(max_length=64)]
     specialty: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}\Z")]
     answered: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
     total: Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
@@ -172,7 +174,7 @@ class JudgeClient:
         if grade.evaluation != question.id or grade.reward not in (0.0, 1.0) or grade.total > grade.answered:
             return self._failed(self._lie("a grade that cannot be"))
         self._failures = 0
-        return Graded(grade.reward, grade.specialty, grade.answered, grade.total)
+        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.answered, grade.total)
 
     def _failed(self, silence: Silence) -> Silence:
         self._failures += 1
@@ -208,7 +210,7 @@ class JudgeClient:
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes | None]:
         """Status and body; None: the body is over the limit. No redirect is followed, no cookie kept, no environment read."""
         timeout = httpx2.Timeout(self._patience.read, connect=self._patience.connect)
-        headers = {**self._signed(path, body), "content-type": "application/json", "accept-encoding": "identity", "user-agent": "swarmd"}
+        headers = {**self.signed(path, body), "content-type": "application/json", "accept-encoding": "identity", "user-agent": "swarmd"}
         async with (
             httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
             client.stream("POST", self.origin + path, content=body, headers=headers) as response,
@@ -220,7 +222,8 @@ class JudgeClient:
                     return response.status_code, None
             return response.status_code, bytes(received)
 
-    def _signed(self, path: str, body: bytes) -> dict[str, str]:
+    def signed(self, path: str, body: bytes) -> dict[str, str]:
+        """The headers that prove who sends this, for the next sequence number."""
         self._sequence = max(self._sequence + 1, self._nanoseconds())
         message = "\n".join(("POST", self.origin, path, str(self._sequence), sha256(body).hexdigest())).encode()
         return {

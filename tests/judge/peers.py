@@ -1,0 +1,32 @@
+"""A peer that signs as the protocol says, written from docs/judge-protocol.md and apart from both of our implementations."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from p2p.identity import Identity
+
+ORIGIN = "http://judge.test"
+
+
+class SigningPeer:
+    def __init__(self, number: int, origin: str = ORIGIN) -> None:
+        self.identity = Identity.from_seed(bytes([number % 256, number // 256]) * 16)
+        self.origin, self.sequence = origin, 0
+
+    def headers(self, method: str, target: str, body: bytes, sequence: int | None = None) -> dict[str, str]:
+        if sequence is None:
+            self.sequence += 1
+            sequence = self.sequence
+        signed = f"{method}\n{self.origin}\n{target}\n{sequence}\n{hashlib.sha256(body).hexdigest()}"
+        return {
+            "swarmd-peer": self.identity.peer_id,
+            "swarmd-origin": self.origin,
+            "swarmd-sequence": str(sequence),
+            "swarmd-signature": self.identity.sign(b"swarmd judge request v1", signed.encode()).hex(),
+        }
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document).encode()

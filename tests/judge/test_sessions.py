@@ -1,0 +1,125 @@
+"""The open questions: one a peer, answered once, by that peer, in time. No clock is read and no socket opened."""
+
+import random
+
+import pytest
+
+from judge.limits import TokenBuckets
+from judge.refusals import ALREADY_ANSWERED, BUSY, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE
+from judge.sessions import OpenQuestion, Sessions
+from p2p.types import PeerId
+from swarmd.types import Task, TaskRef
+
+ALICE, BOB = PeerId("alice"), PeerId("bob")
+
+
+def sessions(deadline: float = 60.0, limit: int = 100) -> Sessions:
+    return Sessions(lambda rng: Task(TaskRef("bf", rng.randrange(2**31)), "?", {}), random.Random(7), deadline, limit)
+
+
+def ask(open_questions: Sessions, peer: PeerId, now: float) -> OpenQuestion:
+    outcome = open_questions.ask(peer, now)
+    assert isinstance(outcome, tuple)
+    return outcome[0]
+
+
+def test_answered_once() -> None:
+    judge = sessions()
+    question = ask(judge, ALICE, 0.0)
+    assert judge.take(question.id, ALICE, 60.0) == question
+    assert judge.take(question.id, ALICE, 60.0) is ALREADY_ANSWERED
+    assert len(judge) == 0
+
+
+def test_only_by_the_peer_that_asked() -> None:
+    judge = sessions()
+    question = ask(judge, ALICE, 0.0)
+    assert judge.take(question.id, BOB, 1.0) is OTHER_PEER
+    assert judge.take(question.id, ALICE, 1.0) == question  # bob took nothing from alice
+    assert judge.take(question.id, BOB, 1.0) is OTHER_PEER  # and learns nothing of what became of it
+
+
+def test_late_is_late_before_and_after_it_was_noticed() -> None:
+    judge = sessions(deadline=60.0)
+    question = ask(judge, ALICE, 100.0)
+    assert judge.take(question.id, ALICE, 160.001) is TOO_LATE
+    assert judge.expire(160.0) == []
+    assert judge.expire(160.001) == [question]
+    assert judge.expire(200.0) == []
+    assert judge.take(question.id, ALICE, 100.0) is TOO_LATE
+
+
+def test_asking_again_returns_the_same_question() -> None:
+    judge = sessions()
+    first = ask(judge, ALICE, 0.0)
+    assert judge.ask(ALICE, 30.0) == (first, False)
+    assert judge.take(first.id, ALICE, 31.0) == first
+    second = ask(judge, ALICE, 32.0)
+    assert (second.id, second.task) != (first.id, first.task)
+
+
+def test_bounded() -> None:
+    judge = sessions(limit=2)
+    ask(judge, ALICE, 0.0)
+    ask(judge, BOB, 0.0)
+    assert judge.ask(PeerId("carol"), 0.0) is BUSY
+    judge.expire(61.0)
+    ask(judge, PeerId("carol"), 61.0)
+
+
+def test_withdrawn_is_gone() -> None:
+    judge = sessions()
+    question = ask(judge, ALICE, 0.0)
+    judge.withdraw(question)
+    assert judge.take(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
+
+
+def test_same_seed_same_questions() -> None:
+    one, two = sessions(), sessions()
+    assert [ask(one, PeerId(str(i)), 0.0) for i in range(5)] == [ask(two, PeerId(str(i)), 0.0) for i in range(5)]
+
+
+def test_random_histories_never_grade_twice() -> None:
+    """A checker over histories: whatever the order, a question is taken at most once, by its peer, in time."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        judge, now = sessions(deadline=5.0, limit=3), 0.0
+        asked: dict[str, tuple[PeerId, float]] = {}
+        taken: set[str] = set()
+        expired: set[str] = set()
+        for _ in range(200):
+            now += rng.random()
+            peer = PeerId(str(rng.randrange(4)))
+            if rng.random() < 0.5:
+                expired |= {question.id for question in judge.expire(now)}
+                outcome = judge.ask(peer, now)
+                if isinstance(outcome, tuple):
+                    asked.setdefault(outcome[0].id, (peer, now))
+                    assert asked[outcome[0].id][0] == peer
+            elif asked:
+                id = rng.choice(list(asked)[-5:])
+                question = judge.take(id, peer, now)
+                if isinstance(question, OpenQuestion):
+                    assert id not in taken | expired
+                    assert asked[id][0] == peer
+                    assert now <= asked[id][1] + 5.0
+                    taken.add(id)
+        assert taken
+        assert not taken & expired
+
+
+def test_a_bucket_refills() -> None:
+    buckets = TokenBuckets(burst=3, seconds=2.0)
+    assert [buckets.wait("a", 10.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+    assert buckets.wait("a", 11.0) == pytest.approx(1.0)
+    assert buckets.wait("b", 11.0) == 0.0  # another peer's is its own
+    assert buckets.wait("a", 12.0) == 0.0
+    assert buckets.wait("a", 12.0) == pytest.approx(2.0)
+
+
+def test_buckets_are_bounded() -> None:
+    buckets = TokenBuckets(burst=1, seconds=1e9, remembered=10)
+    for i in range(1_000):
+        buckets.wait(str(i), 0.0)
+    assert buckets.wait("999", 0.0) > 0  # the newest are remembered
+    assert len(buckets) <= 10

@@ -1,0 +1,131 @@
+"""Whose request it is: the golden example, agreement of the three implementations, and forgeries."""
+
+import random
+
+import pytest
+
+from judge.refusals import Refusal
+from judge.signing import HEADERS, Sequences, Signed, verify_request
+from p2p.identity import Identity
+from p2p.types import PeerId
+from swarmd.judging import JudgeClient
+from tests.judge.peers import ORIGIN, SigningPeer
+
+TARGET, BODY = "/v1/evaluations", b'{"round":17,"model":"tiny","curriculum":"0123456789abcdef"}'
+
+# docs/judge-protocol.md: the key's seed is 32 bytes of 01. Frozen: another value is another protocol.
+GOLDEN = {
+    "swarmd-peer": "12D3KooWK99VoVxNE7XzyBwXEzW7xhK7Gpv85r9F3V3fyKSUKPH5",
+    "swarmd-origin": "http://127.0.0.1:8400",
+    "swarmd-sequence": "1700000000000000000",
+    "swarmd-signature": "86eff4eabaed368cd3988152db50ff79e263a04aa6a29519ddb6ce031819f343"
+    "96fd8404ebabe98d19791548a7414690318d807ba01f5143c9b4227d6d545e03",
+}
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def raw(headers: dict[str, str]) -> Headers:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+
+def test_golden() -> None:
+    peer = SigningPeer(0x0101, origin="http://127.0.0.1:8400")
+    assert peer.headers("POST", TARGET, BODY, 1_700_000_000_000_000_000) == GOLDEN
+    assert verify_request("POST", TARGET, raw(GOLDEN), BODY) == Signed(PeerId(GOLDEN["swarmd-peer"]), 1_700_000_000_000_000_000)
+
+
+def test_our_client_signs_the_same() -> None:
+    client = JudgeClient("http://127.0.0.1:8400/", Identity.from_seed(b"\x01" * 32), "d", nanoseconds=lambda: 1_700_000_000_000_000_000)
+    assert client.signed(TARGET, BODY) == GOLDEN
+
+
+def test_forged_and_mutated_requests() -> None:
+    """3,000 changed requests, each differing from the signed one in one thing: none is accepted."""
+    rng = random.Random(5)
+    alice, mallory = SigningPeer(1), SigningPeer(2)
+    accepted = 0
+    for i in range(3_000):
+        headers, method, target, body = alice.headers("POST", TARGET, BODY, i), "POST", TARGET, BODY
+        others = mallory.headers("POST", TARGET, BODY, i)
+        match i % 10:
+            case 0:
+                body = flipped(body, rng)
+            case 1:
+                headers["swarmd-signature"] = flipped(bytes.fromhex(headers["swarmd-signature"]), rng).hex()
+            case 2:
+                headers["swarmd-sequence"] = str(i + 1 + rng.randrange(10**6))
+            case 3:
+                headers["swarmd-peer"] = others["swarmd-peer"]
+            case 4:
+                headers["swarmd-signature"] = others["swarmd-signature"]
+            case 5:
+                target = rng.choice(["/v1/evaluations/", "/v1/evaluations?x", "/v1/Evaluations", f"/v1/evaluations/{i}/answer"])
+            case 6:
+                method = rng.choice(["GET", "PUT", "post", "POST "])
+            case 7:
+                headers["swarmd-origin"] = rng.choice(["http://judge.tesu", "https://judge.test", "http://judge.test:80"])
+            case 8:
+                headers["swarmd-peer"] = letters(headers["swarmd-peer"], rng)
+            case 9:
+                name = rng.choice(HEADERS)
+                headers[name] = rng.choice([headers[name] + " ", headers[name].upper() + "0", "", "0x1", "-1", "１", "\n"])
+        accepted += isinstance(verify_request(method, target, [(k.encode(), v.encode()) for k, v in headers.items()], body), Signed)
+    assert accepted == 0
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    bit = rng.randrange(len(data) * 8)
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
+
+
+def letters(text: str, rng: random.Random) -> str:
+    at = rng.randrange(len(text))
+    return text[:at] + rng.choice([c for c in "123456789ABCDEFGHJKLMNPQRSTUVWXYZ0OIl" if c != text[at]]) + text[at + 1 :]
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_each_header_exactly_once(name: str) -> None:
+    headers = raw(SigningPeer(1).headers("POST", TARGET, BODY))
+    assert refused([h for h in headers if h[0] != name.encode()]).status == 401
+    assert refused([*headers, (name.encode(), dict(headers)[name.encode()])]).status == 400
+
+
+@pytest.mark.parametrize("sequence", ["01", "+1", "1_0", "1e3", " 1", "", "9223372036854775808", "99999999999999999999"])
+def test_a_sequence_number_has_one_spelling(sequence: str) -> None:
+    headers = SigningPeer(1).headers("POST", TARGET, BODY) | {"swarmd-sequence": sequence}
+    assert refused(raw(headers)).status == 400
+
+
+def refused(headers: Headers, origins: frozenset[str] = frozenset()) -> Refusal:
+    outcome = verify_request("POST", TARGET, headers, BODY, origins)
+    assert isinstance(outcome, Refusal)
+    assert outcome.error
+    assert outcome.remedy
+    return outcome
+
+
+def test_signed_for_another_judge() -> None:
+    headers = raw(SigningPeer(1).headers("POST", TARGET, BODY))
+    assert isinstance(verify_request("POST", TARGET, headers, BODY, frozenset({ORIGIN})), Signed)
+    assert "another judge" in refused(headers, frozenset({"https://judge.example"})).error
+
+
+def test_sequences_only_rise() -> None:
+    alice, bob = PeerId("alice"), PeerId("bob")
+    sequences = Sequences()
+    assert sequences.claim(Signed(alice, 5), -1) is None
+    for used in (5, 4, 0):
+        refusal = sequences.claim(Signed(alice, used), -1)
+        assert refusal is not None
+        assert refusal.extra == (("sequence", 5),)
+    assert sequences.claim(Signed(bob, 1), -1) is None
+    assert sequences.claim(Signed(alice, 6), -1) is None
+
+
+def test_sequences_forgotten_in_memory_are_in_the_store() -> None:
+    sequences = Sequences(remembered=2)
+    for i in range(10):
+        assert sequences.claim(Signed(PeerId(str(i)), 7), -1) is None
+    assert not sequences.knows(PeerId("0"))
+    assert sequences.claim(Signed(PeerId("0"), 7), 7) is not None  # what the store remembers counts

@@ -1,0 +1,68 @@
+"""Wilson's interval against published values, and the ranking built on it."""
+
+from itertools import pairwise
+
+import pytest
+
+from judge.leaderboard import CURVE_POINTS, Record, curve_numbers, rank
+from judge.statistics import Interval, wilson
+from p2p.types import PeerId
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        (81, 263, 0.2553, 0.3662),  # Newcombe, Statistics in Medicine 17 (1998), table I, method 3
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_published_values(successes: int, trials: int, low: float, high: float) -> None:
+    interval = wilson(successes, trials)
+    assert (round(interval.low, 4), round(interval.high, 4)) == (low, high)
+
+
+def test_edges() -> None:
+    assert wilson(0, 0) == Interval(0.0, 1.0)
+    assert wilson(5, 5).high == 1.0
+    for bad in [(-1, 3), (4, 3)]:
+        with pytest.raises(ValueError, match="successes"):
+            wilson(*bad)
+
+
+def test_it_narrows_with_trials_and_mirrors() -> None:
+    for trials in (1, 7, 40):
+        for successes in range(trials + 1):
+            interval, mirror = wilson(successes, trials), wilson(trials - successes, trials)
+            assert 0 <= interval.low <= successes / trials <= interval.high <= 1
+            assert interval.low == pytest.approx(1 - mirror.high)
+    widths = [wilson(n // 2, n).high - wilson(n // 2, n).low for n in (4, 16, 64, 256)]
+    assert all(wide > narrow for wide, narrow in pairwise(widths))
+
+
+def record(peer: str, right: int, wrong: int) -> Record:
+    answers = [("bf", 1.0)] * right + [("arc_1d", 0.0)] * wrong
+    return Record(PeerId(peer), "tiny", 0.0, 0.0, right + wrong, 0, float(right), answers, [])
+
+
+def test_luck_does_not_beat_evidence() -> None:
+    standings = rank([record("lucky", 2, 0), record("steady", 90, 10), record("poor", 10, 90)])
+    assert [s.record.peer for s in standings] == ["steady", "lucky", "poor"]
+    assert [s.rank for s in standings] == [1, 2, 3]
+    assert standings[0].specialties["bf"].right == 90
+    assert standings[0].specialties["arc_1d"].answers == 10
+
+
+def test_equal_peers_keep_their_order() -> None:
+    one, two = record("a", 3, 3), record("b", 3, 3)
+    assert rank([one, two]) == rank([two, one])
+
+
+@pytest.mark.parametrize("answered", [0, 1, 2, CURVE_POINTS, CURVE_POINTS + 1, 1_000, 123_457])
+def test_a_curve_ends_at_the_last_answer(answered: int) -> None:
+    numbers = curve_numbers(answered)
+    assert len(numbers) <= CURVE_POINTS
+    assert list(numbers) == sorted(set(numbers))
+    if answered:
+        assert (numbers[0], numbers[-1]) == (1, answered)

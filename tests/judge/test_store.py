@@ -1,0 +1,143 @@
+"""The ledger: what it keeps, what it refuses, and that it cannot be counted twice."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from judge.errors import DatabaseInUse, DatabaseUnusable
+from judge.leaderboard import CURVE_POINTS, WINDOW, Record
+from judge.sessions import OpenQuestion
+from judge.store import Store
+from p2p.types import PeerId
+from swarmd.tasks.answers import Judgement, Reason
+from swarmd.types import Completion, Task, TaskRef
+
+ALICE, BOB = PeerId("alice"), PeerId("bob")
+ANSWER = Completion("<answer>1</answer>", True)
+RIGHT, WRONG = Judgement(Reason.CORRECT), Judgement(Reason.WRONG)
+
+
+def opened(folder: Path, curriculum: str = "tiny-9 0123") -> Store:
+    return Store(folder / "state" / "judge.sqlite3", curriculum)
+
+
+def question(number: int, peer: PeerId = ALICE) -> OpenQuestion:
+    return OpenQuestion(f"{number:032x}", peer, Task(TaskRef("bf", number), "?", {}), 0.0, 60.0)
+
+
+def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE) -> None:
+    asked = question(number, peer)
+    store.asked(asked, number, "tiny", sequence=2 * number, at=float(number))
+    store.graded(asked, ANSWER, RIGHT if reward else WRONG, seconds=0.5, sequence=2 * number + 1, at=number + 0.5)
+
+
+def the(record: Record | None) -> Record:
+    assert record is not None
+    return record
+
+
+def test_what_it_keeps(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        for number in range(1, 301):
+            evaluate(store, number, float(number % 3 == 0))
+        evaluate(store, 1_000, 1.0, BOB)
+        alice = the(store.record(ALICE))
+        assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (300, 100.0, 0, 300.5, "tiny")
+        assert len(alice.recent) == WINDOW
+        assert sum(reward for _, reward in alice.recent) == 34
+        assert alice.curve[0] == (1, 0.0)
+        assert alice.curve[-1] == (300, 100.0)
+        assert len(alice.curve) <= CURVE_POINTS
+        assert [record.peer for record in store.records()] == [BOB, ALICE]  # seen last first
+        newest = store.history(ALICE, before=2**63 - 1, limit=2)
+        assert [row["number"] for row in newest] == [300, 299]
+        assert (newest[0]["answer"], newest[0]["reason"]) == (ANSWER.text, "correct")
+        assert (newest[0]["specialty"], newest[0]["n"], newest[0]["ended"]) == ("bf", 300, True)
+        assert [row["number"] for row in store.history(ALICE, before=299, limit=1)] == [298]
+        assert store.sequence(ALICE) == 601
+        assert store.sequence(PeerId("nobody")) == -1
+        assert store.record("nobody") is None
+
+
+def test_an_evaluation_is_graded_once(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        evaluate(store, 1, 1.0)
+        with pytest.raises(sqlite3.IntegrityError):
+            store.graded(question(1), ANSWER, RIGHT, 0.5, 9, 9.0)
+        assert the(store.record(ALICE)).answered == 1  # undone as a whole
+        with pytest.raises(sqlite3.IntegrityError):
+            store.asked(question(1), 1, "tiny", 10, 10.0)
+        evaluate(store, 2, 1.0)  # and the next one goes on
+
+
+def test_unanswered_counts_as_nothing_and_is_recorded(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        store.asked(question(1), 1, "tiny", 1, 1.0)
+        store.unanswered([question(1)])
+        record = the(store.record(ALICE))
+        assert (record.answered, record.unanswered, record.reward) == (0, 1, 0.0)
+        assert store.records() == []
+        with pytest.raises(sqlite3.IntegrityError):
+            store.graded(question(1), ANSWER, RIGHT, 0.5, 2, 2.0)
+
+
+def test_what_a_restart_leaves(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        evaluate(store, 1, 1.0)
+        store.asked(question(2), 2, "tiny", 5, 5.0)
+        before = store.records()
+    with closing(opened(tmp_path)) as store:
+        assert store.records() == before
+        assert the(store.record(ALICE)).unanswered == 0  # the open question is void: not the peer's fault
+        assert store.sequence(ALICE) == 5
+        with pytest.raises(sqlite3.IntegrityError):
+            store.graded(question(2), ANSWER, RIGHT, 0.5, 6, 6.0)
+
+
+def test_two_judges_do_not_share_one(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)), pytest.raises(DatabaseInUse, match="--database"):
+        opened(tmp_path)
+    opened(tmp_path).close()
+
+
+def test_another_curriculum_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with pytest.raises(DatabaseUnusable, match=r"tiny-9 0123.*sapo-9"):
+        opened(tmp_path, "sapo-9 4567")
+    opened(tmp_path).close()  # and was left as it is
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "state" / "judge.sqlite3")) as database:
+        database.execute("PRAGMA user_version=2")
+    with pytest.raises(DatabaseUnusable, match="another version"):
+        opened(tmp_path)
+
+
+def test_no_database_at_all(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "judge.sqlite3").write_bytes(b"this is a letter, not a database" * 100)
+    with pytest.raises(DatabaseUnusable, match="--database"):
+        opened(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DatabaseUnusable, match="--database"):
+        opened(tmp_path / "file")
+
+
+def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
+    """A full disk, made by a limit on the file's pages: the write is undone, reading goes on, and so does writing when there is room."""
+    with closing(opened(tmp_path)) as store:
+        evaluate(store, 1, 1.0)
+        store._db.execute(f"PRAGMA max_page_count={store._db.execute('PRAGMA page_count').fetchone()[0]}")
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            for number in range(2, 500):
+                evaluate(store, number, 0.0)
+        answered = the(store.record(ALICE)).answered
+        assert len(store.history(ALICE, 2**63 - 1)) == answered
+        assert answered >= 1
+        store._db.execute("PRAGMA max_page_count=100000")
+        evaluate(store, 1_000, 1.0)
+        assert the(store.record(ALICE)).answered == answered + 1
