@@ -1,0 +1,83 @@
+"""What a container does before its program: helps nodes find each other. Then it becomes that program.
+
+A bootstrap address ends in a peer id, and a peer id is known only once there is a key. So the first node makes its key, writes its whole
+address into a file that the others can read, and the others start with it. By environment:
+
+    MEETING_FILE   the file, in a volume that all nodes share
+    MEETING_AS     only for the first node: where the others reach it, as /dns4/node-1/tcp/4001
+    MEETING_WAIT   seconds the others wait for the file; 300 unless said otherwise
+
+Without MEETING_FILE the command is run as it is. Used as: entrypoint.py PROGRAM ARGUMENTS…
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from p2p.address import parse_bootstrap
+from p2p.errors import OperatorError
+from p2p.identity import Identity
+
+KEY_FILE = "identity.key"  # of a node's state folder
+LOOK = 0.5  # seconds between two looks for the file
+
+
+class NobodyToMeet(OperatorError):
+    """The meeting file did not appear. Start the first node, the one with MEETING_AS, and share the file's volume with this one."""
+
+
+def announce(state_dir: Path, address: str, meeting: Path) -> str:
+    """Write this node's whole address, `address` and its peer id, into the meeting file. Makes the key where there is none yet."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    whole = f"{address}/p2p/{Identity.load_or_create(state_dir / KEY_FILE).peer_id}"
+    parse_bootstrap(whole)
+    fresh = meeting.with_name(f".{meeting.name}.{os.getpid()}")
+    fresh.write_text(whole + "\n", encoding="ascii")
+    fresh.replace(meeting)  # whole or not at all: others may be reading
+    return whole
+
+
+def meet(meeting: Path, patience: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> str:
+    """The first node's address, once it is there. Raises NobodyToMeet after `patience` seconds, BadAddress where the file holds none."""
+    until = clock() + patience
+    while not meeting.exists():
+        if clock() >= until:
+            raise NobodyToMeet(f"{meeting} did not appear in {patience:g} s. {NobodyToMeet.__doc__}")
+        sleep(LOOK)
+    address = meeting.read_text(encoding="ascii", errors="replace").strip()
+    parse_bootstrap(address)
+    return address
+
+
+def command(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command to become: as given, and for `swarmd join` with the bootstrap address of the first node."""
+    meeting = environment.get("MEETING_FILE")
+    if not meeting or list(arguments[:2]) != ["swarmd", "join"]:
+        return list(arguments)
+    address = environment.get("MEETING_AS")
+    if address:
+        if "--state-dir" not in arguments[:-1]:
+            raise OperatorError("MEETING_AS needs --state-dir in the command, to make this node's key there.")
+        state_dir = arguments[arguments.index("--state-dir") + 1]
+        print(f"entrypoint: others reach this node at {announce(Path(state_dir), address, Path(meeting))}", file=sys.stderr)
+        return list(arguments)
+    patience = float(environment.get("MEETING_WAIT", "300"))
+    return [*arguments, "--bootstrap", meet(Path(meeting), patience, time.monotonic, time.sleep)]
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit("entrypoint: name a program, as: swarmd join --state-dir /state")
+    try:
+        words = command(sys.argv[1:], os.environ)
+        os.execvp(words[0], words)  # noqa: S606  becoming the program is the point: signals reach it, and its exit code is ours
+    except OperatorError as error:
+        sys.exit(f"entrypoint: {error}")
+    except (OSError, ValueError) as error:  # the meeting file or the key's folder cannot be used, no such program, or no number
+        sys.exit(f"entrypoint: {error}")
+
+
+if __name__ == "__main__":
+    main()
