@@ -20,15 +20,16 @@ ALLOWED_ACROSS = {
 
 # Inside swarmd, lowest first: a module may import from lower lines only, or from its own folder.
 LAYERS = [
-    "errors types",
+    "errors types addresses mistakes",
     "seams config state_folder",
     "tasks experience telemetry",
     "exchange policy control judging checkpoint view",
-    "round link",
+    "round link view_live",
     "node status evaluation supervision",
     "daemon",
     "lab",
-    "cli __main__",
+    "cli",
+    "__main__",
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.split()}
 
