@@ -7,10 +7,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import IO, Any, Protocol
 
 from swarmd.mistakes import printable
+
+SMOOTH = 10  # rounds in a mean reward that is shown
 
 
 class View(Protocol):
@@ -24,17 +27,6 @@ class View(Protocol):
         """Something happened that a person may care about."""
 
     def close(self) -> None: ...
-
-
-def choose(*, as_json: bool) -> View:
-    """JSON where it is asked for; the live page where standard error is a terminal that can show it; else plain lines."""
-    if as_json:
-        return JsonView(sys.stdout, PlainView(sys.stderr))
-    if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "dumb") and sys.stderr.encoding.lower().replace("-", "") == "utf8":
-        from swarmd.view_live import LiveView
-
-        return LiveView()
-    return PlainView(sys.stderr)
 
 
 class PlainView:
@@ -120,7 +112,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
     refused = counts(line["rejected"])
     parts = [
-        f"round {line['round']}: reward {line['reward_mean']:.3f}",
+        f"round {line['round']}: reward {number(line['reward_mean'])}",
         f"loss {number(line['loss'])}",
         f"{line['local']} own + {line['external']} of others",
         f"pool {line['pool']['size']}",
@@ -140,3 +132,48 @@ def counts(refused: Mapping[str, int]) -> str:
 
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
+
+
+def status_lines(document: Mapping[str, Any]) -> list[str]:
+    """The status document for people: one fact a line, nothing cut off."""
+    rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
+    swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
+    rewards = recent(document.get("rewards") or ())
+    facts = [
+        ("state", state_sentence(document)),
+        ("round", f"{document.get('round', 0)}" + (f" of {rounds}" if rounds else "")),
+        ("reward", f"{fmean(rewards):.3f}, mean of the last {len(rewards)} rounds" if rewards else ""),
+        ("last", round_sentence(last).partition(": ")[2] if last else ""),
+        ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
+        ("model", model_words(document.get("model") or {})),
+        ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}"),
+        ("peers", str(document.get("peers", 0))),
+        *(("address", printable(str(address))) for address in document.get("addresses") or ()),
+        ("refused", counts(document.get("rejected") or {}) or "nothing"),
+        ("judge", judge_words(judge) if judge else ""),
+        ("trainer", f"pid {trainer.get('pid')}" + (f", lost and started again: {trainer['restarts']}" if trainer.get("restarts") else "")),
+        ("folder", printable(str(document.get("state_dir", "")))),
+    ]
+    return [f"{name:<8} {text}" for name, text in facts if text]
+
+
+def peer_lines(document: Mapping[str, Any]) -> list[str]:
+    """The peers document for people: one peer a line, in columns."""
+    rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "PEER ID", "ADDRESS")]
+    for peer in document["peers"]:
+        figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
+        rows.append((peer["name"], *figures, peer["direction"], peer["id"], str(peer.get("address") or "–").partition("/p2p/")[0]))
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    if len(rows) == 1:
+        return ["no peers: the node trains alone until it meets some"]
+    return [printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows]
+
+
+def judge_words(judge: Mapping[str, Any]) -> str:
+    score = f"{judge['score']:.3f} over {judge['n']} questions, " if judge.get("score") is not None else ""
+    return printable(f"{score}{judge.get('state', '')}, {judge.get('url', '')}")
+
+
+def recent(rewards: Sequence[float | None]) -> list[float]:
+    """The finite ones of the last SMOOTH rounds; a round that asked nothing itself has none."""
+    return [reward for reward in rewards[-SMOOTH:] if reward is not None]

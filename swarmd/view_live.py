@@ -16,10 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmd.mistakes import printable
-from swarmd.view import counts, model_words, number
+from swarmd.view import SMOOTH, counts, judge_words, model_words, number, recent
 
 EVENTS = 6
-SMOOTH = 10  # rounds in the running mean that is drawn
 _MARKS = {"training": "green", "starting": "cyan", "paused": "yellow", "restarting": "red", "stopping": "magenta"}
 _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
 
@@ -71,8 +70,9 @@ class Page:
         events = events[-max(0, min(EVENTS, room - 4)) :] if room > 4 else []
         curve_rows = max(0, min(8, room - len(events) - 3))
         parts: list[RenderableType] = [_header(document, self._clock())]
-        if document.get("rewards") and curve_rows >= 2:
-            parts.append(_curve(document["rewards"], int(document.get("round") or 0), width, curve_rows))
+        rewards = [reward for reward in document.get("rewards") or () if reward is not None]
+        if rewards and curve_rows >= 2:
+            parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
         table = Table.grid(padding=(0, 2))
         table.add_column(style="dim", no_wrap=True, min_width=7)
         table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
@@ -129,8 +129,7 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, Text]]:
     refused = counts(document.get("rejected") or {})
     rows.append(("refused", Text(refused or "nothing", style="yellow" if refused else "dim")))
     if judge:
-        score = f"{judge['score']:.3f} over {judge['n']} questions · " if judge.get("score") is not None else ""
-        rows.append(("judge", Text(printable(f"{score}{judge.get('state', '')} · {judge.get('url', '')}"))))
+        rows.append(("judge", Text(judge_words(judge))))
     if trainer.get("restarts"):
         rows.append(("trainer", Text(f"lost and started again: {trainer['restarts']}", style="yellow")))
     return rows
@@ -167,7 +166,7 @@ def _duration(seconds: float) -> str:
 
 def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> Text:
     """Mean reward over rounds, a running mean, with its scale; `rows` lines and one of labels."""
-    means = [fmean(rewards[max(0, at + 1 - SMOOTH) : at + 1]) for at in range(len(rewards))]
+    means = [fmean(recent(rewards[: at + 1])) for at in range(len(rewards))]
     low, high = _scale(means)
     text = Text.assemble(
         ("reward ", "dim"),
