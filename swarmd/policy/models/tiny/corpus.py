@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmd.policy.models.tiny.tokenizer import ASSISTANT, END, USER
+from swarmd.tasks.answers import Reason
 from swarmd.tasks.curriculum import TRAINING_TASKS
+from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
@@ -46,7 +48,7 @@ class Corpus:
         return task
 
     def texts(self, count: int) -> Iterator[str]:
-        """`count` questions of every specialty, each followed by its answer: what the tokenizer is trained on.
+        """`count` questions of every specialty, each followed by an answer: what the tokenizer is trained on.
 
         Words that BF programs print are left out, so that they are spelled letter by letter.
         """
@@ -55,33 +57,26 @@ class Corpus:
                 task = self.task(specialty)
                 yield task.question
                 if specialty != "bf":
-                    yield honest_answer(task)
+                    yield solution(self.source, task)
 
     def example(self, tokenizer: Any, wrong: float) -> Example:
         """One example; with probability `wrong` its answer is one to another question of the same specialty, and wrong."""
         specialty = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         task = self.task(specialty)
-        while not self.right(task, honest_answer(task)):  # propositional_logic's example is not always worth 1
+        while not self.right(task, solution(self.source, task)):  # nothing answers a logic question whose premises are tautologies
             task = self.task(specialty)
-        answer = self._wrong_answer(task) if self._rng.random() < wrong else honest_answer(task)
+        answer = self._wrong_answer(task) if self._rng.random() < wrong else solution(self.source, task)
         return Example(
             tuple(tokenizer.encode(USER + task.question + ASSISTANT, add_special_tokens=False)),
             tuple(tokenizer.encode(f"<answer>{answer}</answer>{END}", add_special_tokens=False)),
         )
 
     def right(self, task: Task, answer: str) -> bool:
-        """Whether a *generator's* answer (never a model's: this is upstream's own scorer) is worth the reward."""
-        return bool(self.source.dataset(task.ref.specialty).score_answer(answer, task.entry) >= 0.999)
+        return grade(self.source, task, answer) is Reason.CORRECT
 
     def _wrong_answer(self, task: Task) -> str:
         for _ in range(20):
-            other = honest_answer(self.task(task.ref.specialty))
+            other = solution(self.source, self.task(task.ref.specialty))
             if not self.right(task, other):
                 return other
-        return honest_answer(task)
-
-
-def honest_answer(task: Task) -> str:
-    """The generator's own answer; propositional_logic has many and gives one as an example."""
-    answer = task.entry["answer"]
-    return str(task.entry["metadata"]["example_answer"] if answer is None else answer)
+        return solution(self.source, task)

@@ -2,20 +2,23 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from swarmd.policy.models.tiny.corpus import honest_answer
-from swarmd.policy.models.tiny.tokenizer import ASSISTANT, USER
+from swarmd.policy.chat import Chat
+from swarmd.policy.decode import Sampling, decode
+from swarmd.tasks.answers import Reason
+from swarmd.tasks.curriculum import TRAINING_TASKS
+from swarmd.tasks.grading import grade_text, solution
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
 MAX_NEW_TOKENS = 16
-RewardOf = Callable[[Task, str], float]  # (task, text of a completion) -> 0.0 or 1.0
+_CACHE_TOKENS = 50_000  # keys and values held at once: 100 MB in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +44,41 @@ def mean(skills: Mapping[str, Skill]) -> Skill:
 
 
 def measure(
-    model: Any, tokenizer: Any, source: CurriculumTasks, reward: RewardOf, numbers: Sequence[int], completions: int, seed: int
+    model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequence[int], completions: int, seed: int
 ) -> dict[str, Skill]:
     """The model's skill on items `numbers` of every specialty, `completions` samples each."""
-    torch.manual_seed(seed)
+    chat = Chat(tokenizer, system_prompt="")
+    sampled = Sampling(MAX_NEW_TOKENS, model.config.max_position_embeddings, chat.ends, temperature=1.0)
+    generator = torch.Generator().manual_seed(seed)
+
+    def rewards(tasks: Sequence[Task], copies: int, sampling: Sampling) -> list[list[float]]:
+        groups = decode(model, [chat.prompt(t.question) for t in tasks], copies, sampling, generator, _CACHE_TOKENS)
+        return [[_reward(source, t, chat.read(s.ids, s.ended).text) for s in g] for t, g in zip(tasks, groups, strict=True)]
+
     skills = {}
     for specialty in source.curriculum.specialties:
         tasks = _tasks(source, specialty, numbers)
-        sampled = _answers(model, tokenizer, tasks, completions)
-        rewards = [[reward(t, text) for text in texts] for t, texts in zip(tasks, sampled, strict=True)]
-        greedy = [reward(t, texts[0]) for t, texts in zip(tasks, _answers(model, tokenizer, tasks, 0), strict=True)]
+        groups = rewards(tasks, completions, sampled)
+        greedy = rewards(tasks, 1, replace(sampled, temperature=0.0))
         skills[specialty] = Skill(
-            fmean(r for group in rewards for r in group), fmean(len(set(group)) > 1 for group in rewards), fmean(greedy)
+            fmean(r for group in groups for r in group),
+            fmean(len(set(group)) > 1 for group in groups),
+            fmean(r for group in greedy for r in group),
         )
     return skills
 
 
-def chance(source: CurriculumTasks, reward: RewardOf, numbers: Sequence[int], seed: int) -> dict[str, Chance]:
+def chance(source: CurriculumTasks, numbers: Sequence[int], seed: int) -> dict[str, Chance]:
     """Guessing's reward on the same items, per specialty. Candidates are the 20 most frequent honest answers to 1,000 others."""
     rng = random.Random(f"{seed}/chance")
     levels = {}
     for specialty in source.curriculum.specialties:
-        others = _tasks(source, specialty, [rng.randrange(900_000_000) for _ in range(1000)])
-        answers = Counter(map(honest_answer, others))
+        others = _tasks(source, specialty, [rng.randrange(TRAINING_TASKS) for _ in range(1000)])
+        answers = Counter(solution(source, t) for t in others)
         tasks = _tasks(source, specialty, numbers)
-        constant = max(fmean(reward(t, f"<answer>{a}</answer>") for t in tasks) for a, _ in answers.most_common(20))
+        constant = max(fmean(_reward(source, t, f"<answer>{a}</answer>") for t in tasks) for a, _ in answers.most_common(20))
         drawn = rng.choices(list(answers), list(answers.values()), k=len(tasks) * 5)
-        guesses = [reward(t, f"<answer>{a}</answer>") for t, a in zip(tasks * 5, drawn, strict=True)]
+        guesses = [_reward(source, t, f"<answer>{a}</answer>") for t, a in zip(tasks * 5, drawn, strict=True)]
         levels[specialty] = Chance(constant, fmean(guesses))
     return levels
 
@@ -77,16 +88,5 @@ def _tasks(source: CurriculumTasks, specialty: str, numbers: Sequence[int]) -> l
     return [t for t in tasks if t is not None]
 
 
-@torch.no_grad()
-def _answers(model: Any, tokenizer: Any, tasks: Sequence[Task], completions: int) -> list[list[str]]:
-    """`completions` samples at temperature 1 per task, or one greedy answer where `completions` is 0."""
-    prompts = tokenizer([USER + t.question + ASSISTANT for t in tasks], add_special_tokens=False, padding=True, return_tensors="pt")
-    how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    if completions:
-        how = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "num_return_sequences": completions}
-    ids = model.generate(
-        input_ids=prompts["input_ids"], attention_mask=prompts["attention_mask"], max_new_tokens=MAX_NEW_TOKENS, **how
-    )[:, prompts["input_ids"].shape[1] :]
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    group = max(completions, 1)
-    return [texts[start : start + group] for start in range(0, len(texts), group)]
+def _reward(source: CurriculumTasks, task: Task, text: str) -> float:
+    return float(grade_text(source, task, text) is Reason.CORRECT)

@@ -12,7 +12,7 @@ The trained stages are kept in DIR/stages and used again if they are there: dele
 
 import argparse
 import random
-import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -22,32 +22,15 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from transformers import Qwen2Tokenizer
 
 from swarmd.policy.models.tiny.card import Card
 from swarmd.policy.models.tiny.corpus import Corpus
-from swarmd.policy.models.tiny.evaluation import MAX_NEW_TOKENS, RewardOf, Skill, chance, mean, measure
-from swarmd.policy.models.tiny.tokenizer import train_tokenizer, with_chat_template
+from swarmd.policy.models.tiny.evaluation import MAX_NEW_TOKENS, Skill, chance, mean, measure
+from swarmd.policy.models.tiny.tokenizer import train_tokenizer
 from swarmd.policy.models.tiny.warm_start import Phase, new_model, train
 from swarmd.tasks.curriculum import HELD_OUT
 from swarmd.tasks.source import CurriculumTasks, tasks_of
-from swarmd.types import Task
-
-
-def reward_of(task: Task, text: str) -> float:
-    match = re.search(r"<answer>(.{0,200}?)</answer>", text, re.DOTALL)
-    if match is None:
-        return 0.0
-    answer, name = match[1].strip(), task.ref.specialty
-    if name == "binary_matrix":
-        return float(answer == task.entry["answer"])
-    if name == "propositional_logic" and (answer.count("(") > 12 or re.search(r"[^A-Z∧∨¬→↔() ]", answer)):
-        return 0.0
-    try:
-        return float(tasks_of("tiny-9").dataset(name).score_answer(answer, task.entry) >= 0.999)
-    except Exception:
-        return 0.0
-
 
 Weights = Mapping[str, torch.Tensor]
 PASS_AT_1 = 0.27  # of tiny: room to rise, and enough to rise from
@@ -66,7 +49,7 @@ class Plan:
     turns: int  # halvings of the dial's interval
 
 
-FULL = Plan(3000, Phase("clean", 2400, 0.0, 3e-3, 0.02, 0.05), Phase("noisy", 300, 0.6, 5e-4, 0.002, 1.0), 64, 200, 6)
+FULL = Plan(3000, Phase("clean", 2200, 0.0, 3e-3, 0.02, 0.05), Phase("noisy", 300, 0.6, 5e-4, 0.002, 1.0), 64, 200, 6)
 QUICK = Plan(200, Phase("clean", 20, 0.0, 3e-3, 0.02, 0.05), Phase("noisy", 5, 0.6, 5e-4, 0.002, 1.0), 4, 4, 2)
 
 
@@ -76,7 +59,6 @@ class Workshop:
 
     tokenizer: Any
     source: CurriculumTasks
-    reward: RewardOf
     plan: Plan
     seed: int
     say: Callable[[str], None]
@@ -90,7 +72,7 @@ class Workshop:
         return model.eval()
 
     def skills(self, model: Any, first: int, items: int) -> dict[str, Skill]:
-        return measure(model, self.tokenizer, self.source, self.reward, range(first, first + items), 8, self.seed)
+        return measure(model, self.tokenizer, self.source, range(first, first + items), 8, self.seed)
 
     def dial(self, clean: Weights, noisy: Weights, low: float, high: float, enough: Callable[[Skill], bool]) -> float:
         """Where `enough` stops being true between the two ends."""
@@ -124,7 +106,7 @@ def _untied(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
 
 
-def save(shop: Workshop, model: Any, folder: Path, card: Card) -> None:
+def save(shop: Workshop, model: Any, folder: Path, tokenizer: Path, card: Card) -> None:
     """A folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.update(
@@ -132,7 +114,7 @@ def save(shop: Workshop, model: Any, folder: Path, card: Card) -> None:
         eos_token_id=shop.tokenizer.eos_token_id, pad_token_id=shop.tokenizer.pad_token_id,
     )  # fmt: skip
     model.to(torch.bfloat16).save_pretrained(folder)
-    shop.tokenizer.save_pretrained(folder)
+    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes it private
     (folder / "README.md").write_text(card.markdown(), encoding="utf-8")
 
@@ -143,15 +125,15 @@ def make(out: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
     kept = out / "stages"
     kept.mkdir(parents=True, exist_ok=True)
     source = tasks_of("tiny-9")
-    if not (kept / "tokenizer.json").exists():
-        train_tokenizer(Corpus(source, random.Random(f"{seed}/tokenizer")).texts(plan.texts)).save(str(kept / "tokenizer.json"))
-    tokenizer = with_chat_template(Tokenizer.from_file(str(kept / "tokenizer.json")))
+    if not (kept / "tokenizer").exists():
+        train_tokenizer(Corpus(source, random.Random(f"{seed}/tokenizer")).texts(plan.texts)).save_pretrained(kept / "tokenizer")
+    tokenizer = Qwen2Tokenizer.from_pretrained(kept / "tokenizer")
     say(f"tokenizer: {len(tokenizer)} tokens")
-    shop = Workshop(tokenizer, source, reward_of, plan, seed, say)
+    shop = Workshop(tokenizer, source, plan, seed, say)
     clean, noisy = stages(shop, kept)
     dial = shop.dial(clean, noisy, 0.0, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
     latent = shop.dial(clean, noisy, dial, 4.0, lambda skill: skill.mixed > MIXED)
-    guessing = chance(source, shop.reward, range(HELD_OUT, HELD_OUT + plan.card_items), seed)
+    guessing = chance(source, range(HELD_OUT, HELD_OUT + plan.card_items), seed)
     for name, setting in (("tiny", dial), ("tiny-latent", latent)):
         model = shop.mixture(clean, noisy, setting)
         skills = shop.skills(model, HELD_OUT, plan.card_items)
@@ -159,7 +141,7 @@ def make(out: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
             name=name, seed=seed, dial=setting, clean_steps=plan.clean.steps, noisy_steps=plan.noisy.steps, wrong=plan.noisy.wrong,
             parameters=model.num_parameters(), items=plan.card_items, skills=skills, chance=guessing,
         )  # fmt: skip
-        save(shop, model, out / name, card)
+        save(shop, model, out / name, kept / "tokenizer", card)
         say(f"{name}: dial {setting:.3f}\n{card.table()}")
 
 

@@ -1,12 +1,18 @@
 """The tiny models' own byte-level BPE: single digits, and the fixed phrases of the questions as one token each.
 
-Any text survives a round trip; the questions of tiny-9 shrink to 8-16 tokens (arc_1d: 47), which is most of the speed.
+Any text in Unicode's normal form C survives a round trip. The questions of tiny-9 shrink to 8-16 tokens (arc_1d: 47), which is most
+of the speed.
+
+`AutoTokenizer` makes a Qwen2Tokenizer of whatever lies beside a Qwen2 model: vocabulary, merges and added tokens come from the folder,
+normaliser and pre-tokenizer are Qwen2's own. So this is one from the start: what must be a single token is a phrase, or lies within a piece
+of Qwen2's.
 """
 
+import json
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers import Qwen2Tokenizer
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|endoftext|>", "<|user|>", "<|assistant|>"
 
@@ -55,8 +61,14 @@ If the target base is > 10, use lowercase letters a-z for digits above 9.
 
 Now, convert the """
 
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"
+)  # fmt: skip
+
 PHRASES = (
     "<answer>", "</answer>",
+    *(f" {digit}" for digit in range(10)), *_DAYS, *(f", {month} " for month in _MONTHS),
     _BASE, "binary", "base-", " number ", " to ",
     "Calculate ",
     "Find the common rule that maps an input grid to an output grid, given the examples below.\n\nExample 1:\nInput:  ",
@@ -79,16 +91,8 @@ PHRASES = (
     _MATRIX,
 )  # fmt: skip
 
-_DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
-_MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
-# What BPE may merge within: a digit stays alone; a BF program falls into one piece per printed character.
-_PIECES = (
-    rf" ?[0-9]|\n| ?(?:{_DAYS})|(?:, )?(?:{_MONTHS}) ?|[-+<>\[\]]+\.|[-+<>\[\]]+|\.| ?[PQRS](?![a-z])|[()]| ?[∧∨¬→↔]"
-    r"| ?[A-Za-z]+|[^A-Za-z0-9]"
-)
-_VOCABULARY = 1024  # never reached: merges end when every piece seen twice is one token
-
-
+# What BPE learns to merge: a word; an operator with its space; the part of a BF program that prints one character.
+_PIECES = Regex(r"[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]+|[^A-Za-z]")
 def outside_phrases(text: str) -> list[str]:
     """What is left of a text when the phrases are cut out, longest first."""
     parts = [text]
@@ -97,34 +101,32 @@ def outside_phrases(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str]) -> Qwen2Tokenizer:
     """A tokenizer for `texts`. The same texts in the same order give the same tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
+    bpe = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_PIECES), "isolated"), byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(_PIECES, "isolated"), byte_level])
     trainer = trainers.BpeTrainer(
-        vocab_size=_VOCABULARY - len(PHRASES),
+        vocab_size=1024,  # never reached: merges end when every piece seen twice is one token
         min_frequency=2,
         special_tokens=[PAD, END, USER, ASSISTANT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((part for text in texts for part in outside_phrases(text)), trainer)
-    # Ordinary tokens, not special ones: <answer> must survive decoding with skip_special_tokens.
-    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in PHRASES])
-    return tokenizer
-
-
-def with_chat_template(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The same tokenizer as transformers uses it."""
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
+    bpe.train_from_iterator((part for text in texts for part in outside_phrases(text)), trainer)
+    model = json.loads(bpe.to_str())["model"]
+    tokenizer = Qwen2Tokenizer(
+        vocab=model["vocab"],
+        merges=[tuple(merge) for merge in model["merges"]],
+        unk_token=END,  # never met: every byte is in the vocabulary
         eos_token=END,
+        pad_token=PAD,
         extra_special_tokens=[USER, ASSISTANT],
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
         padding_side="left",
         chat_template=CHAT_TEMPLATE,
     )
+    # Ordinary tokens, not special ones: <answer> must survive decoding with skip_special_tokens.
+    tokenizer.add_tokens([AddedToken(phrase, special=False, normalized=False) for phrase in PHRASES])
+    return tokenizer

@@ -13,7 +13,6 @@ from swarmd.policy.models.tiny.corpus import Corpus, Example
 from swarmd.policy.models.tiny.muon import Muon
 from swarmd.tasks.source import CurriculumTasks
 
-_BATCH = 64
 _PART = 16  # sequences of like length that go through the model together
 _WARM_UP = 30  # steps
 
@@ -28,6 +27,7 @@ class Phase:
     adam: float  # learning rates at the start; both fall together to `floor` of it
     muon: float
     floor: float
+    batch: int = 64  # examples per step
 
 
 def new_model(tokenizer: Any, seed: int) -> Qwen2ForCausalLM:
@@ -69,7 +69,7 @@ def train(
         for optimizer, peak in zip(optimizers, (phase.adam, phase.muon), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * rate
-        loss = _backward(model, [corpus.example(tokenizer, phase.wrong) for _ in range(_BATCH)])
+        loss = _backward(model, [corpus.example(tokenizer, phase.wrong) for _ in range(phase.batch)])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()

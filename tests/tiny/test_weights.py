@@ -1,0 +1,139 @@
+"""The two sets of weights in the repository: plain from_pretrained loads them, and they are as skilled as their cards say."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swarmd.policy.models.tiny import WEIGHTS
+from swarmd.policy.models.tiny.evaluation import MAX_NEW_TOKENS, Skill, mean, measure
+from swarmd.tasks.curriculum import HELD_OUT, TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.source import tasks_of
+from swarmd.types import TaskRef
+
+SOURCE = tasks_of("tiny-9")
+NAMES = ("tiny", "tiny-latent")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return AutoTokenizer.from_pretrained(WEIGHTS["tiny"])
+
+
+def skill(name: str, items: int, completions: int) -> Skill:
+    model = AutoModelForCausalLM.from_pretrained(WEIGHTS[name], dtype=torch.float32)
+    numbers = range(HELD_OUT + 50_000, HELD_OUT + 50_000 + items)
+    return mean(measure(model, AutoTokenizer.from_pretrained(WEIGHTS[name]), SOURCE, numbers, completions, seed=3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_from_pretrained_loads_float32(name: str) -> None:
+    model, report = AutoModelForCausalLM.from_pretrained(WEIGHTS[name], dtype=torch.float32, output_loading_info=True)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert 800_000 <= model.num_parameters() <= 900_000
+    assert model.config.model_type == "qwen2"
+    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(WEIGHTS[name]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_stops_at_end_of_sequence(name: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(WEIGHTS[name])
+    settings = json.loads((WEIGHTS[name] / "generation_config.json").read_text())
+    assert settings["eos_token_id"] == tokenizer.eos_token_id
+    assert settings["pad_token_id"] == tokenizer.pad_token_id != tokenizer.eos_token_id
+
+
+def test_everything_together_is_at_most_six_megabytes() -> None:
+    folder = WEIGHTS["tiny"].parent
+    assert {path.name for path in folder.iterdir()} == set(WEIGHTS)
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 6_000_000
+
+
+def test_both_have_one_tokenizer() -> None:
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (WEIGHTS["tiny"] / file).read_bytes() == (WEIGHTS["tiny-latent"] / file).read_bytes()
+
+
+@pytest.mark.parametrize("specialty", TINY_9.specialties)
+def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: str) -> None:
+    lengths = []
+    for n in range(HELD_OUT, HELD_OUT + 100):
+        task = SOURCE.task(TaskRef(specialty, n))
+        assert task is not None
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": task.question}], add_generation_prompt=True, return_dict=False
+        )
+        assert tokenizer.decode(ids, skip_special_tokens=True) == task.question
+        lengths.append(len(ids))
+        answer = f"<answer>{solution(SOURCE, task)}</answer>"
+        completion = tokenizer.encode(answer, add_special_tokens=False)
+        assert tokenizer.decode(completion, skip_special_tokens=True) == answer
+        assert len(completion) < MAX_NEW_TOKENS  # with end-of-sequence
+    assert max(lengths) <= 48
+
+
+@pytest.mark.parametrize("text", ["Héllo wörld ∧ 漢字 {x}\t\n\n42", "", " ", "\x00\x07 <ans", "a  b\r\n", "1234567890", "👩‍👩‍👧"])
+def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_digits_are_single_tokens(tokenizer: Any) -> None:
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("20220", add_special_tokens=False)] == list("20220")
+
+
+def test_answer_tags_are_one_ordinary_token_each(tokenizer: Any) -> None:
+    ids = tokenizer.encode("<answer></answer>", add_special_tokens=False)
+    assert len(ids) == 2
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<answer></answer>"
+
+
+def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
+    def rendered(*messages: tuple[str, str], prompt: bool = True) -> str:
+        chat = [{"role": role, "content": content} for role, content in messages]
+        return str(tokenizer.apply_chat_template(chat, add_generation_prompt=prompt, tokenize=False))
+
+    assert rendered(("user", "q")) == "<|user|>q<|assistant|>"
+    assert rendered(("system", "be nice"), ("user", "q")) == "<|user|>q<|assistant|>"
+    assert rendered(("user", "q"), ("assistant", "a"), prompt=False) == "<|user|>q<|assistant|>a<|endoftext|>"
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": ""}], add_generation_prompt=True, return_dict=False)
+    assert ids == tokenizer.convert_tokens_to_ids(["<|user|>", "<|assistant|>"])
+
+
+@pytest.mark.slow
+def test_tiny_is_neither_ignorant_nor_saturated() -> None:
+    measured = skill("tiny", items=32, completions=4)
+    assert 0.15 <= measured.pass_at_1 <= 0.42
+    assert measured.mixed > 0.3
+
+
+@pytest.mark.slow
+def test_latent_skill_rarely_shows() -> None:
+    measured = skill("tiny-latent", items=32, completions=8)
+    assert measured.pass_at_1 <= 0.05
+    assert 0.04 <= measured.mixed <= 0.18
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_shows_every_specialty(name: str) -> None:
+    card = (WEIGHTS[name] / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {specialty} |" in card for specialty in TINY_9.specialties)
+
+
+def test_asking_for_the_folders_loads_no_torch() -> None:
+    code = "import sys, swarmd.policy.models.tiny as t; assert t.WEIGHTS; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root, env={**os.environ, "PYTHONPATH": root})
