@@ -1,0 +1,116 @@
+"""Small models in real architectures, with random weights and a tokenizer of their own, written as `save_pretrained` writes them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers import AutoModelForCausalLM
+
+from p2p.types import PeerId
+from swarmd.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.policy.model import LanguagePolicy
+from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef
+
+CHAT = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+NO_SYSTEM_ROLE = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}" + CHAT
+THINKING = CHAT + "{% if enable_thinking is not defined or enable_thinking %}{{ '<think>' }}{% endif %}"
+SPECIALS = ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>"]
+VOCABULARY = len(SPECIALS) + 2 + 256
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,  # wide: else every distribution is flat and argmax a coin toss
+    "eos_token_id": 0,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+}
+FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
+    "qwen2": lambda: Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True),
+    "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "gemma2": lambda: Gemma2Config(**SIZES, tie_word_embeddings=False, sliding_window=16, query_pre_attn_scalar=8, final_logit_softcapping=5.0),
+}
+
+
+def make_tokenizer(chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>") -> PreTrainedTokenizerFast:
+    """Bytes, four control tokens, and <answer>, </answer> as ordinary added tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, "<answer>", "</answer>", *alphabet])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(SPECIALS)
+    backend.add_tokens(["<answer>", "</answer>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=eos, chat_template=chat_template)
+
+
+def make_model(
+    folder: Path, family: str = "qwen2", *, chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>", seed: int = 0, **changes: Any
+) -> Path:
+    """A model's folder. changes: of the architecture's configuration."""
+    config = FAMILIES[family]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = AutoModelForCausalLM.from_config(config)
+    network.save_pretrained(folder)
+    make_tokenizer(chat_template, eos).save_pretrained(folder)
+    return folder
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One model of each family; not to be changed."""
+    return {family: make_model(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
+
+
+def config_of(
+    folder: Path | str, *, temperature: float = 1.0, new_tokens: int = 12, train: dict[str, Any] | None = None, **model: Any
+) -> NodeConfig:
+    return NodeConfig(
+        model=ModelConfig(name=str(folder), **{"device": "cpu", "dtype": "float32", "system_prompt": "", **model}),
+        generate=GenerateConfig(max_new_tokens=new_tokens, temperature=temperature),
+        train=TrainConfig(**(train or {})),
+    )
+
+
+def open_policy(folder: Path | str, seed: int = 0, **changes: Any) -> LanguagePolicy:
+    return LanguagePolicy.open(config_of(folder, **changes), seed)
+
+
+def local(question: str, generation: Generation, rewards: tuple[float, ...], round_number: int = 1) -> Scored:
+    rollout = Rollout(TaskRef("test", 0), generation.completions, PeerId("me"))
+    return Scored(rollout, question, rewards, round_number, generation.tokens)
+
+
+def external(question: str, texts: list[tuple[str, bool]], rewards: tuple[float, ...], round_number: int = 1) -> Scored:
+    """texts: (text, whether it ended by itself)."""
+    rollout = Rollout(TaskRef("test", 0), tuple(Completion(t, e) for t, e in texts), PeerId("other"))
+    return Scored(rollout, question, rewards, round_number)

@@ -1,0 +1,118 @@
+"""Decoding gives exactly the model's distribution, whatever is shared, padded and left out on the way."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swarmd.policy.chat import Chat
+from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode
+from swarmd.policy.device import seeded
+from tests.policy.conftest import FAMILIES, make_model, open_policy
+
+CPU = torch.device("cpu")
+QUESTIONS = ["1+1?", "a rather longer question about nothing at all", "x", "What is the capital?"]
+
+
+def network_of(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def prompts_of(folder: Path) -> list[list[int]]:
+    chat = Chat(AutoTokenizer.from_pretrained(folder), "")
+    return [chat.prompt(q) for q in QUESTIONS]
+
+
+def run(network, prompts, copies=1, temperature=1.0, limit=24, seed=0, cache_tokens=10_000, ends=frozenset({0}), context=128):
+    sampling = Sampling(limit, context, ends, temperature)
+    with torch.no_grad():
+        return decode(network, prompts, copies, sampling, seeded(CPU, seed), cache_tokens)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_generate(family: str, folders: dict[str, Path]) -> None:
+    network, prompts = network_of(folders[family]), prompts_of(folders[family])
+    ours = [samples[0].ids for samples in run(network, prompts, temperature=0.0)]
+    theirs = []
+    for p in prompts:
+        out = network.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), do_sample=False, max_new_tokens=24, pad_token_id=0)
+        theirs.append(tuple(out[0, len(p) :].tolist()))
+    assert ours == theirs
+    assert len(set(ours)) > 1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_are_those_of_a_plain_forward(family: str, temperature: float, folders: dict[str, Path]) -> None:
+    network, prompts = network_of(folders[family]), prompts_of(folders[family])
+    ends = frozenset(range(0, 40))  # many, so that rows leave the batch at different steps
+    answers = run(network, prompts, copies=5, temperature=temperature, ends=ends)
+    lengths = {len(s.ids) for samples in answers for s in samples}
+    assert len(lengths) > 4
+    for prompt, samples in zip(prompts, answers, strict=True):
+        for s in samples:
+            with torch.no_grad():
+                logits = network(torch.tensor([prompt + list(s.ids)])).logits[0, len(prompt) - 1 : -1]
+            expected = torch.log_softmax(logits / temperature, -1)[torch.arange(len(s.ids)), list(s.ids)]
+            torch.testing.assert_close(torch.tensor(s.logprobs), expected, atol=1e-5, rtol=0)
+            assert s.ended == (s.ids[-1] in ends)
+            assert not set(s.ids[:-1]) & ends
+
+
+def test_frequencies_are_the_probabilities(folders: dict[str, Path]) -> None:
+    network, prompt = network_of(folders["qwen2"]), prompts_of(folders["qwen2"])[0]
+    n = 40_000
+    (samples,) = run(network, [prompt], copies=n, limit=1, temperature=1.0, cache_tokens=1)
+    with torch.no_grad():
+        p = torch.softmax(network(torch.tensor([prompt])).logits[0, -1], -1)
+    seen = torch.bincount(torch.tensor([s.ids[0] for s in samples]), minlength=len(p)) / n
+    assert float((seen - p).abs().max()) < 4 * 0.5 / n**0.5
+    assert float((seen - p).abs().sum()) < 0.1
+
+
+def test_same_seed_same_answers_another_seed_others(folders: dict[str, Path]) -> None:
+    network, prompts = network_of(folders["qwen2"]), prompts_of(folders["qwen2"])
+    assert run(network, prompts, 4, seed=3) == run(network, prompts, 4, seed=3) != run(network, prompts, 4, seed=4)
+
+
+def test_small_cache_budget_splits_and_keeps_the_order(folders: dict[str, Path]) -> None:
+    network, prompts = network_of(folders["qwen2"]), prompts_of(folders["qwen2"])
+    assert run(network, prompts, 1, temperature=0.0, cache_tokens=1) == _close(run(network, prompts, 1, temperature=0.0))
+
+
+def _close(answers: list[list[Sample]]) -> object:
+    class Same:
+        def __eq__(self, other: object) -> bool:
+            pairs = [(a, b) for x, y in zip(answers, other, strict=True) for a, b in zip(x, y, strict=True)]
+            return all(a.ids == b.ids and a.logprobs == pytest.approx(b.logprobs, abs=1e-5) for a, b in pairs)
+
+    return Same()
+
+
+def test_stops_at_the_end_of_the_context(folders: dict[str, Path]) -> None:
+    network, prompts = network_of(folders["qwen2"]), prompts_of(folders["qwen2"])
+    context = max(map(len, prompts))  # the longest prompt fills it
+    answers = run(network, prompts, 2, context=context, limit=1000, ends=frozenset({-5}))
+    assert [{len(s.ids) for s in samples} for samples in answers] == [{context - len(p)} for p in prompts]
+    assert answers[1] == [Sample((), (), ended=False)] * 2
+
+
+def test_bfloat16(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["llama"], dtype="bfloat16")
+    (a,) = policy.generate(["1+1?"], 3)
+    assert policy.description["dtype"] == "bfloat16"
+    assert len(a.completions) == 3
+
+
+def test_every_end_of_the_models_settings_ends_an_answer(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, "qwen2")
+    (folder / "generation_config.json").write_text('{"eos_token_id": %s}' % list(range(250)))
+    (answer,) = open_policy(folder).generate(["1+1?"], 16)
+    assert all(len(ids) <= 4 for ids in answer.tokens.ids)
+    assert all(c.ended for c in answer.completions)
+
+
+def test_cache_bytes(folders: dict[str, Path]) -> None:
+    config = network_of(folders["qwen3"]).config
+    assert cache_bytes(config, torch.float32) == 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, bytes

@@ -1,0 +1,290 @@
+"""One step: its gradient against a naive reference, what costs nothing, and what goes wrong."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swarmd.errors import NoModel
+from swarmd.policy.chat import Chat
+from swarmd.policy.packing import Row, micro_batches, pack, rows_of
+from swarmd.policy.update import Diverged, Learner, Learning
+from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
+from tests.policy.conftest import FAMILIES, external, local, open_policy
+
+CPU = torch.device("cpu")
+LIMIT, CONTEXT = 12, 128
+
+
+def network_of(folder: Path):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def chat_of(folder: Path) -> Chat:
+    return Chat(AutoTokenizer.from_pretrained(folder), "")
+
+
+def learning(micro_batch_tokens: int = 16_384, temperature: float = 1.0, rate: float = 1e-3, clip: float = 1e9) -> Learning:
+    return Learning(rate, 0.2, 0.28, clip, temperature, micro_batch_tokens)
+
+
+def mixed_batch(folder: Path) -> list[Scored]:
+    """Ragged on purpose: own and foreign text, empty, cut, too long, without advantage."""
+    policy = open_policy(folder)
+    own, dull = policy.generate(["short?", "a question that is a good deal longer than the other one"], 4)
+    stale = Tokens(own.tokens.ids, tuple(tuple(p + 0.4 * math.sin(i) for i, p in enumerate(ps)) for ps in own.tokens.logprobs))
+    return [
+        local("short?", Generation(own.completions, stale), (1.0, 0.0, 0.0, 1.0)),
+        local("a question that is a good deal longer than the other one", dull, (0.0, 0.0, 0.0, 0.0)),
+        external("what?", [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True)], (1.0, 0.0, 0.0, 1.0)),
+        external("and?", [("yes", False), ("<answer>no</answer>", True)], (0.0, 1.0)),
+        external("all right", [("yes", True), ("no", True)], (1.0, 1.0)),
+    ]
+
+
+def gradients(learner: Learner, rows: list[Row], tokens: int) -> tuple[dict[str, torch.Tensor], UpdateReport]:
+    found: dict[str, torch.Tensor] = {}
+
+    def watch(name: str):
+        return lambda p: found.__setitem__(name, p.grad.clone())
+
+    hooks = [p.register_post_accumulate_grad_hook(watch(name)) for name, p in learner.weights.items()]
+    report = learner.step(rows, tokens)
+    for hook in hooks:
+        hook.remove()
+    return found, report
+
+
+def reference(network, chat: Chat, batch: list[Scored], temperature: float) -> tuple[dict[str, torch.Tensor], float, float, int]:
+    """One rollout at a time, padded on both sides as TRL does, every logit, straight from the definition."""
+    weights = [p for p in network.parameters() if p.requires_grad]
+    total = torch.zeros(())
+    counted, entropy, informative = 0, 0.0, 0
+    for s in batch:
+        prompt = chat.prompt(s.question)
+        room = min(LIMIT, CONTEXT - len(prompt))
+        ids = [list(x) for x in s.tokens.ids] if s.tokens else [chat.encode(c, room) for c in s.rollout.completions]
+        width = max(map(len, ids)) + 3
+        full = torch.tensor([[7] * 5 + prompt + c + [7] * (width - len(c)) for c in ids])
+        mask = torch.tensor([[0] * 5 + [1] * (len(prompt) + len(c)) + [0] * (width - len(c)) for c in ids])
+        logits = network(full, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits / temperature
+        logp = torch.log_softmax(logits, -1)
+        for i, c in enumerate(ids):
+            counted += len(c)
+            start = 5 + len(prompt) - 1
+            for t, token in enumerate(c):
+                lp = logp[i, start + t, token]
+                old = torch.tensor(s.tokens.logprobs[i][t]) if s.tokens else lp.detach()
+                ratio, a = torch.exp(lp - old), s.advantages[i]
+                total = total - torch.min(ratio * a, ratio.clamp(0.8, 1.28) * a)
+                if a:
+                    entropy -= float((logp[i, start + t].exp() * logp[i, start + t]).sum().detach())
+                    informative += 1
+    loss = total / counted
+    grads = torch.autograd.grad(loss, weights)
+    names = [n for n, p in network.named_parameters() if p.requires_grad]
+    return dict(zip(names, grads, strict=True)), loss.item(), entropy / informative, informative
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("budget", [16_384, 60, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_is_the_naive_one(family: str, budget: int, temperature: float, folders: dict[str, Path]) -> None:
+    folder = folders[family]
+    network, chat, batch = network_of(folder), chat_of(folder), mixed_batch(folder)
+    expected, loss, entropy, tokens = reference(network, chat, batch, temperature)
+    rows, counted = rows_of(batch, chat, LIMIT, CONTEXT)
+    got, report = gradients(Learner(network, learning(budget, temperature), CPU), rows, counted)
+    assert got.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
+    assert norm > 0.01
+    assert report.loss == pytest.approx(loss, abs=1e-5)
+    assert report.entropy == pytest.approx(entropy, rel=1e-4)
+    assert report.grad_norm == pytest.approx(norm, rel=1e-4)
+    assert report.tokens == tokens
+    assert 0 < report.clip_fraction < 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lora_trains_the_adapter_alone(dtype: str, folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype, train={"learning_rate": 1e-2})
+    assert policy.description["lora"] == 4
+    weights = policy._learner.weights
+    assert weights
+    assert all("lora_" in name and p.dtype == torch.float32 for name, p in weights.items())
+    assert not any("lm_head" in name or "embed" in name for name in weights)
+    frozen = {n: p.clone() for n, p in policy._loaded.network.named_parameters() if not p.requires_grad}
+    (before,) = policy.generate(["1+1?"], 4)
+    for _ in range(3):
+        (g,) = policy.generate(["1+1?"], 4)
+        report = policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])
+    assert report.grad_norm > 0
+    assert report.clip_fraction < (0.2 if dtype == "bfloat16" else 1e-9)
+    after = dict(policy._loaded.network.named_parameters())
+    assert all(torch.equal(p, after[n]) for n, p in frozen.items())
+    assert before
+
+
+def test_lora_gradient_is_the_naive_one(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["llama"], lora="on", lora_rank=4, train={"learning_rate": 1e-2})
+    (g,) = policy.generate(["1+1?"], 4)
+    policy.update([local("1+1?", g, (1.0, 0.0, 1.0, 0.0))])  # else half of the gradients are zero: B starts at zero
+    network, chat, batch = policy._loaded.network, chat_of(folders["llama"]), mixed_batch(folders["llama"])
+    expected, loss, _, _ = reference(network, chat, batch, 1.0)
+    got, report = gradients(Learner(network, learning(), CPU), *rows_of(batch, chat, LIMIT, CONTEXT))
+    assert report.loss == pytest.approx(loss, abs=1e-5)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_first_update_of_a_round_is_on_policy(temperature: float, folders: dict[str, Path]) -> None:
+    """What decoding recorded is what the update computes: the ratio is 1, whatever the temperature."""
+    policy = open_policy(folders["qwen2"], temperature=temperature, train={"clip_low": 1e-4, "clip_high": 1e-4})
+    (g,) = policy.generate(["1+1?"], 8)
+    report = policy.update([local("1+1?", g, (1.0, 0.0) * 4)])
+    assert report.clip_fraction == 0
+    assert report.tokens == sum(map(len, g.tokens.ids))
+
+
+def test_rewarded_answers_become_likelier(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen2"], train={"learning_rate": 3e-3})
+    for _ in range(60):
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    assert policy.answer("1+1?") == Completion("two", ended=True)
+
+
+def test_without_advantage_nothing_is_computed_and_nothing_moves(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen2"])
+    before = {n: p.clone() for n, p in policy._learner.weights.items()}
+    policy._loaded.network.register_forward_pre_hook(lambda *_: pytest.fail("computed"))
+    assert policy.update([external("?", [("a", True), ("b", True)], (1.0, 1.0))]) == UpdateReport()
+    assert policy.update([external("?", [("", False), ("", False)], (1.0, 0.0))]) == UpdateReport()
+    assert policy.update([]) == UpdateReport()
+    assert all(torch.equal(p, before[n]) for n, p in policy._learner.weights.items())
+
+
+def test_rows_and_their_count(folders: dict[str, Path]) -> None:
+    chat = chat_of(folders["qwen2"])
+    batch = [external("?", [("abc", True), ("", False), ("abcdef", True)], (1.0, 0.0, 0.0)), external("!", [("x", True)] * 2, (0.0, 0.0))]
+    rows, tokens = rows_of(batch, chat, 5, CONTEXT)
+    assert tokens == 4 + 0 + 5 + 2 + 2
+    assert [len(r.completion) for r in rows] == [4, 5]
+    assert rows[0].completion[-1] == 0
+    assert 0 not in rows[1].completion
+    prompt = len(chat.prompt("?"))
+    assert [len(r.completion) for r in rows_of(batch, chat, 5, prompt + 2)[0]] == [2, 2]
+    assert rows_of(batch, chat, 5, prompt) == ([], 0)
+
+
+def test_micro_batches_keep_to_their_budgets() -> None:
+    rows = [Row((1,) * (1 + i % 7), (2,) * (1 + i % 5), 1.0, None) for i in range(50)]
+    for padded, head in [(40, 1000), (1000, 9), (1, 1)]:
+        groups = list(micro_batches(rows, padded, head))
+        assert sorted(map(id, (r for g in groups for r in g))) == sorted(map(id, rows))
+        assert all(len(g) == 1 or len(g) * max(map(len, g)) <= padded for g in groups)
+        assert all(len(g) == 1 or sum(len(r.completion) for r in g) <= head for g in groups)
+
+
+def test_packed_targets_follow_their_positions() -> None:
+    packed = pack([Row((5, 6), (7, 8, 9), 1.0, None), Row((5,), (3,), -1.0, (-0.5,))], CPU)
+    assert packed.ids.tolist() == [[5, 6, 7, 8, 9], [5, 3, 0, 0, 0]]
+    assert packed.predicts.nonzero().tolist() == [[0, 1], [0, 2], [0, 3], [1, 0]]
+    assert packed.targets.tolist() == [7, 8, 9, 3]
+    assert packed.advantages.tolist() == [1, 1, 1, -1]
+    assert packed.old.isnan().tolist() == [True, True, True, False]
+
+
+def test_gradient_norm_is_clipped_but_reported_whole(folders: dict[str, Path]) -> None:
+    rows, tokens = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]), LIMIT, CONTEXT)
+    free = Learner(network_of(folders["qwen2"]), learning(), CPU)
+    tight = Learner(network_of(folders["qwen2"]), learning(clip=1e-3), CPU)
+    assert free.step(rows, tokens).grad_norm == pytest.approx(tight.step(rows, tokens).grad_norm)
+    first_moment = [s["exp_avg"] for s in tight.optimizer.state.values()]
+    assert math.sqrt(sum(float(m.square().sum()) for m in first_moment)) == pytest.approx(0.1 * 1e-3, rel=1e-3)
+
+
+def test_five_steps_that_are_not_finite_end_the_run(folders: dict[str, Path]) -> None:
+    rows, tokens = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]), LIMIT, CONTEXT)
+    network = network_of(folders["qwen2"])
+    learner = Learner(network, learning(), CPU)
+    learner.step(rows, tokens)
+    weight = network.model.norm.weight
+    good = weight.detach().clone()
+    before = {n: p.clone() for n, p in learner.weights.items()}
+
+    def set_weight(value: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.copy_(value)
+
+    set_weight(good * math.nan)
+    for _ in range(4):
+        assert learner.step(rows, tokens) == UpdateReport()
+    set_weight(good)
+    assert all(torch.equal(p, before[n]) for n, p in learner.weights.items())
+    assert learner.step(rows, tokens).tokens > 0  # one good step, and the count starts anew
+    set_weight(good * math.inf)
+    for _ in range(4):
+        learner.step(rows, tokens)
+    with pytest.raises(Diverged, match=r"5 times in a row.*learning_rate"):
+        learner.step(rows, tokens)
+
+
+def scarce(network, tokens: int):
+    """A forward pass that runs out of memory above so many padded tokens: what an allocator does, at a size a test can afford."""
+
+    def check(_, args, kwargs):
+        if kwargs["input_ids"].numel() > tokens:
+            raise torch.OutOfMemoryError("out of memory")
+
+    return network.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def test_out_of_memory_makes_smaller_micro_batches(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    rows, tokens = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]), LIMIT, CONTEXT)
+    longest = max(map(len, rows))
+    expected, _ = gradients(Learner(network_of(folders["qwen2"]), learning(), CPU), rows, tokens)
+    network = network_of(folders["qwen2"])
+    scarce(network, 2 * longest)
+    got, report = gradients(Learner(network, learning(), CPU), rows, tokens)
+    assert report.tokens == sum(len(r.completion) for r in rows)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, atol=1e-6, rtol=1e-4)
+    assert "micro-batches of at most" in caplog.text
+
+
+def test_out_of_memory_with_a_single_row(folders: dict[str, Path]) -> None:
+    rows, tokens = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]), LIMIT, CONTEXT)
+    network = network_of(folders["qwen2"])
+    scarce(network, 3)
+    with pytest.raises(NoModel, match=r"not enough memory.*max_new_tokens"):
+        Learner(network, learning(), CPU).step(rows, tokens)
+
+
+def test_out_of_memory_while_answering(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    policy = open_policy(folders["qwen2"])
+    hook = scarce(policy._loaded.network, 12)
+    answers = policy.generate(["1+1?", "2+2?", "3+3?"], 4)
+    assert [len(a.completions) for a in answers] == [4, 4, 4]
+    assert "out of memory while answering" in caplog.text
+    hook.remove()
+    scarce(policy._loaded.network, 3)
+    with pytest.raises(NoModel, match="to answer one question 4 times"):
+        policy.generate(["1+1?"], 4)
+
+
+def test_other_runtime_errors_are_not_taken_for_it(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen2"])
+
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    policy._loaded.network.register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        policy.update([external("?", [("a", True), ("b", True)], (1.0, 0.0))])
+    with pytest.raises(RuntimeError, match="a bug"):
+        policy.generate(["?"], 2)
