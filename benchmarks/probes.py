@@ -1,0 +1,107 @@
+"""Real processes to measure and to test with: `python -m p2p.probe`, and what each has said so far."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class ProbeProcess:
+    """A running probe. Use as a context manager: it is gone afterwards."""
+
+    def __init__(self, folder: Path, *, listen: str = "/ip4/127.0.0.1/tcp/0", bootstrap: Sequence[str] = (), digest: str = "0") -> None:
+        command = [sys.executable, "-m", "p2p.probe", "--folder", str(folder), "--listen", listen, "--digest", digest]
+        for address in bootstrap:
+            command += ["--bootstrap", address]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.started = time.monotonic()
+        with (folder / "stderr").open("ab") as stderr:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+        self._folder = folder
+        self._said: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> "ProbeProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def addresses(self) -> list[str]:
+        up = self.wait(lambda: self.last("up"), 60)
+        return list(up["up"])
+
+    @property
+    def peer_id(self) -> str:
+        return str(self.wait(lambda: self.last("up"), 60)["id"])
+
+    def said(self, key: str) -> list[dict[str, Any]]:
+        with self._changed:
+            return [message for message in self._said if key in message]
+
+    def last(self, key: str) -> dict[str, Any] | None:
+        return next(reversed(self.said(key)), None)
+
+    def peers(self) -> list[str]:
+        found = self.last("peers")
+        return list(found["peers"]) if found else []
+
+    def errors(self) -> str:
+        return (self._folder / "stderr").read_text()
+
+    def order(self, **order: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def wait(self, condition: Callable[[], Any], seconds: float) -> Any:
+        """What the condition gives once it is true; it is looked at whenever the probe says something. Raises TimeoutError."""
+        until = time.monotonic() + seconds
+        while True:
+            if found := condition():
+                return found
+            with self._changed:
+                if time.monotonic() > until or (self.process.poll() is not None and not self._reader.is_alive()):
+                    raise TimeoutError(f"exit code {self.process.poll()}, last said {self._said[-3:]}, errors: {self.errors()[-2000:]}")
+                self._changed.wait(0.5)
+
+    def wait_for_peers(self, count: int, seconds: float) -> None:
+        self.wait(lambda: len(self.peers()) >= count, seconds)
+
+    def wait_for_frames(self, count: int, seconds: float) -> None:
+        self.wait(lambda: len(self.said("got")) >= count, seconds)
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to say goodbye."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):  # it may be gone
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                with self._changed:
+                    self._said.append(json.loads(line))
+                    self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()

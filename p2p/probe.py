@@ -1,0 +1,124 @@
+"""One member of a swarm as a program, `python -m p2p.probe`: JSON lines in, JSON lines out. It trains nothing.
+
+For tests and benchmarks with real processes, and to try by hand whether two machines reach each other.
+
+In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c times, s seconds apart; without count once
+      end of input                             leave
+Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n, "delay": seconds},
+      {"peers": [ids]} when they change, {"cpu": seconds, "rejected": {reason: n}, "restarts": n} every --report seconds
+"""
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from p2p.engines import engine
+from p2p.errors import OperatorError
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.sequence import SequenceFile
+from p2p.topic import Topic
+from p2p.types import Deliver, Engine, PeerId, Verdict
+
+
+class Probe:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        folder = arguments.folder
+        self._identity = Identity.load_or_create(folder / "key")
+        self._topic = Topic(arguments.swarm, arguments.digest)
+        self._arguments = arguments
+        self._last = -1
+        self.member = Member(
+            self._identity, self._topic, self._engine, sequence=self._numbers(SequenceFile(folder / "sequence", time.time)), clock=time.time
+        )
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            addresses = await nursery.start(self.member.run)
+            _say(up=list(addresses), id=self._identity.peer_id)
+            nursery.start_soon(self._tell)
+            async for line in _lines():
+                await self._obey(json.loads(line))
+            nursery.cancel_scope.cancel()
+
+    async def _obey(self, order: dict[str, Any]) -> None:
+        for _ in range(order.get("count", 1)):
+            self.member.publish("probe", os.urandom(order["publish"]))
+            _say(sent=self._last)
+            await trio.sleep(order.get("every", 0))
+
+    async def _tell(self) -> None:
+        peers: list[PeerId] = []
+        while True:
+            now = sorted(peer.id for peer in self.member.peers())
+            if now != peers:
+                _say(peers=now)
+                peers = now
+            rejected = {reason.name: count for reason, count in self.member.rejected.items()}
+            _say(cpu=time.process_time(), rejected=rejected, restarts=getattr(self.member.engine, "restarts", 0))
+            await trio.sleep(self._arguments.report)
+
+    def _engine(self, deliver: Deliver) -> Engine:
+        def deliver_and_say(frame: bytes) -> Verdict:
+            verdict = deliver(frame)
+            now = time.time()
+            for envelope in self.member.received():
+                _say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), delay=now - envelope.sent_at)
+            return verdict
+
+        return engine("libp2p")(
+            self._identity,
+            self._topic,
+            deliver_and_say,
+            listen=[self._arguments.listen],
+            bootstrap=self._arguments.bootstrap,
+            addressbook=self._arguments.folder / "peers.json",
+            clock=time.time,
+            rng=random.Random(self._identity.peer_id),
+        )
+
+    def _numbers(self, numbers: Iterator[int]) -> Iterator[int]:
+        for self._last in numbers:
+            yield self._last
+
+
+async def _lines() -> Any:
+    async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stream:
+        rest = b""
+        async for chunk in stream:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line
+
+
+def _say(**message: Any) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m p2p.probe", description="one member of a swarm that trains nothing")
+    parser.add_argument("--folder", type=Path, required=True, help="where its key, sequence numbers and known peers are kept")
+    parser.add_argument("--swarm", default="probe", help="name of the swarm")
+    parser.add_argument("--digest", default="0", help="digest of the swarm")
+    parser.add_argument("--listen", default="/ip4/0.0.0.0/tcp/0", help="multiaddress")
+    parser.add_argument("--bootstrap", action="append", default=[], help="multiaddress ending in /p2p/<peer id>; may be repeated")
+    parser.add_argument("--report", type=float, default=0.2, help="seconds between reports")
+    try:
+        trio.run(Probe(parser.parse_args()).run)
+    except* OperatorError as errors:
+        for error in errors.exceptions:
+            sys.stderr.write(f"{error}\n")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
