@@ -80,11 +80,13 @@ def memory_needed(network: nn.Module, dtype: torch.dtype, lora_rank: int | None)
 def _read_config(place: hub.Place) -> Any:
     try:
         document = json.loads((place.folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(document, dict):
+            raise _not_json(place.source)
         return AutoConfig.from_pretrained(place.folder, trust_remote_code=False)
     except FileNotFoundError:
         raise NoModel(f"{place.source} has no config.json, so it is no transformers model. Choose another repository.") from None
     except (UnicodeDecodeError, json.JSONDecodeError):
-        raise NoModel(f"the config.json of {place.source} is not JSON. Download the model again.") from None
+        raise _not_json(place.source) from None
     except (ValueError, KeyError, TypeError, OSError) as error:  # what transformers raises for a configuration it can't make sense of
         if "auto_map" in document:
             raise _remote_code(place.source) from None
@@ -92,6 +94,10 @@ def _read_config(place: hub.Place) -> Any:
             f"transformers cannot read the configuration of {place.source} ({hub.first_line(error)}). "
             "If the architecture is newer than the installed transformers, upgrade it; else choose another model."
         ) from error
+
+
+def _not_json(source: str) -> NoModel:
+    return NoModel(f"the config.json of {source} is not a JSON object. Download the model again.")
 
 
 def _skeleton(architecture: Any, source: str) -> nn.Module:
@@ -153,8 +159,9 @@ def _tokenizer(place: hub.Place, network: nn.Module) -> Any:
 
 def _weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> nn.Module:
     try:
-        network: nn.Module = AutoModelForCausalLM.from_pretrained(
-            folder, config=architecture, dtype=dtype, use_safetensors=True, trust_remote_code=False
+        network: nn.Module
+        network, report = AutoModelForCausalLM.from_pretrained(
+            folder, config=architecture, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise NoModel(
@@ -164,6 +171,9 @@ def _weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error
         raise NoModel(f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it again.") from error
+    if report["missing_keys"]:  # transformers would go on with random ones
+        some = ", ".join(sorted(report["missing_keys"])[:3])
+        raise NoModel(f"the weights of {source} are not all there ({some} …). Download it again, or choose another model.")
     return network
 
 

@@ -68,12 +68,13 @@ def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Ge
         raise CheckpointUnfit(f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used.") from error
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
         raise CheckpointUnfit(f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}")
-    adam = _adam_state(training, learner)
+    if not _fits(training, learner):
+        raise CheckpointUnfit(f"the optimizer state in {folder} is not that of its weights. Remove it: the one before it is used.")
 
     with torch.no_grad():
         for name, parameter in learner.weights.items():
             parameter.copy_(weights[name])
-    learner.optimizer.load_state_dict({"state": adam, "param_groups": learner.optimizer.state_dict()["param_groups"]})
+    learner.optimizer.load_state_dict({"state": _adam_state(training, learner), "param_groups": learner.optimizer.state_dict()["param_groups"]})
     learner.updates = document.updates
     notes = []
     if document.base.device == identity.device:
@@ -111,6 +112,17 @@ def _check(document: _Document, now: Identity) -> None:
 
 def _kind(identity: Identity) -> str:
     return f"a LoRA adapter of rank {identity.lora_rank}" if identity.lora_rank else "all weights of the model"
+
+
+def _fits(training: dict[str, Tensor], learner: Learner) -> bool:
+    """Adam's whole state for every trained tensor or, before the first update, for none; and the random state."""
+    shapes = {key: tuple(t.shape) for key, t in training.items() if key != _RANDOM}
+    whole = {
+        f"{field}/{name}": shape
+        for name, p in learner.weights.items()
+        for field, shape in (("step", ()), ("exp_avg", tuple(p.shape)), ("exp_avg_sq", tuple(p.shape)))
+    }
+    return _RANDOM in training and shapes in ({}, whole)
 
 
 def _adam_state(training: dict[str, Tensor], learner: Learner) -> dict[int, dict[str, Tensor]]:

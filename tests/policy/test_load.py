@@ -1,0 +1,219 @@
+"""Every way a model can fail to load has a message with cause and remedy."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmd.config import ModelConfig
+from swarmd.errors import NoModel
+from swarmd.policy.device import choose_device, choose_dtype, free_memory, is_out_of_memory
+from swarmd.policy.load import load_model, memory_needed
+from tests.policy.conftest import edit_json, make_model, open_policy
+
+CPU = torch.device("cpu")
+
+
+def load(name: Path | str, free: int | None = None, **changes):
+    settings = {"device": "cpu", "dtype": "float32"} | changes
+    return load_model(ModelConfig(name=str(name), **settings), seed=0, free=free_memory if free is None else lambda _: free)
+
+
+def test_describes_what_was_loaded(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["llama"])
+    assert policy.description == {
+        "model": str(folders["llama"].resolve()),
+        "revision": None,
+        "device": "cpu",
+        "dtype": "float32",
+        "parameters": load(folders["llama"]).parameters,
+        "lora": None,
+    }
+    json.dumps(dict(policy.description))
+
+
+def test_small_models_are_trained_whole_and_in_float32(folders: dict[str, Path]) -> None:
+    loaded = load(folders["qwen2"], dtype="auto", device="auto")
+    assert loaded.lora_rank is None
+    assert loaded.dtype == torch.float32
+    assert all(p.requires_grad for p in loaded.network.parameters())
+    assert not loaded.network.training
+
+
+def test_checkpoint_precision_is_not_taken_over(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    edit_json(tmp_path / "config.json", dtype="bfloat16")
+    assert next(load(tmp_path).network.parameters()).dtype == torch.float32
+    assert next(load(tmp_path, dtype="bfloat16").network.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/no-such-model-here"])
+def test_folder_that_is_not_there(name: str) -> None:
+    with pytest.raises(NoModel, match=r"there is no folder.*Use one of tiny, tiny-latent, qwen2\.5-0\.5b"):
+        load(name)
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match=r"no config\.json.*save_pretrained"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "white space", "x" * 200, "a--b"])
+def test_name_that_cannot_be_one(name: str) -> None:
+    with pytest.raises(NoModel, match="is no model's name"):
+        load(name)
+
+
+def test_config_that_is_not_json(tmp_path: Path) -> None:
+    for text in (b"{", b"\xff\xfe", b"[]", b"null", b"3"):
+        (tmp_path / "config.json").write_bytes(text)
+        with pytest.raises(NoModel, match="Download the model again"):
+            load(tmp_path)
+
+
+def test_architecture_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "perpetuum-mobile"}')
+    with pytest.raises(NoModel, match="upgrade it"):
+        load(tmp_path)
+
+
+def test_architecture_that_is_no_language_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(NoModel, match="no causal language model"):
+        load(tmp_path)
+
+
+def test_code_in_the_repository_is_never_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    (tmp_path / "code.py").write_text(f"open({str(mark)!r}, 'w')\nclass Config: ...\nclass Model: ...\n")
+    auto_map = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": auto_map}))
+    with pytest.raises(NoModel, match="never run"):
+        load(tmp_path)
+    assert not mark.exists()
+
+
+def test_code_for_the_tokenizer_is_never_run(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    mark = tmp_path / "ran"
+    (tmp_path / "code.py").write_text(f"open({str(mark)!r}, 'w')\nclass Tok: ...\n")
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="Tok", auto_map={"AutoTokenizer": ["code.Tok", None]})
+    try:
+        load(tmp_path)
+    except NoModel as error:
+        assert "tokenizer" in str(error)
+    assert not mark.exists()
+
+
+def test_pickled_weights_are_refused(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(NoModel, match=r"no weights in safetensors format.*never loaded"):
+        load(tmp_path)
+
+
+def test_damaged_weights(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    for part in (whole[:100], whole[: len(whole) // 2], b""):
+        (tmp_path / "model.safetensors").write_bytes(part)
+        with pytest.raises(NoModel, match=r"weights of .* cannot be loaded.*again"):
+            load(tmp_path)
+
+
+def test_weights_of_another_shape(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    edit_json(tmp_path / "config.json", hidden_size=64)
+    with pytest.raises(NoModel, match="weights of"):
+        load(tmp_path)
+
+
+def test_weights_that_are_not_all_there(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    edit_json(tmp_path / "config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    with pytest.raises(NoModel, match="not all there"):
+        load(tmp_path)
+
+
+def test_tokenizer_without_chat_template(tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match=r"no chat template.*instruct model"):
+        load(make_model(tmp_path, "llama", chat_template=None))
+
+
+def test_tokenizer_without_end(tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match=r"no end-of-sequence.*eos_token"):
+        load(make_model(tmp_path, "llama", eos=None))
+
+
+def test_tokenizer_missing(tmp_path: Path) -> None:
+    make_model(tmp_path, "llama")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(NoModel, match="tokenizer"):
+        load(tmp_path)
+
+
+def test_tokenizer_larger_than_the_network(tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match="do not belong together"):
+        load(make_model(tmp_path, "llama", vocab_size=100))
+
+
+def test_memory_is_checked_before_weights_are_looked_at(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(NoModel, match=r"not enough memory.*at least 0\.00 GB.*0\.00 GB free.*model\.lora"):
+        load(tmp_path, free=1000)
+
+
+def test_memory_needed_is_the_arithmetic(folders: dict[str, Path]) -> None:
+    loaded = load(folders["llama"])
+    assert memory_needed(loaded.network, torch.float32, None) == loaded.parameters * 16
+    adapted = load(folders["llama"], lora="on", lora_rank=4)
+    trained = sum(p.numel() for p in adapted.network.parameters() if p.requires_grad)
+    assert memory_needed(loaded.network, torch.bfloat16, 4) == loaded.parameters * 2 + trained * 16
+    load(folders["llama"], free=loaded.parameters * 16)
+    with pytest.raises(NoModel, match="not enough memory"):
+        load(folders["llama"], free=loaded.parameters * 16 - 1)
+
+
+def test_adapter_starts_at_nothing_and_by_its_seed(folders: dict[str, Path]) -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    base = load(folders["qwen3"])
+    state = torch.random.get_rng_state()
+    one, same, other = (load_model(ModelConfig(name=str(folders["qwen3"]), device="cpu", lora="on"), seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.allclose(one.network(ids).logits, base.network(ids).logits, atol=1e-6)
+    first = [next(p for n, p in x.network.named_parameters() if "lora_A" in n) for x in (one, same, other)]
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], first[2])
+    assert one.fingerprint == base.fingerprint
+
+
+def test_fingerprint_tells_weights_apart_and_not_precisions(folders: dict[str, Path], tmp_path: Path) -> None:
+    here = load(folders["qwen2"]).fingerprint
+    assert load(folders["qwen2"], dtype="bfloat16").fingerprint == here
+    assert load(make_model(tmp_path, "qwen2", seed=1)).fingerprint != here
+
+
+def test_device_that_is_not_there() -> None:
+    missing = [d for d, there in [("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())] if not there]
+    for device in missing:
+        with pytest.raises(NoModel, match=rf"'{device}' was asked for.*--device auto"):
+            choose_device(device)
+    assert choose_device("cpu") == CPU
+
+
+def test_dtype_is_what_is_asked_for_or_what_pays() -> None:
+    assert choose_dtype("bfloat16", CPU, trained_whole=True) == torch.bfloat16
+    assert choose_dtype("float32", CPU, trained_whole=False) == torch.float32
+    assert choose_dtype("auto", CPU, trained_whole=True) == torch.float32
+    assert choose_dtype("auto", CPU, trained_whole=False) in (torch.float32, torch.bfloat16)
+
+
+def test_out_of_memory_is_known_on_every_device() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("size mismatch"))
