@@ -97,7 +97,8 @@ def model_words(model: Mapping[str, Any]) -> str:
     """The model's description, in a few words: its name, size, device and data type, as far as they are known."""
     parameters = model.get("parameters")
     size = f"{parameters / 1e9:.1f} B" if parameters and parameters >= 1e9 else f"{parameters / 1e6:.1f} M" if parameters else None
-    parts = [model.get("name"), size, model.get("device"), model.get("dtype"), "LoRA" if model.get("lora") is True else None]
+    lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
+    parts = [model.get("name") or model.get("model"), size, model.get("device"), model.get("dtype"), lora]
     return printable(" ".join(str(part) for part in parts if part))
 
 
@@ -170,8 +171,10 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:
-    score = f"{judge['score']:.3f} over {judge['n']} questions, " if judge.get("score") is not None else ""
-    return printable(f"{score}{judge.get('state', '')}, {judge.get('url', '')}")
+    """The last grade, and why there is no newer one."""
+    grade = f"{judge['score']:.3f} over {judge['n']} questions" if judge.get("score") is not None else "no grade yet"
+    silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
+    return printable(", ".join(filter(None, (grade, judge.get("url")))) + (f": {silence}" if silence else ""))
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:

@@ -1,0 +1,252 @@
+"""What people and programs see of a running node, on wide and narrow terminals, and where nobody reads."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from swarmd.view import JsonView, PlainView, peer_lines, round_sentence, state_sentence, status_lines
+from swarmd.view_live import LiveView, Page, braille
+
+PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
+LAST = {
+    "round": 120,
+    "time": 1_700_000_000.0,
+    "seconds": {"generate": 2.13, "score": 0.12, "share": 0.0, "collect": 0.0, "train": 0.95, "checkpoint": 0.2},
+    "tokens": {"generated": 512, "trained": 900},
+    "local": 4,
+    "external": 3,
+    "pool": {"size": 17, "fresh": 5, "external_share": 1.0},
+    "zero_advantage_dropped": 2,
+    "rejected": {"bad signature": 3},
+    "reward_mean": 0.3125,
+    "reward_sum": 10.0,
+    "loss": 0.0123,
+    "grad_norm": None,
+    "entropy": 1.25,
+    "staleness": {"mean": 0.5, "max": 1},
+    "replays_mean": 0.0,
+    "peers": 2,
+    "judge": None,
+}
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "state": "training",
+        "cause": "",
+        "remedy": "",
+        "peer_id": PEER,
+        "name": "brave-otter",
+        "swarm": {"name": "main", "digest": "3f2a9c0011223344", "topic": "/swarmd/1/main/3f2a9c0011223344/0"},
+        "model": {"model": "tiny", "parameters": 860_000, "device": "cpu", "dtype": "float32", "lora": None},
+        "pid": 1,
+        "started_at": 1_700_000_000.0,
+        "state_dir": "/state",
+        "round": 120,
+        "rounds": 300,
+        "last": LAST,
+        "rewards": [0.2 + 0.002 * at for at in range(120)],
+        "peers": 2,
+        "addresses": [f"/ip4/192.0.2.7/tcp/40123/p2p/{PEER}"],
+        "rejected": {"bad signature": 3, "already seen": 12, "stale": 0},
+        "judge": {"url": "http://127.0.0.1:8400", "score": 0.31, "n": 120, "cause": "", "remedy": ""},
+        "trainer": {"pid": 2, "restarts": 1},
+    } | changes
+
+
+def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int = 2) -> list[str]:
+    page = Page(lambda: 1_700_000_192.0)
+    page.document = shown
+    for event in range(events):
+        page.say(f"event {event}: \x1b[31mpeer brave-otter connected\u202e")
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None, legacy_windows=False)
+    with console.capture() as capture:
+        console.print(page, end="")
+    return capture.get().rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
+@pytest.mark.parametrize("height", [12, 24, 50])
+def test_the_page_fits_the_terminal(width: int, height: int) -> None:
+    for shown in (document(), document(state="paused", cause="you paused it", remedy="swarmd resume"), document(rewards=[], last=None)):
+        lines = drawn(shown, width, height, events=10)
+        assert len(lines) <= max(height, 13)
+        assert max(map(len, lines)) <= width
+        assert not set("\x1b\u202e") & set("".join(lines))
+
+
+def test_the_page_says_who_how_and_why() -> None:
+    text = "\n".join(drawn(document(), 120, 40))
+    for said in (
+        "brave-otter", PEER, "● training", "round 120 of 300", "up 3:12", "tiny 0.9 M cpu float32", "reward 0.429",
+        "generate 2.13", "4 own + 3 of others", "pool 17, 5 new", "2 without advantage dropped", "gradient –",
+        "12 already seen, 3 bad signature", "0.310 over 120 questions", "/ip4/192.0.2.7/tcp/40123", "lost and started again: 1",
+        "event 1", "swarm main 3f2a9c00",
+    ):  # fmt: skip
+        assert said in text, said
+    paused = "\n".join(drawn(document(state="paused", cause="you paused it", remedy="swarmd resume"), 60, 24))
+    assert "● paused" in paused
+    assert "you paused it → swarmd resume" in paused
+
+
+def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
+    assert drawn(None, 60, 24) == ["starting …"]
+    for shown in ({}, {"state": "starting"}, document(rewards=[0.5], round=1), document(rewards=[None, 0.5], judge=None, swarm=None)):
+        assert drawn(shown, 60, 24)
+
+
+def test_the_curve_goes_where_the_values_go() -> None:
+    rising = braille([0.0, 1.0], 10, 4, 0.0, 1.0)
+    assert [len(line) for line in rising] == [10] * 4
+    assert rising[0].strip()
+    assert rising[0].startswith(" ")  # top right
+    assert rising[3].rstrip() != ""
+    assert rising[3].endswith(" ")  # bottom left
+    flat = braille([0.5], 10, 4, 0.0, 1.0)
+    assert [bool(line.strip()) for line in flat] in ([False, True, False, False], [False, False, True, False])
+    assert flat[1] in ("⣀" * 10, " " * 10)
+    spike = braille([0.0] * 50 + [1.0] + [0.0] * 49, 50, 4, 0.0, 1.0)
+    assert all(line.strip() for line in spike)  # joined from bottom to top
+    assert braille([], 5, 2, 0, 1) == [" " * 5] * 2
+
+
+def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    view = PlainView(out)
+    for _ in range(3):
+        view.status(document())
+    view.status(document(state="paused", cause="you paused it", remedy="swarmd resume"))
+    view.status(document())
+    view.round(LAST)
+    view.talk("peer \x1b[2J connected")
+    view.close()
+    assert out.getvalue().splitlines() == [
+        f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32",
+        f"reachable at /ip4/192.0.2.7/tcp/40123/p2p/{PEER}",
+        "training",
+        "paused: you paused it; swarmd resume",
+        "training",
+        "round 120: reward 0.3125, loss 0.0123, 4 own + 3 of others, pool 17, 2 peers, 3.4 s (generate 2.1, score 0.1, train 0.9, "
+        "checkpoint 0.2), refused 3 bad signature",
+        r"peer \x1b[2J connected",
+    ]
+
+
+def test_a_round_without_own_questions_is_told_too() -> None:
+    assert "reward –, loss –" in round_sentence(LAST | {"reward_mean": None, "loss": None})
+
+
+def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
+    out, talk = io.StringIO(), io.StringIO()
+    view = JsonView(out, PlainView(talk))
+    view.status(document())
+    view.round(LAST)
+    view.talk("hello")
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [{"schema": 1, **LAST}]
+    assert "hello" in talk.getvalue()
+    assert "training" in talk.getvalue()
+
+
+NO_READER = """
+import sys
+from swarmd.view import JsonView, PlainView
+view = JsonView(sys.stdout, PlainView(sys.stderr))
+sys.stdin.readline()
+for number in range(3):
+    view.round({"round": number})
+view.close()
+"""
+
+
+@pytest.mark.net
+def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", NO_READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout and process.stdin and process.stderr
+    process.stdout.close()
+    process.stdin.write("\n")
+    process.stdin.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(20) == 0
+    assert said.count("\n") == 1
+    assert "nobody reads standard output" in said
+    closed = io.StringIO()
+    closed.close()
+    PlainView(closed).talk("x")
+
+
+ON_A_TERMINAL = """
+import sys, time
+from swarmd.cli import _view
+view = _view(False)
+assert type(view).__name__ == "LiveView"
+view.status({"state": "paused", "cause": "you paused it", "remedy": "swarmd resume", "name": "brave-otter", "round": 3})
+view.talk("peer connected")
+view.close()
+"""
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no_color: bool) -> None:
+    ours, theirs = pty.openpty()
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "LANG": "C.UTF-8"} | ({"NO_COLOR": "1"} if no_color else {})
+    process = subprocess.Popen([sys.executable, "-c", ON_A_TERMINAL], stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            some = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not some:
+            break
+        shown += some
+    os.close(ours)
+    assert process.wait(20) == 0, shown.decode()
+    text = shown.decode()
+    assert "you paused it" in text
+    assert "peer connected" in text
+    assert bool(re.search(r"\x1b\[[0-9;]*3[0-9]m", text)) != no_color
+
+
+def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
+    out = io.StringIO()
+    view = LiveView(Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False), lambda: 0.0)
+    view.status(document())
+    view.round(LAST)
+    view.talk("something happened")
+    view.close()
+    view.close()
+    assert "something happened" in out.getvalue()
+
+
+def test_the_status_and_the_peers_as_lines() -> None:
+    lines = status_lines(document(state="restarting", cause="the trainer was lost", remedy="it starts again now"))
+    assert lines[0] == "state    restarting: the trainer was lost; it starts again now"
+    assert f"address  /ip4/192.0.2.7/tcp/40123/p2p/{PEER}" in lines
+    assert "reward   0.429, mean of the last 10 rounds" in lines
+    assert "judge    0.310 over 120 questions, http://127.0.0.1:8400" in lines
+    silent = document(judge={"url": "http://a", "score": None, "n": 0, "cause": "it did not answer", "remedy": "asked again in 30 s"})
+    assert "judge    no grade yet, http://a: it did not answer; asked again in 30 s" in status_lines(silent)
+    assert status_lines({"state": "starting"})
+    assert state_sentence({"state": "training", "cause": "", "remedy": ""}) == "training"
+    peer = {"id": PEER, "name": "brave-otter", "address": None, "direction": "relayed", "connected_at": None, "frames": 12, "rejected": 0}
+    near = peer | {"address": f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", "direction": "inbound"}
+    assert peer_lines({"schema": 1, "peers": []}) == ["no peers: the node trains alone until it meets some"]
+    header, first, second = peer_lines({"schema": 1, "peers": [peer, near]})
+    assert header.split() == ["NAME", "FRAMES", "REFUSED", "DIRECTION", "PEER", "ID", "ADDRESS"]
+    assert first.split() == ["brave-otter", "12", "0", "relayed", PEER, "–"]
+    assert second.endswith("/ip4/1.2.3.4/tcp/5")
