@@ -38,7 +38,7 @@ def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 
     left, foot = 44, 26
     inner_width, inner_height = width - left - 8, height - foot - 8
     lines = "".join(
-        f'<polyline class="line c{colour}" points="{_line([(0, 0), *points], top_x, top_y, inner_width, inner_height)}"/>'
+        f'<polyline class="line c{colour}" points="{_line(points, top_x, top_y, inner_width, inner_height)}"/>'
         for colour, (_, points) in enumerate(curves)
         if points
     )
@@ -60,12 +60,12 @@ def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 
 
 
 def _line(points: Points, top_x: float, top_y: float, width: float, height: float) -> str:
-    if len(points) == 1:
-        points = [(0.0, 0.0), *points]
+    """From nothing, to (`width`, 0) at the top."""
+    points = [(0.0, 0.0), *points]
     return " ".join(f"{x / top_x * width:.1f},{height - y / top_y * height:.1f}" for x, y in points)
 
 
-def _ticks(top: float, wanted: int = 4) -> list[float]:
+def _ticks(top: float, wanted: int = 5) -> list[float]:
     """Round numbers from 0 to at most `top`."""
     step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if top / (s * 10**e) <= wanted)
     return [step * i for i in range(int(top / step) + 1)]

@@ -77,8 +77,8 @@ def _row(standing: Standing, now: float) -> str:
         f'<td class="node">{_node(record.peer)}<small class="model"><bdi>{_text(record.model)}</bdi></small></td>'
         f'<td class="pass"><b>{recent.share:.0%}</b> <small>{interval.low:.0%}–{interval.high:.0%}</small>'
         f"{whisker(recent.share, interval)}</td>"
-        f'<td class="number" data-name="answers"><b>{record.answered:,}</b>{let_pass}</td>'
-        f'<td class="curve" data-name="reward"><b>{record.reward:,.0f}</b>{sparkline(record.curve)}</td>'
+        f'<td class="number"><b>{record.answered:,}</b>{let_pass}</td>'
+        f'<td class="curve"><b>{record.reward:,.0f}</b>{sparkline(record.curve)}</td>'
         f'<td class="seen" title="{seen}">{_ago(now - record.last_seen)}</td></tr>'
     )
 

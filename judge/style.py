@@ -22,7 +22,7 @@ a { color: inherit; text-decoration: none; } a:hover, a:focus-visible { text-dec
 .board th:first-child, .board td:first-child { padding-left: 20px; width: 44px; }
 .board td:last-child, .board th:last-child { padding-right: 20px; }
 .rank { color: var(--soft); } .node .model, .number small { display: block; overflow-wrap: anywhere; }
-.seen { color: var(--soft); white-space: nowrap; } .pass, .curve { white-space: nowrap; }
+.seen { color: var(--soft); } .pass, .curve, .seen, .number { white-space: nowrap; }
 svg { display: block; } svg text { fill: var(--soft); font-size: 11px; }
 .whisker { width: 130px; height: 14px; margin-top: 2px; } .spark { width: 120px; height: 24px; }
 .chart { width: 100%; height: auto; } .chart polyline { vector-effect: non-scaling-stroke; }
@@ -49,9 +49,8 @@ svg { display: block; } svg text { fill: var(--soft); font-size: 11px; }
   .board td, .board td:first-child, .board td:last-child { padding: 0; width: auto; }
   .pass { text-align: right; } .whisker { width: 110px; margin-left: auto; }
   .number { grid-column: 2; } .curve { grid-column: 3; text-align: right; } .number small { display: inline; margin-left: 6px; }
-  .number b::after, .curve b::after { content: " " attr(data-name); } .spark { width: 110px; margin-left: auto; }
-  .number::after, .curve b::after { color: var(--soft); font-weight: 400; font-size: 12.5px; }
-  .number b::after { content: " answers"; color: var(--soft); font-weight: 400; font-size: 12.5px; } .curve b::after { content: " reward"; }
-  .seen { grid-column: 2 / 4; font-size: 12.5px; } .board tbody tr:first-child { border-top: 0; }
+  .number b::after, .curve b::after { content: " answers"; color: var(--soft); font-weight: 400; font-size: 12.5px; }
+  .curve b::after { content: " reward"; } .spark { width: 110px; margin-left: auto; } .chart text { font-size: 19px; }
+  .curve { grid-row: 2 / 4; } .seen { grid-column: 2; font-size: 12.5px; } .board tbody tr:first-child { border-top: 0; }
   .skills tbody th code { display: block; } }
 """

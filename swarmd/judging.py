@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import PureWindowsPath
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -154,7 +155,9 @@ class JudgeClient:
         """A fresh question for this node; the one it was asked before, where that is still open. Never raises for what a judge does."""
         if wait := self.wait():
             return Silence(f"the judge failed {self._failures} times in a row", f"nothing to do; it is asked again in {math.ceil(wait)} s")
-        name = "".join(c for c in model if c.isprintable())[:MAX_MODEL] or "unnamed"
+        folder = model.startswith(("/", ".", "~")) or "\\" in model
+        shown = PureWindowsPath(model).name if folder else model  # a folder's path is nobody's business
+        name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL] or "unnamed"
         asked = await self._call("/v1/evaluations", {"round": round_number, "model": name, "curriculum": self._digest}, 201, _Asked)
         if isinstance(asked, Silence):
             return self._failed(asked)

@@ -1,0 +1,78 @@
+"""A real judge (database, verifier, HTTP app) behind an in-process transport, with a clock the test moves."""
+
+import random
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.service import JudgeService, open_service
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.source import tasks_of
+from tests.judge.peers import ORIGIN, SigningPeer, encode
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Court:
+    """A judge and what is needed to try it."""
+
+    service: JudgeService
+    http: httpx2.AsyncClient
+    monotonic: Clock
+    wall: Clock
+    peers: int = 0
+
+    def peer(self) -> SigningPeer:
+        self.peers += 1
+        return SigningPeer(self.peers)
+
+    async def post(self, peer: SigningPeer, target: str, document: Any) -> httpx2.Response:
+        body = document if isinstance(document, bytes) else encode(document)
+        return await self.http.post(target, content=body, headers=peer.headers("POST", target, body))
+
+    async def ask(self, peer: SigningPeer, round_number: int = 1, model: str = "tiny") -> httpx2.Response:
+        return await self.post(peer, "/v1/evaluations", {"round": round_number, "model": model, "curriculum": TINY_9.digest})
+
+    async def answer(self, peer: SigningPeer, evaluation: str, text: str) -> httpx2.Response:
+        return await self.post(peer, f"/v1/evaluations/{evaluation}/answer", {"text": text, "ended": True})
+
+    async def right_answer(self, peer: SigningPeer, evaluation: str) -> str:
+        """Only the judge's own store knows which task it was."""
+        row = self.service._store._db.execute("SELECT specialty, n FROM evaluations WHERE id = ?", (evaluation,)).fetchone()
+        tasks = tasks_of("tiny-9")
+        task = next(q.task for q in self.service._sessions._open.values() if q.id == evaluation)
+        assert (task.ref.specialty, task.ref.n) == (row["specialty"], row["n"])
+        return f"<answer>{solution(tasks, task)}</answer>"
+
+    def forget_leaderboard(self) -> None:
+        self.monotonic.now += 3.0  # longer than a leaderboard is kept
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def court(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Court]:
+    database: Path = tmp_path_factory.mktemp("judge") / "judge.sqlite3"
+    monotonic, wall = Clock(1_000.0), Clock(1_800_000_000.0)
+    settings = JudgeSettings(database, "tiny-9", deadline=60.0)
+    async with open_service(settings, random.Random(11), monotonic, wall) as service:
+        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
+            yield Court(service, http, monotonic, wall)

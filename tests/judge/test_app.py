@@ -1,0 +1,316 @@
+"""The protocol, with the real verifier: an evaluation from question to leaderboard, and everything that is refused on the way."""
+
+import json
+import random
+from typing import Any
+
+import httpx2
+import pytest
+
+from judge import config
+from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
+from tests.judge.conftest import Court
+from tests.judge.peers import SigningPeer, encode
+
+pytestmark = pytest.mark.anyio
+
+
+def refused(response: httpx2.Response, status: int, *words: str) -> None:
+    """A refusal of this status; its error and its remedy are there."""
+    document = response.json()
+    assert response.status_code == status, document
+    assert document["error"]
+    assert document["remedy"]
+    for word in words:
+        assert word in document["error"], document
+
+
+async def asked(court: Court, peer: SigningPeer) -> str:
+    response = await court.ask(peer)
+    assert response.status_code == 201, response.text
+    return str(response.json()["evaluation"])
+
+
+async def standing(court: Court, peer: SigningPeer) -> dict[str, Any]:
+    court.forget_leaderboard()
+    rows = (await court.http.get("/v1/leaderboard")).json()["peers"]
+    return next((dict(row) for row in rows if row["peer"] == peer.identity.peer_id), {})
+
+
+async def test_an_evaluation(court: Court) -> None:
+    peer = court.peer()
+    for number in range(1, 9):
+        response = await court.ask(peer, number)
+        assert response.status_code == 201
+        question = response.json()
+        assert set(question) == {"evaluation", "question", "seconds"}  # nothing of the task's number or its answer
+        assert question["seconds"] == 60.0
+        right = number % 2 == 0
+        text = await court.right_answer(peer, question["evaluation"]) if right else "I do not know"
+        court.monotonic.now += 2.0
+        graded = (await court.answer(peer, question["evaluation"], text)).json()
+        assert (graded["reward"], graded["reason"]) == ((1.0, "correct") if right else (0.0, "no answer"))
+        assert (graded["answered"], graded["total"]) == (number, number // 2)
+    row = await standing(court, peer)
+    assert (row["n"], row["right"], row["pass_at_1"], row["reward"], row["unanswered"]) == (8, 4, 0.5, 4.0, 0)
+    assert 0.2 < row["low"] < 0.5 < row["high"] < 0.8
+    assert sum(tally["n"] for tally in row["specialties"].values()) == 8
+    assert row["curve"][-1] == [8, 4.0]
+    history = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
+    assert [entry["number"] for entry in history["evaluations"]] == list(range(8, 0, -1))
+    for entry in history["evaluations"]:
+        assert entry["seconds"] == 2.0
+        assert HELD_OUT <= entry["n"] < HELD_OUT_END  # no node trains on these
+
+
+async def test_every_peer_gets_its_own_question(court: Court) -> None:
+    questions = set()
+    for _ in range(20):
+        await asked(court, court.peer())
+    rows = court.service._store._db.execute("SELECT specialty, n FROM evaluations").fetchall()
+    questions = {tuple(row) for row in rows}
+    assert len(questions) == len(rows)
+    assert len({specialty for specialty, _ in questions}) > 4
+
+
+async def test_answered_once(court: Court) -> None:
+    peer = court.peer()
+    evaluation = await asked(court, peer)
+    right = await court.right_answer(peer, evaluation)
+    assert (await court.answer(peer, evaluation, "<answer>wrong</answer>")).json()["reward"] == 0.0
+    refused(await court.answer(peer, evaluation, right), 409, "has been answered")
+    assert (await standing(court, peer))["n"] == 1
+
+
+async def test_by_the_peer_that_asked(court: Court) -> None:
+    peer, other = court.peer(), court.peer()
+    evaluation = await asked(court, peer)
+    right = await court.right_answer(peer, evaluation)
+    refused(await court.answer(other, evaluation, right), 403, "another peer")
+    assert await standing(court, other) == {}
+    assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
+
+
+async def test_in_time(court: Court) -> None:
+    peer = court.peer()
+    evaluation = await asked(court, peer)
+    right = await court.right_answer(peer, evaluation)
+    court.monotonic.now += 60.1
+    refused(await court.answer(peer, evaluation, right), 410, "deadline")
+    assert await standing(court, peer) == {}  # nothing answered, so no place
+    again = await asked(court, peer)
+    assert again != evaluation
+    assert (await court.answer(peer, again, await court.right_answer(peer, again))).status_code == 200
+    row = await standing(court, peer)
+    assert (row["n"], row["unanswered"], row["pass_at_1"]) == (1, 1, 1.0)  # recorded, and counted as nothing
+
+
+async def test_wall_clock_jumps_do_not_matter(court: Court) -> None:
+    for jump in (172_800.0, -172_800.0):
+        peer = court.peer()
+        evaluation = await asked(court, peer)
+        court.wall.now += jump
+        court.monotonic.now += 59.9
+        assert (await court.answer(peer, evaluation, "x")).status_code == 200
+        late = await asked(court, peer)
+        court.wall.now -= jump
+        court.monotonic.now += 60.1
+        refused(await court.answer(peer, late, "x"), 410)
+
+
+async def test_asking_again_does_not_pick_questions(court: Court) -> None:
+    peer = court.peer()
+    first = (await court.ask(peer)).json()
+    court.monotonic.now += 10.0
+    second = (await court.ask(peer, 2)).json()
+    assert second == {**first, "seconds": 50.0}
+
+
+async def test_replayed_requests(court: Court) -> None:
+    """Each request of an evaluation is captured and sent again, at once and later: none is accepted."""
+    peer = court.peer()
+    body = encode({"round": 1, "model": "tiny", "curriculum": TINY_9.digest})
+    captured = [("/v1/evaluations", body, peer.headers("POST", "/v1/evaluations", body))]
+    evaluation = (await court.http.post("/v1/evaluations", content=body, headers=captured[0][2])).json()["evaluation"]
+    target, body = f"/v1/evaluations/{evaluation}/answer", encode({"text": "x", "ended": True})
+    captured.append((target, body, peer.headers("POST", target, body)))
+    assert (await court.http.post(target, content=body, headers=captured[1][2])).status_code == 200
+    for wait in (0.0, 30.0, 1_800.0):
+        court.monotonic.now += wait
+        for target, body, headers in captured:
+            response = await court.http.post(target, content=body, headers=headers)
+            refused(response, 409, "sequence number")
+            assert response.json()["sequence"] == 2
+    assert (await standing(court, peer))["n"] == 1
+
+
+async def test_another_curriculum(court: Court) -> None:
+    response = await court.post(court.peer(), "/v1/evaluations", {"round": 1, "model": "tiny", "curriculum": SAPO_9.digest})
+    refused(response, 409, "tiny-9", "another curriculum")
+    assert "tiny-9" in response.json()["remedy"]
+
+
+async def test_too_often(court: Court) -> None:
+    peer = court.peer()
+    for _ in range(config.ASK_BURST):
+        assert (await court.ask(peer)).status_code == 201
+    response = await court.ask(peer)
+    refused(response, 429, "too often")
+    assert response.headers["retry-after"] == "2"
+    assert (await court.ask(court.peer())).status_code == 201  # another peer's budget is its own
+    court.monotonic.now += 1.0
+    assert (await court.ask(peer)).status_code == 201
+
+
+async def test_forged_requests(court: Court) -> None:
+    """2,100 requests over HTTP whose signature does not fit: 0 accepted, 0 recorded."""
+    rng = random.Random(3)
+    alice, mallory = court.peer(), court.peer()
+    evaluation = await asked(court, alice)
+    right = await court.right_answer(alice, evaluation)
+    before = court.service._store._db.execute("SELECT count(*), count(reward) FROM evaluations").fetchone()
+    accepted = 0
+    for i in range(2_100):
+        target = rng.choice(["/v1/evaluations", f"/v1/evaluations/{evaluation}/answer"])
+        document = {"round": i, "model": "m", "curriculum": TINY_9.digest} if target == "/v1/evaluations" else {"text": right, "ended": True}
+        body = encode(document)
+        headers = mallory.headers("POST", target, body, 10 + i)
+        match i % 7:
+            case 0:
+                headers["swarmd-peer"] = alice.identity.peer_id
+            case 1:
+                headers["swarmd-signature"] = rng.randbytes(64).hex()
+            case 2:
+                body = body.replace(b" ", b"", 1)
+            case 3:
+                headers["swarmd-sequence"] = str(10**9 + i)
+            case 4:
+                del headers[rng.choice(list(headers))]
+            case 5:
+                target += "?"
+                headers["swarmd-origin"] = "http://judge.tes"
+            case 6:
+                headers = alice.headers("GET", target, body, 10 + i)
+        response = await court.http.post(target, content=body, headers=headers)
+        accepted += response.is_success
+        assert response.json()["remedy"]
+    assert accepted == 0
+    after = court.service._store._db.execute("SELECT count(*), count(reward) FROM evaluations").fetchone()
+    assert tuple(after) == tuple(before)
+    assert (await court.answer(alice, evaluation, right)).json()["reward"] == 1.0  # and alice was not locked out
+
+
+GOOD: dict[str, Any] = {"round": 1, "model": "tiny", "curriculum": TINY_9.digest}
+BAD_BODIES = [
+    b"", b"null", b"[]", b"{}", b"{", b'{"round":1}', b"\xff\xfe", b"[" * 4_000, b'{"a":' * 600, b"NaN",
+    encode(GOOD | {"round": -1}), encode(GOOD | {"round": 2**63}), encode(GOOD | {"round": 1.5}), encode(GOOD | {"round": "1"}),
+    encode(GOOD | {"round": True}), encode(GOOD | {"model": ""}), encode(GOOD | {"model": "m" * 101}), encode(GOOD | {"model": None}),
+    encode(GOOD | {"model": "\ud800"}), encode(GOOD | {"curriculum": 5}), encode(GOOD | {"extra": 1}), encode(GOOD).replace(b"1", b"NaN"),
+    b'{"round": 1' + b"0" * 400 + b"}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=[repr(b[:30]) for b in BAD_BODIES])
+async def test_a_body_of_another_form(court: Court, body: bytes) -> None:
+    refused(await court.post(court.peer(), "/v1/evaluations", body), 422)
+
+
+async def test_mutated_bodies_are_never_a_fault(court: Court) -> None:
+    """1,000 rightly signed bodies with random changes: refused or taken, never a 500."""
+    rng = random.Random(9)
+    for i in range(1_000):
+        peer = SigningPeer(20_000 + i)
+        target = "/v1/evaluations" if i % 2 else f"/v1/evaluations/{i:032x}/answer"
+        body = bytearray(encode(GOOD if i % 2 else {"text": "<answer>1</answer>", "ended": True}))
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(body))
+            body[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+        response = await court.post(peer, target, bytes(body))
+        assert response.status_code in (201, 404, 409, 422), response.text
+
+
+async def test_sizes(court: Court) -> None:
+    peer = court.peer()
+    refused(await court.post(peer, "/v1/evaluations", b" " * (config.MAX_ASK_BYTES + 1)), 413)
+    evaluation = await asked(court, peer)
+    refused(await court.answer(peer, evaluation, "x" * (config.MAX_ANSWER_CHARACTERS + 1)), 422)
+    refused(await court.post(peer, f"/v1/evaluations/{evaluation}/answer", b"x" * (config.MAX_ANSWER_BYTES + 1)), 413)
+    longest = "\U0001f9ab" * config.MAX_ANSWER_CHARACTERS  # twelve bytes each, when escaped
+    refused(await court.answer(peer, evaluation, longest), 413)
+    assert (await court.answer(peer, evaluation, "é" * config.MAX_ANSWER_CHARACTERS)).status_code == 200
+
+
+HOSTILE_ANSWERS = [
+    "", "<answer></answer>", "<answer>" * 2_000, "<answer>__import__('os').system('touch /tmp/owned')</answer>", "<answer>9**9**9**9</answer>",
+    "<answer>" + "(" * 8_000 + "</answer>", "<answer>１２</answer>", "<answer>\u202e21</answer>", "\x00\x01", "<answer>nan</answer>",
+    "<answer>" + "1" * 16_000 + "</answer>", "'; DROP TABLE peers; --", "é\u0301" * 3_000,
+]  # fmt: skip
+
+
+async def test_hostile_answers_earn_nothing(court: Court) -> None:
+    peer = court.peer()
+    for text in HOSTILE_ANSWERS:
+        court.monotonic.now += 1.0
+        graded = await court.answer(peer, await asked(court, peer), text)
+        assert (graded.status_code, graded.json()["reward"]) == (200, 0.0), text[:40]
+    assert (await standing(court, peer))["n"] == len(HOSTILE_ANSWERS)
+    history = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()["evaluations"]
+    assert {entry["answer"] for entry in history} == set(HOSTILE_ANSWERS)  # kept as it came
+
+
+async def test_what_is_not_there(court: Court) -> None:
+    refused(await court.http.get("/v2"), 404)
+    refused(await court.http.get("/docs"), 404)
+    refused(await court.http.get("/v1/evaluations"), 405)
+    refused(await court.http.get("/v1/peers/nobody"), 404)
+    refused(await court.http.get("/v1/peers/nobody?before=x"), 422)
+    refused(await court.answer(court.peer(), "0" * 32, "x"), 404)
+    refused(await court.answer(court.peer(), "%2e%2e", "x"), 404)
+    health = (await court.http.get("/healthz")).json()
+    assert (health["status"], health["curriculum"]) == ("ok", TINY_9.digest)
+
+
+async def test_a_failing_disk_is_a_refusal_and_heals(court: Court) -> None:
+    peer, database = court.peer(), court.service._store._db
+    pages = database.execute("PRAGMA page_count").fetchone()[0]
+    database.execute("PRAGMA query_only=1")
+    try:
+        refused(await court.ask(peer), 500)
+        assert (await court.http.get("/v1/leaderboard")).status_code == 200
+    finally:
+        database.execute("PRAGMA query_only=0")
+    evaluation = await asked(court, peer)
+    assert (await court.answer(peer, evaluation, "x")).status_code == 200
+    assert database.execute("PRAGMA page_count").fetchone()[0] >= pages
+
+
+async def test_the_verifier_is_killed(court: Court) -> None:
+    """The process that marks is replaced, and the answer is marked all the same."""
+    import os
+    import signal
+
+    from swarmd.tasks.scoring import Verifier
+
+    peer = court.peer()
+    evaluation = await asked(court, peer)
+    right = await court.right_answer(peer, evaluation)
+    verifier = court.service._mark.__self__  # type: ignore[attr-defined]
+    assert isinstance(verifier, Verifier)
+    assert verifier.pid is not None
+    os.kill(verifier.pid, signal.SIGKILL)
+    assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
+
+
+async def test_page(court: Court) -> None:
+    court.forget_leaderboard()
+    response = await court.http.get("/")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    board = (await court.http.get("/v1/leaderboard")).json()["peers"]
+    assert json.dumps(board).count('"peer"') == len(board)
+    for row in board[:20]:
+        assert row["nickname"] in response.text
+        assert row["peer"] in response.text
