@@ -1,0 +1,199 @@
+import random
+import tracemalloc
+from collections.abc import Callable
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from p2p.envelope import MAX_FRAME, seal
+from p2p.identity import Identity
+from p2p.inbox import Inbox, Limits
+from p2p.topic import Topic
+from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
+
+SWARM = Topic("main", "0123456789abcdef").swarm_id
+ME, A, B = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+NOW = 1_700_000_000.0
+
+
+def inbox(not_before: float = 0.0, **limits: float) -> Inbox:
+    return Inbox(ME.peer_id, SWARM, Limits(**limits), not_before=not_before)  # type: ignore[arg-type]
+
+
+def frame(author: Identity, sequence: int, at: float = NOW, body: bytes = b"body") -> bytes:
+    return seal(author, SWARM, sequence, at, "rollouts", body)
+
+
+def forged(author: Identity, sequence: int, at: float = NOW) -> bytes:
+    return frame(author, sequence, at)[:-64] + bytes(64)
+
+
+def reason(outcome: Envelope | Rejected) -> Reason | None:
+    return outcome.reason if isinstance(outcome, Rejected) else None
+
+
+def test_a_good_frame_is_let_in_once() -> None:
+    box = inbox()
+    assert box.receive(frame(A, 1), NOW) == Envelope(A.peer_id, 1, NOW, "rollouts", b"body")
+    assert reason(box.receive(frame(A, 1), NOW)) is Reason.DUPLICATE
+    assert box.counts == {Reason.DUPLICATE: 1} and box.admitted == 1
+
+
+def test_each_rule_refuses_and_counts() -> None:
+    box = inbox()
+    box.receive(frame(A, 1), NOW)
+    other_swarm = seal(A, Topic("other", "0").swarm_id, 2, NOW, "rollouts", b"")
+    cases = {
+        b"\x00" * (MAX_FRAME + 1): Reason.TOO_LARGE,
+        b"": Reason.MALFORMED,
+        frame(A, 2).replace(b"swarmd\x01", b"swarmd\x02"): Reason.WRONG_VERSION,
+        other_swarm: Reason.OTHER_SWARM,
+        frame(ME, 2): Reason.OWN_ECHO,
+        frame(A, 2, NOW - 301): Reason.STALE,
+        frame(A, 2, NOW + 301): Reason.STALE,
+        frame(A, 1): Reason.DUPLICATE,
+        forged(A, 2): Reason.BAD_SIGNATURE,
+    }
+    for hostile, expected in cases.items():
+        assert reason(box.receive(hostile, NOW)) is expected
+    assert box.counts == dict.fromkeys(cases.values(), 1) | {Reason.STALE: 2}
+
+
+def test_a_clock_that_is_off_is_nobodys_fault() -> None:
+    assert reason(inbox().receive(frame(A, 1, NOW - 3600), NOW)) is Reason.STALE
+    assert Reason.STALE.verdict is Verdict.IGNORE
+    assert reason(inbox().receive(frame(A, 1, NOW - 299), NOW)) is None
+    assert reason(inbox().receive(frame(A, 1, NOW + 299), NOW)) is None
+
+
+def test_an_old_or_used_sequence_number_is_a_duplicate() -> None:
+    box = inbox(frames_burst=10_000)
+    assert reason(box.receive(frame(A, 5000, body=b"first"), NOW)) is None
+    assert reason(box.receive(frame(A, 5000, body=b"second"), NOW)) is Reason.DUPLICATE
+    assert reason(box.receive(frame(A, 4990), NOW)) is None  # out of order, as gossip delivers
+    assert reason(box.receive(frame(A, 4990, body=b"again"), NOW)) is Reason.DUPLICATE
+    assert reason(box.receive(frame(A, 5000 - 1024), NOW)) is Reason.DUPLICATE  # too far behind to know
+    assert reason(box.receive(frame(A, 9000), NOW)) is None
+    assert reason(box.receive(frame(A, 5001), NOW)) is Reason.DUPLICATE
+    assert reason(box.receive(frame(B, 5000), NOW)) is None  # each author has its own
+
+
+@settings(derandomize=True, max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=60))
+def test_no_sequence_number_is_ever_let_in_twice(numbers: list[int]) -> None:
+    box = inbox(frames_burst=10_000)
+    came = [n for i, n in enumerate(numbers) if reason(box.receive(frame(A, n, body=bytes([i])), NOW)) is None]
+    assert len(came) == len(set(came)) and max(numbers) in came
+
+
+def test_a_replay_is_never_let_in_however_late() -> None:
+    box, sent = inbox(frames_burst=1000), [frame(A, n, NOW + n) for n in range(200)]
+    assert all(reason(box.receive(f, NOW + n)) is None for n, f in enumerate(sent))
+    for later in (0, 100, 290, 299.9, 300, 301, 600, 1800):
+        assert all(reason(box.receive(f, NOW + 199 + later)) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
+    assert all(reason(box.receive(f, NOW)) in (Reason.DUPLICATE, Reason.STALE) for f in sent)  # the clock was set back
+
+
+def test_a_restart_opens_no_door_to_replays() -> None:
+    old = [frame(A, n, NOW) for n in range(10)]
+    box = inbox(not_before=NOW + 1)
+    assert all(reason(box.receive(f, NOW + 2)) is Reason.STALE for f in old)
+    assert reason(box.receive(frame(A, 11, NOW + 2), NOW + 2)) is None
+
+
+def test_a_flood_of_content_shrinks_the_window_but_never_opens_it() -> None:
+    box, sent = inbox(frames=50, frames_burst=10_000), [frame(A, n, NOW + n / 10) for n in range(500)]
+    assert all(reason(box.receive(f, NOW + 50)) is None for f in sent)
+    box._authors.clear()  # even had we forgotten the author
+    assert all(reason(box.receive(f, NOW + 50)) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
+
+
+def test_quota_in_frames_and_in_bytes() -> None:
+    box = inbox(frames_burst=10, frames_per_second=2)
+    outcomes = [reason(box.receive(frame(A, n), NOW)) for n in range(12)]
+    assert outcomes == [None] * 10 + [Reason.OVER_QUOTA] * 2
+    assert reason(box.receive(frame(B, 1), NOW)) is None  # another author is not touched
+    assert [reason(box.receive(frame(A, 20 + n, NOW + 1), NOW + 1)) for n in range(3)] == [None, None, Reason.OVER_QUOTA]
+    box = inbox(bytes_burst=100_000, bytes_per_second=1000)
+    outcomes = [reason(box.receive(frame(A, n, body=bytes([n]) * 32_000), NOW)) for n in range(5)]
+    assert outcomes == [None] * 3 + [Reason.OVER_QUOTA] * 2
+    assert Reason.OVER_QUOTA.verdict is Verdict.IGNORE
+
+
+def test_nobody_can_use_up_the_quota_of_another() -> None:
+    box = inbox(frames_burst=5, frames_per_second=0)
+    assert all(reason(box.receive(forged(A, n), NOW)) is Reason.BAD_SIGNATURE for n in range(1000))
+    assert all(reason(box.receive(frame(A, n), NOW)) is None for n in range(5))
+
+
+def test_nobody_can_use_up_the_sequence_numbers_of_another() -> None:
+    box = inbox()
+    assert reason(box.receive(forged(A, 2**60), NOW)) is Reason.BAD_SIGNATURE
+    assert reason(box.receive(frame(A, 1), NOW)) is None
+
+
+def test_what_was_reported_costs_the_author_its_quota() -> None:
+    box = inbox(frames_burst=100, frames_per_second=1)
+    box.receive(frame(A, 1), NOW)
+    for _ in range(1000):
+        box.charge(A.peer_id, 20, NOW)
+    assert reason(box.receive(frame(A, 2), NOW)) is Reason.OVER_QUOTA
+    assert reason(box.receive(frame(A, 3, NOW + 90), NOW + 90)) is Reason.OVER_QUOTA
+    assert reason(box.receive(frame(A, 4, NOW + 120), NOW + 120)) is None  # a debt is at most one burst
+    box.charge(PeerId(B.peer_id), 20, NOW)  # unknown: nothing to charge
+
+
+def test_ten_thousand_authors_do_not_grow_the_memory() -> None:
+    box, rng = inbox(authors=500, frames=1000), random.Random(0)
+    strangers = [Identity.from_seed(rng.randbytes(32)) for _ in range(10_000)]
+    frames = [frame(stranger, 1, NOW + n / 100) for n, stranger in enumerate(strangers)]
+    tracemalloc.start()
+    for f in frames[:2000]:
+        box.receive(f, NOW + 50)
+    before = tracemalloc.get_traced_memory()[0]
+    assert all(reason(box.receive(f, NOW + 50)) is None for f in frames[2000:])
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert (len(box._authors), len(box._seen), len(box._oldest)) == (500, 1000, 1000)
+    assert grown < 100_000
+    assert all(reason(box.receive(f, NOW + 50)) in (Reason.DUPLICATE, Reason.STALE) for f in frames)
+
+
+def test_ten_thousand_mutations_are_refused() -> None:
+    """Bit flips, cuts, insertions, swapped pieces, replays, wrong keys and another swarm: none let in, none crashes."""
+    rng, box = random.Random(0), inbox(frames_burst=100_000)
+    good = [frame(author, n, NOW, rng.randbytes(rng.choice([0, 1, 40, 300, 3000]))) for author in (A, B) for n in range(20)]
+    assert all(reason(box.receive(f, NOW)) is None for f in good)
+    fresh = [frame(author, 100 + n, NOW, rng.randbytes(rng.choice([0, 1, 40, 300]))) for author in (A, B) for n in range(20)]
+
+    def flip(f: bytes) -> bytes:
+        changed = bytearray(f)
+        for _ in range(rng.randint(1, 4)):
+            changed[rng.randrange(len(f))] ^= 1 << rng.randrange(8)
+        return bytes(changed)
+
+    def splice(f: bytes) -> bytes:
+        g, i, j = rng.choice(fresh), rng.randrange(len(f)), rng.randrange(1, 60)
+        return f[:i] + g[i : i + j] + f[i + j :]
+
+    mutations: list[Callable[[bytes], bytes]] = [
+        flip,
+        splice,
+        lambda f: f[: rng.randrange(len(f))],
+        lambda f: f + rng.randbytes(rng.randint(1, 9)),
+        lambda f: f[: (i := rng.randrange(len(f)))] + rng.randbytes(rng.randint(1, 9)) + f[i:],
+        lambda f: f[: (i := rng.randrange(len(f)))] + f[i + rng.randint(1, 9) :],
+        lambda f: f.replace(A.public_key, B.public_key).replace(SWARM, rng.randbytes(16)),
+        lambda f: f[:-64] + A.sign(b"swarmd frame v2", f[:-66]),
+        lambda f: f[:-64] + Identity.from_seed(rng.randbytes(32)).sign(b"swarmd frame v1", f[:-66]),
+        lambda f: rng.choice(good),
+    ]
+    refused, originals = 0, set(fresh)
+    while refused < 10_000:
+        hostile = rng.choice(mutations)(rng.choice(fresh))
+        if hostile not in originals:
+            assert isinstance(box.receive(hostile, NOW), Rejected)
+            refused += 1
+    assert box.admitted == len(good) and sum(box.counts.values()) == 10_000
+    assert {Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.DUPLICATE, Reason.OTHER_SWARM} <= set(box.counts)
+    assert all(reason(box.receive(f, NOW)) is None for f in fresh)  # and the honest ones are not the worse for it

@@ -1,0 +1,135 @@
+import itertools
+import random
+from hashlib import sha256
+
+import pytest
+
+from p2p import member as module
+from p2p.engines.memory import MemorySwarm
+from p2p.envelope import MAX_BODY
+from p2p.identity import Identity
+from p2p.inbox import Limits
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Reason, Verdict
+
+TOPIC = Topic("main", "0123456789abcdef")
+NOW = 1_700_000_000.0
+
+
+def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: Limits | None = None, now: float = NOW) -> Member:
+    identity = Identity.from_seed(bytes([n]) * 32)
+    return Member(
+        identity, topic, lambda deliver: swarm.join(identity.peer_id, deliver), sequence=itertools.count(), clock=lambda: now, limits=limits
+    )
+
+
+def test_what_one_publishes_the_others_receive_in_order() -> None:
+    swarm = MemorySwarm()
+    a, b, c = (member(swarm, n) for n in (1, 2, 3))
+    for n in range(5):
+        a.publish("rollouts", b"%d" % n)
+    assert [envelope.body for envelope in b.received()] == [envelope.body for envelope in c.received()] == [b"0", b"1", b"2", b"3", b"4"]
+    assert not a.received() and not b.received()
+    assert {envelope.author for envelope in c.received()} <= {a.identity.peer_id}
+
+
+def test_members_of_other_swarms_hear_nothing_of_each_other() -> None:
+    swarm = MemorySwarm()  # one network under two swarms, as a hostile peer could make it
+    a, b = member(swarm, 1), member(swarm, 2, Topic("main", "ffffffffffffffff"))
+    a.publish("rollouts", b"body")
+    assert not b.received() and b.rejected == {Reason.OTHER_SWARM: 1}
+
+
+def test_the_queue_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUEUE_FRAMES", 10)
+    swarm = MemorySwarm()
+    a, b = member(swarm, 1), member(swarm, 2)
+    for n in range(25):
+        a.publish("rollouts", bytes([n]))
+    assert [envelope.body[0] for envelope in b.received()] == list(range(15, 25)) and b.dropped == 15
+    monkeypatch.setattr(module, "QUEUE_BYTES", 1000)
+    for n in range(5):
+        a.publish("rollouts", bytes([n]) * 300)
+    assert [envelope.body[0] for envelope in b.received()] == [2, 3, 4]
+
+
+def test_bodies_are_at_hand_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 2000)
+    swarm = MemorySwarm()
+    a, b = member(swarm, 1), member(swarm, 2)
+    bodies = [bytes([n]) * 900 for n in range(3)]
+    for body in bodies:
+        a.publish("rollouts", body)
+    for holder in (a, b):
+        assert [holder.fetch(sha256(body).digest()) for body in bodies] == [None, bodies[1], bodies[2]]
+    assert a.fetch(bytes(32)) is None
+
+
+def test_a_report_counts_and_costs_the_author() -> None:
+    swarm = MemorySwarm()
+    a, b = member(swarm, 1), member(swarm, 2, limits=Limits(frames_burst=100))
+    a.publish("rollouts", b"1")
+    for _ in range(5):
+        b.report(a.identity.peer_id, Reason.UNDECODABLE)
+    a.publish("rollouts", b"2")
+    assert [envelope.body for envelope in b.received()] == [b"1"]
+    assert b.rejected == {Reason.UNDECODABLE: 5, Reason.OVER_QUOTA: 1}
+
+
+def test_the_engine_is_told_what_becomes_of_a_frame() -> None:
+    swarm = MemorySwarm()
+    a, b = member(swarm, 1), member(swarm, 2)
+    frames: list[bytes] = []
+
+    def overhear(frame: bytes) -> Verdict:
+        frames.append(frame)
+        return Verdict.ACCEPT
+
+    swarm.join(Identity.from_seed(bytes([9]) * 32).peer_id, overhear)
+    a.publish("rollouts", b"body")
+    late = member(MemorySwarm(), 3)
+    assert late.deliver(frames[0]) is Verdict.ACCEPT
+    assert late.deliver(frames[0]) is Verdict.IGNORE
+    assert late.deliver(frames[0][:-1]) is Verdict.REJECT
+    assert b.deliver(frames[0]) is Verdict.IGNORE
+
+
+def test_what_nobody_would_admit_is_not_sent() -> None:
+    a = member(MemorySwarm(), 1)
+    a.publish("rollouts", bytes(MAX_BODY))
+    with pytest.raises(ValueError):
+        a.publish("rollouts", bytes(MAX_BODY + 300))
+    with pytest.raises(ValueError):
+        a.publish("Not a kind", b"")
+
+
+def history(seed: int) -> list[list[bytes]]:
+    swarm, rng = MemorySwarm(seed, loss=0.2, duplicate=0.3, delay=3), random.Random(seed)
+    members = [member(swarm, n) for n in (1, 2, 3, 4)]
+    heard: list[list[bytes]] = []
+    for step in range(60):
+        rng.choice(members).publish("rollouts", b"%d" % step)
+        swarm.tick()
+        heard.extend([envelope.body for envelope in m.received()] for m in members)
+    return heard
+
+
+def test_one_seed_is_one_history() -> None:
+    assert history(7) == history(7) != history(8)
+    arrived = sum(len(bodies) for bodies in history(7))
+    assert 0.65 < arrived / (60 * 3) < 0.95  # a fifth is lost, and no duplicate comes through
+
+
+def test_a_partition_heals_and_who_leaves_is_gone() -> None:
+    swarm = MemorySwarm()
+    a, b, c = (member(swarm, n) for n in (1, 2, 3))
+    swarm.partition([a.identity.peer_id])
+    a.publish("rollouts", b"lost")
+    assert not b.received() and not a.peers() and len(b.peers()) == 1
+    swarm.heal()
+    a.publish("rollouts", b"heard")
+    assert [envelope.body for envelope in b.received()] == [b"heard"] == [envelope.body for envelope in c.received()]
+    swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # c was restarted: its old self is gone
+    c.publish("rollouts", b"from the dead")
+    assert not b.received()

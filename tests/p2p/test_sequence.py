@@ -1,0 +1,70 @@
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2p.errors import StateUnwritable
+from p2p.sequence import SequenceFile
+
+
+def test_numbers_rise_and_go_on_after_a_crash(tmp_path: Path) -> None:
+    path, seen = tmp_path / "sequence", list[int]()
+    for _ in range(20):  # each time a new process that is killed without a word
+        seen += itertools.islice(SequenceFile(path, lambda: 0.0, block=7), 10)
+    assert seen == sorted(set(seen))
+
+
+def test_no_number_is_used_before_it_is_reserved_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "sequence"
+    numbers = SequenceFile(path, lambda: 0.0, block=10)
+    assert not path.exists()
+    for number in itertools.islice(numbers, 35):
+        assert number < int(path.read_text())
+
+
+def test_a_killed_process_never_repeats_a_number(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from p2p.sequence import SequenceFile\n"
+        "numbers = SequenceFile(Path(sys.argv[1]), lambda: 0.0, block=5)\n"
+        "for n in range(13): print(next(numbers), flush=True)\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    seen: list[int] = []
+    for _ in range(4):
+        run = subprocess.run([sys.executable, "-c", program, str(tmp_path / "sequence")], capture_output=True, text=True, cwd=Path.cwd())
+        assert run.returncode == -9
+        seen += map(int, run.stdout.split())
+    assert len(seen) == 52 and seen == sorted(set(seen))
+
+
+@pytest.mark.parametrize("content", [b"", b"12", b"x\n", b"-5\n", b"9" * 30 + b"\n", "٣\n".encode(), b"1\n2\n"])
+def test_a_damaged_file_is_set_aside_and_the_clock_takes_over(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "sequence"
+    path.write_bytes(content)
+    assert next(SequenceFile(path, lambda: 1_700_000_000.0)) == 1_700_000_000_000
+    assert path.with_name("sequence.corrupt").read_bytes() == content
+    assert "damaged" in caplog.text
+
+
+def test_a_lost_file_does_not_lead_back(tmp_path: Path) -> None:
+    path, now = tmp_path / "sequence", 1000.0
+    last = list(itertools.islice(SequenceFile(path, lambda: now), 5000))[-1]
+    path.unlink()
+    assert next(SequenceFile(path, lambda: now + 10)) > last
+
+
+def test_a_full_disk_stops_publishing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = SequenceFile(tmp_path / "sequence", lambda: 0.0, block=3)
+    assert list(itertools.islice(numbers, 3)) == [0, 1, 2]
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        with pytest.raises(StateUnwritable, match=r"No space left.*free space"):
+            next(numbers)
+    assert next(numbers) == 3 and next(SequenceFile(tmp_path / "sequence", lambda: 0.0)) == 6
