@@ -1,0 +1,17 @@
+"""Real processes, real sockets, real kill -9. `python -m benchmarks.churn` is the same at length."""
+
+from pathlib import Path
+
+import pytest
+
+from swarmd.lab.churn import churn
+
+
+@pytest.mark.slow
+@pytest.mark.net
+def test_a_swarm_outlives_the_loss_of_any_process(tmp_path: Path) -> None:
+    kills = churn(tmp_path, kills=5, seed=3)
+    assert {k.process for k in kills} == {"daemon", "trainer", "verifier"}, "choose a seed that meets all three"
+    assert all(k.same_peer and k.others_advanced and k.damaged == 0 for k in kills)
+    assert all(k.rounds_lost <= 1 for k in kills), "at most the round whose line was written and whose checkpoint was not"
+    assert all(k.receiving_seconds is not None for k in kills if k.process == "daemon")

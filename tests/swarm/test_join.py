@@ -1,0 +1,165 @@
+"""`swarmd join` as a person runs it: one real process after another, on a state folder of their own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swarmd import control
+from swarmd.checkpoint import Checkpoints
+from swarmd.telemetry import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+COMMON = ["--model", "tiny", "--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/0", "--seed", "1"]
+
+
+def swarmd(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "swarmd", *words], capture_output=True, text=True, timeout=180, env=os.environ | environment
+    )
+
+
+def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return swarmd("join", *COMMON, "--state-dir", str(state), *words)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A node without a limit of rounds, that has finished one."""
+    command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(tmp_path / "state"), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["round"] == 1
+        yield process
+        process.kill()
+
+
+def test_rounds_are_played_written_down_and_resumed_without_asking(tmp_path: Path) -> None:
+    first = join(tmp_path, "--rounds", "3", "--json")
+    assert first.returncode == 0, first.stderr
+    lines = [json.loads(line) for line in first.stdout.splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert [{k: v for k, v in line.items() if k != "schema"} for line in lines] == list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert set(lines[0]) == {
+        "schema", "round", "time", "seconds", "tokens", "local", "external", "pool", "zero_advantage_dropped", "rejected",
+        "reward_mean", "reward_sum", "loss", "grad_norm", "entropy", "staleness", "replays_mean", "peers", "judge",
+    }  # fmt: skip
+    assert set(lines[0]["seconds"]) == {"generate", "score", "share", "collect", "train", "checkpoint"}
+
+    second = join(tmp_path, "--rounds", "5")
+    assert second.returncode == 0, second.stderr
+    assert "resumed after round 3" in second.stderr
+    assert [line["round"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+    third = join(tmp_path, "--rounds", "5")
+    assert third.returncode == 0 and len(read_metrics(tmp_path / "metrics.jsonl")) == 5
+
+
+def test_a_run_cut_in_two_is_the_run_that_was_not(tmp_path: Path) -> None:
+    def rewards(folder: Path) -> list[Any]:
+        return [(line["reward_sum"], line["loss"], line["grad_norm"]) for line in read_metrics(folder / "metrics.jsonl")]
+
+    assert join(tmp_path / "whole", "--rounds", "4", "--local", "8", "--external", "0").returncode == 0
+    assert join(tmp_path / "cut", "--rounds", "2", "--local", "8", "--external", "0").returncode == 0
+    assert join(tmp_path / "cut", "--rounds", "4", "--local", "8", "--external", "0").returncode == 0
+    assert rewards(tmp_path / "cut") == rewards(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_is_said_and_the_older_one_used(tmp_path: Path) -> None:
+    assert join(tmp_path, "--rounds", "3").returncode == 0
+    newest = tmp_path / "checkpoints" / "round-00000003"
+    weights = max(newest.glob("*.safetensors"), key=lambda p: p.stat().st_size)
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    again = join(tmp_path, "--rounds", "4")
+    assert again.returncode == 0, again.stderr
+    assert "round-00000003 is damaged" in again.stderr and "resumed after round 2" in again.stderr
+    assert [line["round"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_status_peers_pause_resume_and_stop(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    state = ("--state-dir", str(tmp_path / "state"))
+    status = json.loads(swarmd("status", "--json", *state).stdout)
+    assert status["schema"] == 1 and status["state"] == "training" and status["round"] >= 1 and status["peer_id"].startswith("12D3Koo")
+    assert all(address.endswith(status["peer_id"]) for address in status["addresses"])
+    assert json.loads(swarmd("peers", "--json", *state).stdout) == {"schema": 1, "peers": []}
+
+    assert swarmd("pause", *state).returncode == 0
+    while (paused := control.call(tmp_path / "state", "status"))["state"] != "paused":
+        pass
+    assert paused["cause"] and "swarmd resume" in paused["remedy"]
+    assert swarmd("resume", *state).returncode == 0
+    at = paused["round"]
+    while control.call(tmp_path / "state", "status")["round"] <= at:
+        pass
+
+    second = join(tmp_path / "state", "--rounds", "1")
+    assert second.returncode == 5 and "Traceback" not in second.stderr
+    assert "another node" in second.stderr and "--state-dir" in second.stderr
+
+    assert swarmd("stop", *state).returncode == 0
+    assert running.wait(60) == 0
+    assert swarmd("status", *state).returncode == 6
+    found = Checkpoints(tmp_path / "state" / "checkpoints").newest()
+    assert found is not None and found[0].round == read_metrics(tmp_path / "state" / "metrics.jsonl")[-1]["round"]
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_finishes_the_round_saves_and_leaves(running: subprocess.Popen[str], tmp_path: Path, number: int, status: int) -> None:
+    running.send_signal(number)
+    assert running.wait(60) == status
+    assert running.stderr is not None and "Traceback" not in running.stderr.read()
+    found = Checkpoints(tmp_path / "state" / "checkpoints").newest()
+    assert found is not None and found[0].round == read_metrics(tmp_path / "state" / "metrics.jsonl")[-1]["round"]
+
+
+def test_a_killed_trainer_comes_back_and_the_connection_stays_up(running: subprocess.Popen[str], tmp_path: Path) -> None:
+    before = control.call(tmp_path / "state", "status")
+    os.kill(before["trainer"]["pid"], signal.SIGKILL)
+    while (after := control.call(tmp_path / "state", "status"))["round"] <= before["round"] + 1 or after["state"] != "training":
+        assert running.poll() is None
+    assert after["trainer"]["restarts"] == 1 and after["trainer"]["pid"] != before["trainer"]["pid"]
+    assert (after["pid"], after["addresses"]) == (before["pid"], before["addresses"])
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        done = swarmd("join", "--model", "tiny", "--listen", address, "--state-dir", str(tmp_path), "--rounds", "1")
+    assert done.returncode in (2, 4) and "port" in done.stderr and "swarm.listen" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        (["--model", "/nowhere/at/all"], 3, "/nowhere/at/all"),
+        (["--model", "nobody/no-such-model"], 4, "nobody/no-such-model"),
+        pytest.param(["--device", "cuda"], 3, "cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
+        (["--bootstrap", "127.0.0.1:4001"], 2, "127.0.0.1:4001"),
+        (["--judge", "not a url"], 2, "not a url"),
+        (["--local", "four"], 2, "four"),
+    ],
+)
+def test_what_cannot_work_says_why_and_what_to_do(tmp_path: Path, words: list[str], status: int, said: str) -> None:
+    done = swarmd("join", "--listen", "/ip4/127.0.0.1/tcp/0", "--state-dir", str(tmp_path), "--rounds", "1", *words, HF_HUB_OFFLINE="1")
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (status, True, False), done.stderr
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    assert join(tmp_path, "--rounds", "1").returncode == 0
+    (tmp_path / "identity.key").chmod(0o644)
+    refused = join(tmp_path, "--rounds", "2")
+    assert refused.returncode == 2 and "chmod 600" in refused.stderr and "Traceback" not in refused.stderr
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
