@@ -9,7 +9,7 @@ import typer
 
 from swarmd.cli_options import AsJson, print_json
 from swarmd.errors import ConfigError, SwarmdError
-from swarmd.types import Completion, Task, TaskRef
+from swarmd.types import Completion, TaskRef
 
 app = typer.Typer(help="The questions of a curriculum.", no_args_is_help=True)
 
@@ -62,11 +62,14 @@ def list_tasks(
 @app.command(epilog="Example: swarmd task show binary_matrix 7 --curriculum tiny-9")
 def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9", as_json: AsJson = False) -> None:
     """A question as every node of the swarm would ask it, and a right answer."""
+    _check(specialty, n, curriculum)
     from swarmd.tasks.grading import solution
     from swarmd.tasks.source import tasks_of
 
-    task = _task(specialty, n, curriculum)
-    answer = solution(tasks_of(curriculum), task)
+    tasks = tasks_of(curriculum)
+    task = tasks.task(TaskRef(specialty, n))
+    assert task is not None  # just checked
+    answer = solution(tasks, task)
     if as_json:
         print_json({"schema": 1, "curriculum": curriculum, "specialty": specialty, "n": n, "question": task.question, "answer": answer})
     else:
@@ -121,12 +124,3 @@ def _check(specialty: str, n: int, curriculum: str) -> None:
         raise ConfigError(f"{curriculum} has no specialty {specialty!r}{hint or '; it has ' + ', '.join(specialties)}")
     if not 0 <= n < HELD_OUT_END:
         raise ConfigError(f"{n} is no question's number; they go from 0 to {HELD_OUT_END - 1}")
-
-
-def _task(specialty: str, n: int, curriculum: str) -> Task:
-    from swarmd.tasks.source import tasks_of
-
-    _check(specialty, n, curriculum)
-    task = tasks_of(curriculum).task(TaskRef(specialty, n))
-    assert task is not None  # just checked
-    return task

@@ -1,0 +1,307 @@
+"""The command line as people and scripts meet it: what goes where, and with which exit code."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import trio
+
+from p2p.identity import Identity
+from swarmd.cli import main
+from swarmd.control import serve
+from swarmd.state_folder import IDENTITY_FILE, StateFolder
+from tests.cli.test_view import document
+
+PEERS = {
+    "schema": 1,
+    "peers": [{"id": "12D3KooW", "name": "brave-otter", "direction": "inbound", "address": None, "frames": 3, "rejected": 0}],
+}
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Run a command in this process, with folders of its own and nothing configured."""
+    for variable in [name for name in os.environ if name.startswith("SWARMD_")]:
+        monkeypatch.delenv(variable)
+    for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
+
+    def run(*arguments: str | Path, stdin: str = "") -> Said:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        assert "Traceback" not in said.err
+        return Said(code, said.out, said.err)
+
+    return run
+
+
+@contextlib.contextmanager
+def node(state_dir: Path) -> Iterator[list[str]]:
+    """The control API of a node, over a real socket, in a thread; what it was told."""
+    told: list[str] = []
+    ready = threading.Event()
+    stopping: list[Callable[[], None]] = []
+
+    async def tell(name: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        told.append(name)
+        return answer
+
+    async def stop(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        told.append("stop")
+        stopping[0]()
+        return {"schema": 1, "stopping": True}
+
+    async def live() -> None:
+        with StateFolder.open(state_dir) as state:
+            async with trio.open_nursery() as nursery:
+                halt = trio.Event()
+                stopping.append(halt.set)
+                handlers = {
+                    "status": lambda _: tell("status", document()),
+                    "peers": lambda _: tell("peers", PEERS),
+                    "pause": lambda _: tell("pause", {"schema": 1, "paused": True}),
+                    "resume": lambda _: tell("resume", {"schema": 1, "paused": False}),
+                    "stop": stop,
+                }
+                await nursery.start(lambda task_status: serve(state.path, handlers, task_status=task_status))
+                token = trio.lowlevel.current_trio_token()
+                stopping.append(lambda: trio.from_thread.run_sync(halt.set, trio_token=token))
+                ready.set()
+                await halt.wait()
+                await trio.sleep(0.1)  # the answer to `stop` is on its way
+                nursery.cancel_scope.cancel()
+
+    thread = threading.Thread(target=trio.run, args=(live,))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield told
+    finally:
+        with contextlib.suppress(trio.RunFinishedError):
+            stopping[1]()
+        thread.join(10)
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "pause", "resume", "stop"])
+def test_without_a_node_the_exit_code_is_6(run: Run, tmp_path: Path, command: str) -> None:
+    said = run(command, "--state-dir", tmp_path / "none")
+    assert (said.code, said.out) == (6, "")
+    assert (
+        said.err
+        == f"swarmd: No node is running in {tmp_path / 'none'}. Start one with `swarmd join`, or name another folder with --state-dir.\n"
+    )
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.net
+def test_a_running_node_is_asked_told_and_stopped(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with node(tmp_path) as told:
+        assert json.loads(run("status", "--json", "--state-dir", tmp_path).out) == document()
+        monkeypatch.setenv("SWARMD_STATE_DIR", str(tmp_path))
+        assert "state    training\nround    120 of 300\n" in run("status").out
+        assert "brave-otter" in run("peers").out
+        assert json.loads(run("peers", "--json").out) == PEERS
+        assert run("pause") == Said(0, "", "pausing after the round in hand; `swarmd resume` goes on\n")
+        assert json.loads(run("resume", "--json").out) == {"schema": 1, "paused": False}
+        second = run("join", "--model", "tiny")
+        assert second.code == 5
+        assert f"pid {os.getpid()}" in second.err
+        assert run("stop", "--json") == Said(0, '{"schema": 1, "stopped": true}\n', "")
+        assert run("status").code == 6
+        assert told == ["status", "status", "peers", "peers", "pause", "resume", "stop"]
+
+
+@pytest.mark.net
+def test_stop_says_when_the_node_does_not_go(run: Run, tmp_path: Path) -> None:
+    with node(tmp_path):
+        said = run("stop", "--state-dir", tmp_path, "--timeout", "0")
+    assert said.code == 4
+    assert "--timeout" in said.err
+
+
+@pytest.mark.net
+def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
+    with node(tmp_path):
+        threading.Timer(
+            1.5, lambda: subprocess.run([sys.executable, "-m", "swarmd", "stop", "--state-dir", tmp_path], capture_output=True)
+        ).start()
+        said = run("status", "--watch", "--json", "--state-dir", tmp_path)
+    assert said.code in (4, 6)  # going, or gone
+    assert [json.loads(line)["schema"] for line in said.out.splitlines()] == [1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["join", "--local", "-1"],
+        ["join", "--local", "many"],
+        ["join", "--device", "gpu"],
+        ["join", "--bootstrap", "localhost:4001"],
+        ["join", "--judge", "judge.example"],
+        ["join", "--config", "absent.toml"],
+        ["join", "--nonsense"],
+        ["dance"],
+        ["task", "show", "bf"],
+        ["task", "show", "bff", "1"],
+        ["task", "show", "bf", "-1"],
+        ["task", "show", "bf", "2147483648"],
+        ["task", "list", "--curriculum", "x"],
+        ["identity", "show"],
+        ["demo", "--nodes", "0"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2_without_a_traceback(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    said = run(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.strip()
+
+
+def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[round]\nlocl = 3\nexternal = -1\n")
+    said = run("join", "--config", file, "--rounds", "-2", "--state-dir", tmp_path / "state")
+    assert said.code == 2
+    assert said.err.splitlines() == [
+        f"{file}:2: round.locl: unknown key; did you mean round.local?",
+        f"{file}:3: round.external: expected a whole number, at least 0 and at most 1024, found -1",
+        "--rounds: round.rounds: expected a whole number, at least 0, found -2",
+    ]
+    assert not (tmp_path / "state").exists()
+
+
+def test_config_check_show_and_path(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = Path(run("config", "path").out.strip())
+    assert json.loads(run("config", "path", "--json").out)["exists"] is False
+    assert run("config", "check").code == 0
+    usual.parent.mkdir(parents=True)
+    usual.write_text("[round]\nlocal = 8\n")
+    monkeypatch.setenv("SWARMD_EXTERNAL", "2")
+    assert run("config", "check").out == f"{usual}: no mistakes\n"
+    shown = json.loads(run("config", "show", "--json").out)
+    assert shown["schema"] == 1
+    assert shown["keys"]["round.local"] == {"value": 8, "origin": f"{usual}:2"}
+    assert shown["keys"]["round.external"] == {"value": 2, "origin": "SWARMD_EXTERNAL"}
+    assert shown["keys"]["seed"] == {"value": None, "origin": "default"}
+    plain = [line.split("  #")[0].strip() for line in run("config", "show").out.splitlines()]
+    assert "round.local = 8" in plain
+    assert len(plain) == len(shown["keys"])
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("x = 1")
+    monkeypatch.setenv("SWARMD_CONFIG", str(wrong))
+    assert run("config", "check").code == 2
+    told = run("config", "check", wrong, "--json")
+    assert told.code == 2
+    assert json.loads(told.out) == {"schema": 1, "file": str(wrong), "mistakes": [f"{wrong}:1: x: unknown key"]}
+    assert run("config", "check", usual).code == 0  # the argument wins over the variable
+
+
+def test_the_identity_is_shown_and_backed_up_once(run: Run, tmp_path: Path) -> None:
+    identity = Identity.load_or_create(tmp_path / IDENTITY_FILE)
+    shown = json.loads(run("identity", "show", "--json", "--state-dir", tmp_path).out)
+    assert (shown["schema"], shown["peer_id"]) == (1, identity.peer_id)
+    assert identity.peer_id in run("identity", "show", "--state-dir", tmp_path).out
+    copy = tmp_path / "copy.key"
+    assert run("identity", "backup", copy, "--state-dir", tmp_path).out == f"{copy}\n"
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    assert Identity.load(copy).peer_id == identity.peer_id
+    again = run("identity", "backup", copy, "--state-dir", tmp_path)
+    assert again.code == 2
+    assert "exists already" in again.err
+    assert run("identity", "backup", tmp_path, "--state-dir", tmp_path).out == f"{tmp_path}/swarmd-{identity.peer_id}.key\n"
+
+
+def test_tasks_are_listed_and_shown(run: Run) -> None:
+    listed = json.loads(run("task", "list", "--json").out)
+    assert [one["name"] for one in listed["curricula"]] == ["sapo-9", "tiny-9"]
+    assert len(run("task", "list", "--curriculum", "tiny-9").out.splitlines()) == 9
+    shown = json.loads(run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9", "--json").out)
+    assert shown["question"] in run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9").out
+    assert "did you mean bf" in run("task", "show", "bff", "1").err
+
+
+@pytest.mark.net
+def test_completions_are_scored_one_line_each(run: Run) -> None:
+    answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
+    lines = [{"text": f"<answer>{answer}</answer>", "ended": True}, {"text": "<answer>x</answer>", "ended": False}, {"text": "none"}]
+    said = run("task", "score", "bf", "3", "--curriculum", "tiny-9", stdin="\n\n".join(map(json.dumps, lines)) + "\n")
+    assert said.code == 0
+    assert [json.loads(line) for line in said.out.splitlines()] == [
+        {"reward": 1.0, "reason": "correct"},
+        {"reward": 0.0, "reason": "wrong"},
+        {"reward": 0.0, "reason": "no answer"},
+    ]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000, '"' + "x" * 1_048_576])
+def test_what_is_no_completion_is_refused_by_its_line(run: Run, line: str) -> None:
+    said = run("task", "score", "bf", "3", stdin="\n" + line)
+    assert (said.code, said.out) == (2, "")
+    assert "standard input, line 2:" in said.err
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    script = "import sys; from swarmd.cli import main; main(sys.argv[1:]); print(*{m.split('.')[0] for m in sys.modules}, file=sys.stderr)"
+    heavy = {"torch", "trio", "libp2p", "reasoning_gym", "transformers", "numpy", "structlog", "cryptography"}
+    for arguments in (["--help"], ["join", "--help"], ["version", "--json"]):
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=True)
+        assert not heavy & set(done.stderr.split()), arguments
+    versions = json.loads(done.stdout)
+    assert versions["schema"] == 1
+    assert versions["versions"]["reasoning-gym"] == "0.1.25"
+
+
+def test_every_command_has_help_with_an_example(run: Run) -> None:
+    groups = {
+        "": "join status peers pause resume stop demo version",
+        "config": "check show path",
+        "identity": "show backup",
+        "task": "list show score",
+    }
+    for group, commands in groups.items():
+        for command in commands.split():
+            said = run(*filter(None, (group, command)), "--help")
+            assert said.code == 0
+            assert "Example: " in said.out, command
+
+
+@pytest.mark.net
+def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarmd", "task", "score", "bf", "3"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin and process.stdout and process.stderr
+    process.stdin.write(b'{"text": "x"}\n')
+    process.stdin.flush()
+    assert process.stdout.readline()  # it is up, and waits for more
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert b"Traceback" not in process.stderr.read()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        stream.close()
+
+
+@pytest.mark.net
+def test_shell_completion_is_offered() -> None:
+    environment = os.environ | {"_SWARMD_COMPLETE": "complete_bash", "COMP_WORDS": "swarmd task sh", "COMP_CWORD": "2"}
+    done = subprocess.run([sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["show"]
