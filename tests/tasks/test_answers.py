@@ -1,0 +1,67 @@
+"""Text to answer: the same as ReasoningGYM's on every text, in linear time, and nothing unsafe gets through."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reasoning_gym.utils import extract_answer
+
+from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, Judgement, Reason, extract, read
+from swarmd.tasks.curriculum import CURRICULA
+
+PIECES = ["<answer>", "</answer>", "<answer", "answer>", "</", ">", "<", *" \n\t\u00a0\u2003\x1c\x85", "1", "x y", "é"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_extract_equals_upstream(text: str) -> None:
+    assert extract(text) == extract_answer(text)
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("<answer>1</answer>", "1"),
+        ("think <answer>1</answer> no: <answer> 2\n</answer> done", "2"),
+        ("<answer>1</answer><answer>2", "1"),  # the second was cut
+        ("<answer>a<answer>b</answer>", "a<answer>b"),
+        ("<answer></answer>", ""),
+        ("</answer>1<answer>", None),
+        ("1", None),
+    ],
+)
+def test_extract(text: str, answer: str | None) -> None:
+    assert extract(text) == answer == extract_answer(text)
+
+
+@pytest.mark.parametrize("flood", ["<answer>", "</answer>", "<answer> ", "<answer></answer>", "<answer>\n</answer", "</answer><answer>"])
+def test_a_flood_of_tags_takes_no_time(flood: str) -> None:
+    text = flood * (4_000_000 // len(flood))
+    start = time.perf_counter()
+    extract(text)
+    assert time.perf_counter() - start < 2.0  # some 0.1 s; upstream's takes 1.7 s for 2,000 tags
+
+
+def test_every_specialty_has_a_limit() -> None:
+    assert {specialty for c in CURRICULA.values() for specialty in c.configs} == set(LONGEST_ANSWER)
+
+
+@pytest.mark.parametrize("specialty", sorted(LONGEST_ANSWER))
+@pytest.mark.parametrize("character", "\0\t\r\x1b\x7f\u200b\u202e\u2066\ufeff\ud800\udfff５١−é")
+def test_unsafe_characters_are_refused(specialty: str, character: str) -> None:
+    assert read(specialty, f"<answer>1{character}1</answer>") is Reason.UNSAFE
+    assert read(specialty, f"{character}<answer>1</answer>{character}") == "1"  # only the answer is looked at
+
+
+@pytest.mark.parametrize("specialty", sorted(LONGEST_ANSWER))
+def test_lengths_are_limited(specialty: str) -> None:
+    most = LONGEST_ANSWER[specialty]
+    assert read(specialty, f"<answer>{'1' * most}</answer>") == "1" * most
+    assert read(specialty, f"<answer>{'1' * (most + 1)}</answer>") is Reason.TOO_LONG
+    assert read(specialty, "<answer>1</answer>".rjust(LONGEST_COMPLETION)) == "1"
+    assert read(specialty, "<answer>1</answer>".rjust(LONGEST_COMPLETION + 1)) is Reason.TOO_LONG
+    assert read(specialty, "1") is Reason.NO_ANSWER
+
+
+def test_only_a_correct_answer_earns() -> None:
+    assert {reason: Judgement(reason).reward for reason in Reason} == {r: float(r is Reason.CORRECT) for r in Reason}

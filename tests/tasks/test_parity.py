@@ -1,0 +1,91 @@
+"""Our marks equal ReasoningGYM's on honest answers: right ones, those of other items, and slips of the pen. Thousands of items."""
+
+import contextlib
+import io
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import reasoning_gym
+from reasoning_gym.utils import extract_answer
+
+from swarmd.tasks.answers import Reason
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
+from swarmd.tasks.grading import PASS, grade_text, solution
+from swarmd.tasks.scoring import Completion, Verifier
+from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
+
+ITEMS = 250  # of each specialty of each curriculum: 4,500 in all
+KINDS = [(name, specialty) for name, c in sorted(CURRICULA.items()) for specialty in c.specialties]
+
+
+def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
+    """ReasoningGYM's own data set and entry, made without any code of ours."""
+    dataset = reasoning_gym.create_dataset(ref.specialty, seed=ref.n, size=1, **CURRICULA[name].configs[ref.specialty])
+    with contextlib.redirect_stdout(io.StringIO()):
+        return dataset, dataset[0]
+
+
+def drawn(tasks: CurriculumTasks, specialty: str, rng: random.Random, count: int) -> list[Task]:
+    candidates = (tasks.task(TaskRef(specialty, rng.randrange(HELD_OUT_END))) for _ in range(2 * count))
+    return [task for task in candidates if task is not None][:count]
+
+
+def slips(task: Task, answer: str, rng: random.Random) -> list[str]:
+    """The answer with a small mistake in it."""
+    if task.ref.specialty == "propositional_logic":  # well-formed ones: what upstream makes of broken formulas is not a mark
+        names, premises = task.entry["metadata"]["variables"], task.entry["metadata"]["premises"]
+        joined = " ∨ ".join(premises)
+        swapped = answer.translate({ord(a): ord(rng.choice("∧∨→↔")) for a in "∧∨→↔"})
+        made = [f"¬({joined})", f"¬{names[0]}", f"({joined}) → {names[-1]}", f"{names[0]} ∨ ¬{names[0]}", swapped, f"(({answer}))"]
+        return [*premises, joined, *made]
+    i = rng.randrange(len(answer))
+    other = rng.choice("0123456789/ -.a")
+    made = [answer[:i] + answer[i + 1 :], answer[:i] + other + answer[i:], answer[:i] + other + answer[i + 1 :], answer[::-1], answer + "0"]
+    return [*made, answer.upper(), answer.replace(" ", "  "), f"{answer}.", f"+{answer}", f"0{answer}", f" {answer}\n", "", "x"]
+
+
+@pytest.mark.parametrize("name, specialty", KINDS)
+def test_marks_equal_upstreams(name: str, specialty: str) -> None:
+    rng, tasks = random.Random(f"{name} {specialty}"), tasks_of(name)
+    items = drawn(tasks, specialty, rng, ITEMS)
+    assert len(items) == ITEMS
+    solutions = [solution(tasks, task) for task in items]
+    marks: Counter[bool] = Counter()
+    for task, right in zip(items, solutions, strict=True):
+        dataset, entry = upstream(name, task.ref)
+        assert entry["question"] == task.question
+        for answer in [right, *rng.sample(solutions, 4), *slips(task, right, rng)]:
+            text = f"I think <answer>{answer}</answer>"
+            theirs = dataset.score_answer(extract_answer(text), entry) >= PASS
+            ours = grade_text(tasks, task, text)
+            assert (ours is Reason.CORRECT) == theirs, (task.ref, answer, ours)
+            marks[theirs] += 1
+    assert min(marks[True], marks[False]) >= ITEMS // 2, "both kinds of answers have to be there to compare"
+
+
+@pytest.mark.parametrize("name, specialty", KINDS)
+def test_solutions_are_right(name: str, specialty: str) -> None:
+    rng, tasks = random.Random(f"solve {name} {specialty}"), tasks_of(name)
+    items = drawn(tasks, specialty, rng, ITEMS)
+    right = sum(grade_text(tasks, task, f"<answer>{solution(tasks, task)}</answer>") is Reason.CORRECT for task in items)
+    assert right >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)  # premises may be tautologies: nothing follows
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_the_contained_process_marks_the_same(name: str) -> None:
+    rng, tasks = random.Random(name), tasks_of(name)
+    items: list[tuple[TaskRef, Sequence[Completion]]] = []
+    expected: list[tuple[Reason, ...]] = []
+    for specialty in tasks.curriculum.specialties:
+        for task in drawn(tasks, specialty, rng, 100):
+            right = solution(tasks, task)
+            texts = [f"<answer>{a}</answer>" for a in [right, *slips(task, right, rng)[:3]]]
+            items.append((task.ref, [Completion(text, True) for text in texts]))
+            expected.append(tuple(grade_text(tasks, task, text) for text in texts))
+    with Verifier(name) as verifier:
+        assert [tuple(j.reason for j in row) for row in verifier.judge(items)] == expected
+        assert verifier.restarts == 0

@@ -1,0 +1,151 @@
+"""One reference, one task: in every process, under every hash seed, locale and Decimal context; and none that costs minutes."""
+
+import decimal
+import locale
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import reasoning_gym
+
+from swarmd.errors import ConfigError
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, curriculum
+from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
+
+ROOT = Path(__file__).parents[2]
+COSTLY = TaskRef("basic_arithmetic", 2434)  # of sapo-9; upstream counts to the root of a number above 10**10
+
+FINGERPRINT = """
+import hashlib, json, sys
+from swarmd.tasks.source import CurriculumTasks, TaskRef
+from swarmd.tasks.curriculum import CURRICULA
+order = sys.argv[1]
+for name, c in sorted(CURRICULA.items()):
+    tasks = CurriculumTasks(c)
+    refs = [TaskRef(s, n) for s in c.specialties for n in (0, 1, 7, 977, 899_999_999, 1_000_000_007, 2**31 - 1)]
+    entries = {r: tasks.task(r) for r in (reversed(refs) if order == "backwards" else refs)}
+    document = json.dumps([entries[r] and [entries[r].question, entries[r].entry] for r in refs], sort_keys=True, default=repr)
+    print(name, c.digest, hashlib.sha256(document.encode()).hexdigest())
+"""
+
+
+def fingerprint(hash_seed: str, order: str, **extra: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), **extra}
+    done = subprocess.run([sys.executable, "-c", FINGERPRINT, order], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout
+
+
+@pytest.mark.net
+def test_other_processes_make_the_same_tasks() -> None:
+    first = fingerprint("0", "forwards")
+    assert len(first.splitlines()) == len(CURRICULA)
+    assert fingerprint("42", "backwards", LC_ALL="C.UTF-8", TZ="Asia/Tokyo") == first
+    assert fingerprint("random", "forwards", LANG="de_DE.UTF-8") == first
+
+
+def test_the_digest_is_what_it_was() -> None:
+    """Other digests never meet: if this fails on purpose, the swarm is being split, and RULES or the configurations say why."""
+    assert {name: c.digest for name, c in CURRICULA.items()} == {"sapo-9": "33297f0f8bde1cc8", "tiny-9": "eb080220bdeba630"}
+
+
+@pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_an_item_is_upstreams(name: str) -> None:
+    tasks = tasks_of(name)
+    for specialty, config in tasks.curriculum.configs.items():
+        for n in (0, 3, 12_345):
+            task = tasks.task(TaskRef(specialty, n))
+            theirs = reasoning_gym.create_dataset(specialty, seed=n, size=1, **config)[0]
+            assert task is not None
+            assert (task.question, task.entry["answer"]) == (theirs["question"], theirs["answer"])
+
+
+@pytest.mark.parametrize("specialty, n", [("no such", 1), ("", 0), ("bf", -1), ("bf", HELD_OUT_END), ("bf", 2**70), ("bf", True)])
+def test_some_references_name_no_task(specialty: str, n: int) -> None:
+    assert tasks_of("sapo-9").task(TaskRef(specialty, n)) is None
+
+
+def test_a_task_that_takes_minutes_to_make_is_none() -> None:
+    start = time.perf_counter()
+    assert tasks_of("sapo-9").task(COSTLY) is None
+    assert time.perf_counter() - start < 1.0
+
+
+def test_the_bound_on_divisors_is_taken_off_again() -> None:
+    from reasoning_gym.arithmetic import basic_arithmetic
+
+    before = basic_arithmetic.find_common_divisors
+    tasks_of("sapo-9").task(COSTLY)
+    assert basic_arithmetic.find_common_divisors is before
+
+
+def test_generation_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -> None:
+    with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
+        for name in CURRICULA:
+            tasks = CurriculumTasks(CURRICULA[name])
+            for specialty in tasks.curriculum.specialties:
+                tasks.task(TaskRef(specialty, 5))
+        assert (decimal.getcontext().prec, decimal.getcontext().rounding) == (3, decimal.ROUND_UP)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_decimal_context_does_not_matter() -> None:
+    def entries() -> list[object]:
+        made = [tasks_of("sapo-9").task(TaskRef("decimal_arithmetic", n)) for n in range(200)]
+        return [task and task.entry["answer"] for task in made]
+
+    plain = entries()
+    with decimal.localcontext(decimal.Context(prec=3, rounding=decimal.ROUND_UP)):
+        assert entries() == plain
+
+
+def test_the_locale_does_not_matter() -> None:
+    others = [name for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "ja_JP.UTF-8", "C.UTF-8", "POSIX") if _has(name)]
+    if not others:
+        pytest.skip("no other locale is installed")
+    plain = [tasks_of("sapo-9").task(TaskRef("calendar_arithmetic", n)) for n in range(100)]
+    try:
+        locale.setlocale(locale.LC_TIME, others[0])
+        assert [tasks_of("sapo-9").task(TaskRef("calendar_arithmetic", n)) for n in range(100)] == plain
+        assert locale.setlocale(locale.LC_TIME) == others[0]
+    finally:
+        locale.setlocale(locale.LC_TIME, "C")
+
+
+def _has(name: str) -> bool:
+    try:
+        locale.setlocale(locale.LC_TIME, name)
+    except locale.Error:
+        return False
+    locale.setlocale(locale.LC_TIME, "C")
+    return True
+
+
+def test_draws() -> None:
+    tasks = tasks_of("tiny-9")
+    drawn, held_out = tasks.draw(400, random.Random(1)), tasks.draw_held_out(400, random.Random(1))
+    assert {t.ref.specialty for t in drawn} == {t.ref.specialty for t in held_out} == set(tasks.curriculum.specialties)
+    assert all(0 <= t.ref.n < TRAINING_TASKS for t in drawn)
+    assert all(HELD_OUT <= t.ref.n < HELD_OUT_END for t in held_out)
+    assert [t.ref for t in tasks.draw(400, random.Random(1))] == [t.ref for t in drawn]
+    assert all(tasks.task(t.ref) == t for t in drawn[:50])
+
+
+def test_a_draw_passes_over_what_names_no_task() -> None:
+    class Fixed(random.Random):
+        def choice(self, sequence):  # type: ignore[no-untyped-def]
+            return COSTLY.specialty
+
+        def randrange(self, *bounds):  # type: ignore[no-untyped-def]
+            return next(numbers)
+
+    numbers = iter([COSTLY.n, 7])
+    assert tasks_of("sapo-9").draw(1, Fixed())[0].ref == TaskRef(COSTLY.specialty, 7)
+
+
+def test_an_unknown_curriculum_names_the_known() -> None:
+    with pytest.raises(ConfigError, match="sapo-9, tiny-9"):
+        curriculum("nope")
