@@ -1,0 +1,247 @@
+"""The image and the compose file: every file there, every command line real, nothing secret, nothing run as root."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from p2p.address import parse_bootstrap
+from swarmd.config import NodeConfig
+from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
+
+DOCKERFILE = ROOT / "packaging" / "Dockerfile"
+INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL"}
+INSTRUCTIONS |= {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
+SECRET = re.compile(r"\.pem|\.key|id_rsa|password|secret|token|credential", re.IGNORECASE)
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, rest), lines joined and comments left out."""
+    lines = [line for line in DOCKERFILE.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines())]
+
+
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8")))
+
+
+def command_of(service: dict[str, Any]) -> list[str]:
+    """With the defaults of its variables, ${NAME:-default}, as compose fills them in."""
+    return [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(word)) for word in service["command"]]
+
+
+def nodes() -> dict[str, Any]:
+    return {name: service for name, service in compose()["services"].items() if name.startswith("node-")}
+
+
+def test_the_dockerfile_copies_only_what_is_there_and_let_through() -> None:
+    ignored = (ROOT / "packaging" / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    let_through = {line[1:] for line in ignored if line.startswith("!")}
+    copied: set[str] = set()
+    for word, rest in instructions():
+        assert word in INSTRUCTIONS
+        if word == "COPY" and not rest.startswith("--from="):
+            copied.update(rest.split()[:-1])
+    assert copied == let_through
+    assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
+
+
+def test_the_image_holds_no_secret_and_does_not_run_as_root() -> None:
+    assert [rest for _, rest in instructions() if SECRET.search(rest)] == []
+    (user,) = [rest for word, rest in instructions() if word == "USER"]
+    assert all(int(number) > 0 for number in user.split(":"))
+    words = [word for word, _ in instructions()]
+    assert words.index("USER") < words.index("ENTRYPOINT")
+
+
+def test_the_image_pins_what_the_scripts_pin() -> None:
+    (pin,) = set(re.findall(r"torch==[\d.]+", DOCKERFILE.read_text(encoding="utf-8")))
+    assert pin in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f'TORCH="{pin}"' in (ROOT / "scripts" / "setup").read_text(encoding="utf-8")
+
+
+def test_the_images_own_command_lines_are_real() -> None:
+    lines = dict(instructions())
+    node_config(json.loads(lines["CMD"]))
+    health = json.loads(lines["HEALTHCHECK"].partition("CMD ")[2])
+    assert health[:2] == ["swarmd", "status"]
+    assert parse(health)["state_dir"] == Path("/state")
+
+
+def test_the_swarm_of_the_paper() -> None:
+    assert list(nodes()) == [f"node-{number}" for number in range(1, 9)]
+    configs = {node_config(command_of(service)) for service in nodes().values()}
+    (config,) = configs
+    assert isinstance(config, NodeConfig)
+    assert (config.model.name, config.round.local, config.round.external, config.round.rounds) == ("qwen2.5-0.5b", 4, 4, 2000)
+    judge = parse(command_of(compose()["services"]["judge"]))
+    assert config.judge.url == f"http://judge:{judge['port']}"
+    assert judge["curriculum"] == "sapo-9"
+
+
+def test_every_node_has_its_own_state_and_all_share_the_meeting() -> None:
+    states, declared = [], set(compose()["volumes"])
+    for name, service in nodes().items():
+        mounts = dict(volume.split(":", 1) for volume in service["volumes"])
+        assert set(mounts) <= declared
+        states += [volume for volume, path in mounts.items() if path == "/state"]
+        assert mounts["meeting"] == ("/meeting" if name == "node-1" else "/meeting:ro")
+        assert service["environment"]["MEETING_FILE"] == "/meeting/bootstrap"
+        assert "--state-dir" in service["command"]
+    assert len(set(states)) == len(nodes())
+    first, *rest = nodes().values()
+    assert "node-1" not in first["depends_on"]
+    assert all(service["depends_on"]["node-1"] == {"condition": "service_healthy"} for service in rest)
+    assert first["environment"]["MEETING_AS"].split("/")[2] == "node-1"
+
+
+def test_no_service_may_more_than_it_needs() -> None:
+    for service in compose()["services"].values():
+        assert service["cap_drop"] == ["ALL"]
+        assert service["read_only"] is True
+        assert "privileged" not in service
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_the_gpu_file_gives_each_node_one() -> None:
+    override = yaml.safe_load((ROOT / "packaging" / "compose.gpu.yaml").read_text(encoding="utf-8"))["services"]
+    assert list(override) == list(nodes())
+    given = [service["deploy"]["resources"]["reservations"]["devices"][0] for service in override.values()]
+    assert [device["device_ids"] for device in given] == [[str(number)] for number in range(8)]
+
+
+def docker_has_compose() -> bool:
+    try:
+        return subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not docker_has_compose(), reason="no docker compose here")
+def test_docker_compose_accepts_the_files() -> None:
+    checked = subprocess.run(
+        ["docker", "compose", "-f", "packaging/compose.yaml", "-f", "packaging/compose.gpu.yaml", "config", "--quiet"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_the_others_start_with_the_address_the_first_node_wrote(tmp_path: Path) -> None:
+    (first, second, *_) = nodes().values()
+    meeting = str(tmp_path / "bootstrap")
+    here = [str(tmp_path / "one") if word == "/state" else word for word in command_of(first)]
+    program = entrypoint()
+    assert program.command(here, {**first["environment"], "MEETING_FILE": meeting}) == here
+    joined = program.command(command_of(second), {**second["environment"], "MEETING_FILE": meeting})
+    (address,) = node_config(joined).swarm.bootstrap
+    peer, endpoint = parse_bootstrap(address)
+    assert str(endpoint) == first["environment"]["MEETING_AS"]
+    again = entrypoint().announce(tmp_path / "one", str(endpoint), Path(meeting))
+    assert again.endswith(peer)  # the key outlives the container, so the address does
+
+
+def test_a_node_waits_for_the_file_and_says_so_when_it_never_comes(tmp_path: Path) -> None:
+    program, now = entrypoint(), [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] >= 3:
+            program.announce(tmp_path / "one", "/dns4/node-1/tcp/4001", tmp_path / "bootstrap")
+
+    assert program.meet(tmp_path / "bootstrap", 300, lambda: now[0], sleep).startswith("/dns4/node-1/tcp/4001/p2p/12D3KooW")
+    assert now[0] == 3
+    with pytest.raises(program.NobodyToMeet, match="did not appear in 2 s"):
+        program.meet(tmp_path / "never", 2, lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+
+def test_other_commands_are_left_as_they_are() -> None:
+    words = ["swarmd-judge", "serve"]
+    assert entrypoint().command(words, {"MEETING_FILE": "/nowhere/bootstrap"}) == words
+    assert entrypoint().command(["swarmd", "join"], {}) == ["swarmd", "join"]
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "said"),
+    [
+        ("", {}, "name a program"),
+        ("swarmd join", {"MEETING_FILE": "nowhere", "MEETING_WAIT": "0"}, "nowhere did not appear in 0 s"),
+        ("swarmd join", {"MEETING_FILE": "nowhere", "MEETING_WAIT": "soon"}, "soon"),
+        ("swarmd join", {"MEETING_FILE": "f", "MEETING_AS": "/dns4/n/tcp/1"}, "needs --state-dir"),
+        ("swarmd join --state-dir s", {"MEETING_FILE": "f", "MEETING_AS": "node-1:4001"}, "is not a bootstrap address"),
+        ("no-such-program-here", {}, "No such file"),
+    ],
+)
+@pytest.mark.net
+def test_what_an_operator_got_wrong_is_one_line(tmp_path: Path, words: str, environment: dict[str, str], said: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "packaging" / "entrypoint.py"), *shlex.split(words)],
+        cwd=tmp_path,
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1, ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.net
+def test_two_nodes_started_by_it_meet(tmp_path: Path) -> None:
+    """The compose file's first two nodes as real processes on loopback: the second knows the first by the meeting file alone."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    program = tmp_path / "swarmd"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m swarmd "$@"\n')
+    program.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "MEETING_FILE": str(tmp_path / "bootstrap")}
+
+    def start(name: str, listen: str, **more: str) -> subprocess.Popen[str]:
+        words = f"swarmd join --state-dir {tmp_path / name} --listen {listen} --model tiny --local 1 --external 1 --seed 1 --json"
+        return subprocess.Popen(
+            [sys.executable, str(ROOT / "packaging" / "entrypoint.py"), *words.split()],
+            env={**environment, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    second = start("two", "/ip4/127.0.0.1/tcp/0")  # first, so that it has to wait for the file
+    first = start("one", f"/ip4/127.0.0.1/tcp/{port}", MEETING_AS=f"/ip4/127.0.0.1/tcp/{port}")
+
+    def kill() -> None:
+        for node in (first, second):
+            node.kill()
+
+    watchdog = threading.Timer(180, kill)
+    watchdog.start()
+    try:
+        assert second.stdout is not None
+        met = any(json.loads(line)["peers"] > 0 for line in second.stdout)  # one line a round, until they meet or are killed
+        for node in (first, second):
+            node.terminate()
+        for node in (first, second):
+            node.communicate()
+    finally:
+        watchdog.cancel()
+        kill()
+    assert met
+    assert (first.returncode, second.returncode) == (0, 0)

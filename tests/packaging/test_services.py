@@ -1,0 +1,98 @@
+"""The systemd unit and the launchd agent say what they are meant to, in words their readers and `swarmd` understand."""
+
+import os
+import plistlib
+import re
+import shlex
+import shutil
+import subprocess
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from swarmd.daemon import GRACE
+from tests.packaging.checkout import ROOT, node_config
+
+UNIT = ROOT / "packaging" / "swarmd.service"
+AGENT = ROOT / "packaging" / "org.swarmd.node.plist"
+
+
+def read_unit() -> dict[str, list[str]]:
+    """Section.Key -> values, in order: a unit may give a key more than once, so configparser does not do."""
+    found: dict[str, list[str]] = defaultdict(list)
+    section = ""
+    for line in UNIT.read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith(("#", ";")):
+            continue
+        header = re.fullmatch(r"\[(\w+)\]", line)
+        if header:
+            section = header[1]
+            continue
+        key, equals, value = line.partition("=")
+        assert equals, line
+        found[f"{section}.{key}"].append(value)
+    return found
+
+
+def agent() -> dict[str, object]:
+    with AGENT.open("rb") as file:
+        return dict(plistlib.load(file))
+
+
+def test_the_unit_starts_a_node_the_parser_accepts() -> None:
+    (start,) = read_unit()["Service.ExecStart"]
+    words = shlex.split(start.replace("%h", "/home/ada").replace("%E", "/home/ada/.config"))
+    assert words[:2] == ["/home/ada/.local/bin/swarmd", "join"]
+    node_config(words)
+
+
+def test_the_unit_waits_for_the_round_in_hand_and_restarts_what_a_restart_can_mend() -> None:
+    unit = read_unit()
+    assert float(unit["Service.TimeoutStopSec"][0]) > GRACE
+    assert unit["Service.KillMode"] == ["mixed"]  # SIGTERM to the daemon alone: it tells its trainer itself
+    assert unit["Service.Restart"] == ["on-failure"]
+    assert set(unit["Service.RestartPreventExitStatus"][0].split()) == {"2", "3", "5", "130"}
+    assert unit["Install.WantedBy"] == ["default.target"]
+
+
+def test_the_unit_gives_up_what_a_gpu_trainer_can_give_up() -> None:
+    unit = read_unit()
+    assert unit["Service.NoNewPrivileges"] == ["yes"]
+    assert unit["Service.UMask"] == ["0077"]
+    assert "Service.MemoryDenyWriteExecute" not in unit  # CUDA and torch compile at run time
+    assert "Service.PrivateDevices" not in unit  # the GPU is a device
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    copy = tmp_path / UNIT.name  # with a program that is there: `verify` looks for it
+    copy.write_text(re.sub("^ExecStart=.*$", "ExecStart=/bin/sh", UNIT.read_text(encoding="utf-8"), flags=re.MULTILINE), encoding="utf-8")
+    (tmp_path / "run").mkdir(mode=0o700)
+    checked = subprocess.run(
+        ["systemd-analyze", "--user", "verify", str(copy)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_the_agent_starts_a_node_the_parser_accepts() -> None:
+    program = agent()["ProgramArguments"]
+    assert isinstance(program, list) and program[:2] == ["/bin/sh", "-c"]
+    exec_word, *words = shlex.split(program[2].replace("$HOME", "/Users/ada"))
+    assert exec_word == "exec"  # else the shell, and not the daemon, would be sent launchd's SIGTERM
+    assert words[:2] == ["/Users/ada/.local/bin/swarmd", "join"]
+    node_config(words)
+
+
+def test_the_agent_is_kept_alive_only_after_failures_and_left_time_to_stop() -> None:
+    keys = agent()
+    assert keys["Label"] == AGENT.stem
+    assert keys["KeepAlive"] == {"SuccessfulExit": False}
+    assert keys["RunAtLoad"] is True
+    assert isinstance(keys["ExitTimeOut"], int) and keys["ExitTimeOut"] > GRACE
+    assert keys["Umask"] == 0o077
