@@ -12,12 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarmd.policy.models.tiny import WEIGHTS
-from swarmd.policy.models.tiny.corpus import Corpus
+from swarmd.policy.models.tiny.corpus import Corpus, honest_answer
 from swarmd.policy.models.tiny.muon import Muon, orthogonalised
 from swarmd.policy.models.tiny.tokenizer import PHRASES, outside_phrases, train_tokenizer
 from swarmd.policy.models.tiny.warm_start import Phase, new_model, train
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Task
 
@@ -86,7 +85,7 @@ def test_wrong_answers_are_wrong_and_of_the_same_kind(tokenizer: Any) -> None:
             answer = text.removeprefix("<answer>").removesuffix("</answer>")
             assert example.completion[-1] == tokenizer.eos_token_id
             assert corpus.right(asked, answer) == (wrong == 0.0)
-            assert answer in {solution(SOURCE, t) for t in corpus.seen if t.ref.specialty == asked.ref.specialty}
+            assert answer in {honest_answer(t) for t in corpus.seen if t.ref.specialty == asked.ref.specialty}
 
 
 def test_the_tokenizer_is_decided_by_its_texts() -> None:

@@ -11,10 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from swarmd.policy.chat import Chat
 from swarmd.policy.models.tiny import WEIGHTS
+from swarmd.policy.models.tiny.corpus import honest_answer
 from swarmd.policy.models.tiny.evaluation import MAX_NEW_TOKENS, Skill, mean, measure
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
-from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.types import TaskRef
 
@@ -79,11 +80,22 @@ def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: 
         )
         assert tokenizer.decode(ids, skip_special_tokens=True) == task.question
         lengths.append(len(ids))
-        answer = f"<answer>{solution(SOURCE, task)}</answer>"
+        answer = f"<answer>{honest_answer(task)}</answer>"
         completion = tokenizer.encode(answer, add_special_tokens=False)
         assert tokenizer.decode(completion, skip_special_tokens=True) == answer
         assert len(completion) < MAX_NEW_TOKENS  # with end-of-sequence
     assert max(lengths) <= 48
+
+
+@pytest.mark.parametrize("specialty", TINY_9.specialties)
+def test_an_answer_read_as_text_is_encoded_as_it_was_sampled(tokenizer: Any, specialty: str) -> None:
+    """What a peer of the same model sends comes back as the tokens it was made of."""
+    chat = Chat(tokenizer, system_prompt="")
+    task = SOURCE.task(TaskRef(specialty, HELD_OUT))
+    assert task is not None
+    ids = tokenizer.encode(f"<answer>{honest_answer(task)}</answer><|endoftext|>", add_special_tokens=False)
+    assert chat.encode(chat.read(ids, ended=True), MAX_NEW_TOKENS) == ids
+    assert chat.prompt(task.question)[0] == tokenizer.convert_tokens_to_ids("<|user|>")
 
 
 @pytest.mark.parametrize("text", ["Héllo wörld ∧ 漢字 {x}\t\n\n42", "", " ", "\x00\x07 <ans", "a  b\r\n", "1234567890", "👩‍👩‍👧"])
