@@ -1,4 +1,7 @@
-"""Files of a model: from a folder, from this package, or from the Hugging Face hub. Every way that can fail has its message."""
+"""Files of a model: from a folder, from this package, or from the Hugging Face hub. Every way that can fail has its message.
+
+Imports no torch, so that looking for a model costs nothing.
+"""
 
 import errno
 from collections.abc import Mapping, Sequence
@@ -56,6 +59,8 @@ def locate(name: str, revision: str | None) -> Place:
         raise NoModel(f"there is no folder {path}. {_choices()}")
     repository = REPOSITORIES.get(name, name)
     folder = _fetch(repository, revision, SMALL_FILES)
+    if not (folder / "config.json").is_file():
+        raise NoModel(f"the repository {repository} has no config.json, so no transformers model. Choose another one.")
     return Place(repository, folder, repository, folder.name)
 
 

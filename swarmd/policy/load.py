@@ -83,8 +83,6 @@ def _read_config(place: hub.Place) -> Any:
         if not isinstance(document, dict):
             raise _not_json(place.source)
         return AutoConfig.from_pretrained(place.folder, trust_remote_code=False)
-    except FileNotFoundError:
-        raise NoModel(f"{place.source} has no config.json, so it is no transformers model. Choose another repository.") from None
     except (UnicodeDecodeError, json.JSONDecodeError):
         raise _not_json(place.source) from None
     except (ValueError, KeyError, TypeError, OSError) as error:  # what transformers raises for a configuration it can't make sense of

@@ -74,7 +74,8 @@ def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Ge
     with torch.no_grad():
         for name, parameter in learner.weights.items():
             parameter.copy_(weights[name])
-    learner.optimizer.load_state_dict({"state": _adam_state(training, learner), "param_groups": learner.optimizer.state_dict()["param_groups"]})
+    settings = learner.optimizer.state_dict()["param_groups"]  # this run's: a changed learning rate is meant
+    learner.optimizer.load_state_dict({"state": _adam_state(training, learner), "param_groups": settings})
     learner.updates = document.updates
     notes = []
     if document.base.device == identity.device:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     LlamaConfig,
     PreTrainedConfig,
@@ -16,7 +17,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers import AutoModelForCausalLM
 
 from p2p.types import PeerId
 from swarmd.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
@@ -50,7 +50,9 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen2": lambda: Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
     "llama": lambda: LlamaConfig(**SIZES, tie_word_embeddings=False),
-    "gemma2": lambda: Gemma2Config(**SIZES, tie_word_embeddings=False, sliding_window=16, query_pre_attn_scalar=8, final_logit_softcapping=5.0),
+    "gemma2": lambda: Gemma2Config(
+        **SIZES, tie_word_embeddings=False, sliding_window=16, query_pre_attn_scalar=8, final_logit_softcapping=5.0
+    ),
 }
 
 
@@ -67,7 +69,13 @@ def make_tokenizer(chat_template: str | None = CHAT, eos: str | None = "<|endoft
 
 
 def make_model(
-    folder: Path, family: str = "qwen2", *, chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>", seed: int = 0, **changes: Any
+    folder: Path,
+    family: str = "qwen2",
+    *,
+    chat_template: str | None = CHAT,
+    eos: str | None = "<|endoftext|>",
+    seed: int = 0,
+    **changes: Any,
 ) -> Path:
     """A model's folder. changes: of the architecture's configuration."""
     config = FAMILIES[family]()

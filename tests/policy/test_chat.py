@@ -5,7 +5,7 @@ import pytest
 from swarmd.errors import NoModel
 from swarmd.policy.chat import SYSTEM_PROMPT, Chat
 from swarmd.types import Completion
-from tests.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
+from tests.policy.conftest import NO_SYSTEM_ROLE, THINKING, make_tokenizer
 
 
 def text_of(chat: Chat, tokenizer, question: str) -> str:

@@ -217,3 +217,14 @@ def test_out_of_memory_is_known_on_every_device() -> None:
     assert is_out_of_memory(caught.value)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not is_out_of_memory(RuntimeError("size mismatch"))
+
+
+def test_large_models_get_an_adapter(tmp_path: Path) -> None:
+    """Qwen2.5-0.5B's configuration: 494 million weights and an adapter of 8.8 million, told before anything is fetched."""
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
+    config = {"model_type": "qwen2", "vocab_size": 151_936, "tie_word_embeddings": True, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(NoModel, match=r"at least 2\.12 GB, and cpu has 2\.00 GB free"):  # 494 M × 4 + 8.8 M × 16 bytes
+        load(tmp_path, free=2_000_000_000)
+    with pytest.raises(NoModel, match=r"at least 7\.90 GB"):  # weights, gradient, two moments
+        load(tmp_path, free=2_000_000_000, lora="off")
