@@ -9,8 +9,9 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Daemon:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await nursery.start(self._watch_signals)
-            await nursery.start(_serve_control, self._folder, handlers)
+            await nursery.start(partial(control.serve, self._folder, handlers))
             nursery.start_soon(self.member.run)
             nursery.start_soon(self._tell_news)
             nursery.start_soon(self._redraw)
@@ -172,7 +173,7 @@ class Daemon:
                 self.status.say("stopping", "the trainer is done", "")
 
     def _trainer_ready(self, ready: link.Ready) -> None:
-        self.status.model, self.status.round, self.status.verifier_pid = ready.model, ready.round, ready.verifier_pid
+        self.status.model, self.status.round = ready.model, ready.round
         for note in ready.notes:
             self.view.talk(note)
         self.child.tell(link.News(len(self.member.peers()), {}))
@@ -235,10 +236,10 @@ class Daemon:
         self.view.talk(f"{why}: finishing the round in hand, then saving and leaving")
         self.child.stop()
 
-    async def _watch_signals(self, *, task_status: trio.TaskStatus) -> None:
+    async def _watch_signals(self, *, task_status: control.Started) -> None:
         """The first asks to stop, the second does not ask."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            task_status.started()
+            task_status.started("")
             stopping = False
             async for number in signals:
                 if number == signal.SIGINT:
@@ -259,10 +260,6 @@ class Daemon:
         while True:
             self.view.status(self._document())
             await trio.sleep(REDRAW)
-
-
-async def _serve_control(folder: Path, handlers: Mapping[str, control.Handler], *, task_status: trio.TaskStatus) -> None:
-    await control.serve(folder, handlers, task_status=task_status)
 
 
 def _seed(config: NodeConfig, folder: Path) -> int:

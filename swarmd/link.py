@@ -104,13 +104,13 @@ class Ready(_Message, frozen=True):
 
     model: dict[str, Any]
     round: int
-    verifier_pid: int
     notes: list[str]
 
 
 class RoundDone(_Message, frozen=True):
     line: dict[str, Any]  # the line of metrics.jsonl
     authors: dict[str, list[Any]]  # author -> [its round, its model], as it says itself
+    verifier_pid: int | None
 
 
 class Answer(_Message, frozen=True):

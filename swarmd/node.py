@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from p2p.types import PeerId
 from swarmd import link
@@ -44,6 +45,7 @@ class Trainer:
     seed: int
     node: Node
     policy: LanguagePolicy
+    verifier: Verifier
     exchange: RolloutExchange
     link: link.TrainerLink
     checkpoints: Checkpoints
@@ -84,7 +86,8 @@ class Trainer:
         self._insist(partial(self.metrics.append, line))
         if self.round % self.config.round.checkpoint_every == 0:
             self._save()
-        self.link.tell(link.RoundDone(line, {author: list(said) for author, said in self.exchange.authors.items()}))
+        authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
+        self.link.tell(link.RoundDone(line, authors, self.verifier.pid))
 
     def _save(self) -> None:
         node, begun = self.node, time.perf_counter()
@@ -149,8 +152,8 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         checkpoints = Checkpoints(state_dir / "checkpoints")
         behind, notes = _resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / "metrics.jsonl", resumed_round=behind)
-        daemon.tell(link.Ready(dict(policy.description), behind, verifier.pid, notes))
-        yield Trainer(config, start.seed, node, policy, exchange, daemon, checkpoints, metrics, behind, behind)
+        daemon.tell(link.Ready(dict(policy.description), behind, notes))
+        yield Trainer(config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, metrics, behind, behind)
 
 
 def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:

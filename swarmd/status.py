@@ -36,7 +36,7 @@ class StatusBoard:
         self.state, self.cause, self.remedy = state, cause, remedy
 
     def round_done(self, done: link.RoundDone) -> None:
-        self.last, self.round = done.line, done.line["round"]
+        self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
         self.rewards.append(done.line["reward_mean"])
         self.authors.update({PeerId(author): (said[0], said[1]) for author, said in done.authors.items()})
 
