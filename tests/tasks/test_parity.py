@@ -3,6 +3,7 @@
 import contextlib
 import io
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,8 @@ from reasoning_gym.utils import extract_answer
 
 from swarmd.tasks.answers import Reason
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
-from swarmd.tasks.grading import PASS, grade_text, solution
+from swarmd.tasks.grading import PASS, grade, grade_text, solution
+from swarmd.tasks.logic import proves, table
 from swarmd.tasks.scoring import Completion, Verifier
 from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
 
@@ -72,6 +74,45 @@ def test_solutions_are_right(name: str, specialty: str) -> None:
     items = drawn(tasks, specialty, rng, ITEMS)
     right = sum(grade_text(tasks, task, f"<answer>{solution(tasks, task)}</answer>") is Reason.CORRECT for task in items)
     assert right >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)  # premises may be tautologies: nothing follows
+
+
+def formula(rng: random.Random, names: str, depth: int) -> str:
+    """Well-formed, and with fewer parentheses than ReasoningGYM would write: how operators bind must agree too."""
+    if depth == 0 or rng.random() < 0.2:
+        return rng.choice(names)
+    if rng.random() < 0.25:
+        return "¬" + rng.choice(("", " ", "¬")) + rng.choice((rng.choice(names), f"({formula(rng, names, depth - 1)})"))
+    sign, space = rng.choice("∧∨→↔"), rng.choice((" ", "", "\n"))
+    both = f"{formula(rng, names, depth - 1)}{space}{sign}{space}{formula(rng, names, depth - 1)}"
+    return rng.choice((both, both, f"({both})"))
+
+
+def test_formulas_bind_and_follow_as_upstreams_do() -> None:
+    rng, tasks = random.Random(11), tasks_of("sapo-9")
+    marks: Counter[bool] = Counter()
+    for task in drawn(tasks, "propositional_logic", rng, 150):
+        dataset = tasks.dataset("propositional_logic")
+        for _ in range(20):
+            answer = formula(rng, "".join(task.entry["metadata"]["variables"]), 3)
+            theirs = dataset.score_answer(answer, task.entry) >= PASS
+            assert (grade(tasks, task, answer) is Reason.CORRECT) == theirs, (task.ref, answer)
+            marks[theirs] += 1
+    assert min(marks.values()) > 300
+
+
+@pytest.mark.parametrize(
+    "junk", ["", " ", "()", "(P", "P)", ")P(", "P Q", "PQ", "P ∧", "∧ P", "¬", "P ¬Q", "P ∧∧ junk", "P ∨ (Q", "Z ∨ ¬P", "P→¬", "P = Q"]
+)
+def test_what_is_no_formula_follows_from_nothing(junk: str) -> None:
+    assert table(junk, ["P", "Q"]) is None
+    assert not proves(["P", "¬P"], junk, ["P", "Q"])  # from which everything follows
+
+
+def test_long_formulas_are_quick() -> None:
+    for long in ("P∧" * 127 + "P", "¬" * 255 + "P", "(" * 127 + "¬P" + ")" * 127, "P↔" * 127 + "P"):
+        start = time.perf_counter()
+        assert table(long, ["P", "Q", "R", "S"]) is not None
+        assert time.perf_counter() - start < 0.05  # well below 1 ms
 
 
 @pytest.mark.net

@@ -1,0 +1,153 @@
+"""What the rest of swarmd and the judge see: rewards, reasons, and what the command line shows of tasks."""
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarmd.errors import ConfigError
+from swarmd.seams import Reward
+from swarmd.tasks.answers import LONGEST_COMPLETION
+from swarmd.tasks.catalogue import BadLine, NoSuchTask, score_lines, show, specialties
+from swarmd.tasks.curriculum import CURRICULA, TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring import Completion, Judgement, Reason, TaskRef, Verifier
+from swarmd.tasks.source import tasks_of
+
+ROOT = Path(__file__).parents[2]
+REF = TaskRef("binary_matrix", 7)
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def right() -> str:
+    return show("tiny-9", REF.specialty, REF.n).answer
+
+
+@pytest.mark.net
+def test_reasons(verifier: Verifier, right: str) -> None:
+    texts = {
+        f"so <answer>{right}</answer>": Reason.CORRECT,
+        "<answer>0</answer>": Reason.WRONG,
+        right: Reason.NO_ANSWER,
+        f"<answer>{right}": Reason.NO_ANSWER,
+        f"<answer>{right * 40}</answer>": Reason.TOO_LONG,
+        "x" * LONGEST_COMPLETION + f"<answer>{right}</answer>": Reason.TOO_LONG,
+        f"<answer>{right}\u202e</answer>": Reason.UNSAFE,
+        f"<answer>{right}\ud800</answer>": Reason.UNSAFE,
+        f"\ud800\0<answer>{right}</answer>": Reason.CORRECT,
+    }
+    unknown = TaskRef("no such", 7)
+    judged = verifier.judge([(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])])
+    assert judged == [tuple(map(Judgement, texts.values())), (Judgement(Reason.NO_TASK),) * 2, ()]
+    assert verifier.judge([]) == []
+    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [(Judgement(Reason.NO_TASK),)]
+
+
+@pytest.mark.net
+def test_a_completion_that_was_cut_after_its_answer_is_scored(verifier: Verifier, right: str) -> None:
+    assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
+
+
+@pytest.mark.net
+def test_it_is_a_reward_and_threads_may_share_it(verifier: Verifier, right: str) -> None:
+    reward: Reward = verifier
+    answers: list[object] = []
+
+    def ask() -> None:
+        answers.extend(reward([(REF, [Completion(f"<answer>{right}</answer>", True)])]) for _ in range(20))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [[(1.0,)]] * 80
+    assert verifier.restarts == 0
+
+
+@pytest.mark.net
+def test_an_unused_or_closed_verifier_is_no_process() -> None:
+    idle = Verifier("tiny-9")
+    assert (idle.pid, idle.seccomp) == (None, None)
+    idle.close()
+    with pytest.raises(ConfigError):
+        Verifier("no such")
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_a_batch_of_sixty_four_takes_milliseconds(name: str) -> None:
+    rng, tasks, seconds = random.Random(1), tasks_of(name), []
+    with Verifier(name) as verifier:
+        for _ in range(60):
+            drawn = tasks.draw(8, rng)
+            items = [(t.ref, [Completion(f"<answer>{a}</answer>", True) for a in [solution(tasks, t)] * 4 + ["1"] * 4]) for t in drawn]
+            start = time.perf_counter()
+            verifier.score(items)
+            seconds.append(time.perf_counter() - start)
+    typical = sorted(seconds[1:])[len(seconds) // 2] * 1000  # the first waits for ReasoningGYM to load
+    print(f"\n{name}: {typical:.1f} ms for 8 questions of 8 completions")
+    assert typical < 100  # 5 to 10 on two idle cores; the bound is for busy ones
+
+
+@pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_the_catalogue_shows_every_specialty(name: str) -> None:
+    views = specialties(name)
+    assert [v.specialty for v in views] == list(CURRICULA[name].specialties)
+    assert all(v.question and v.answer and show(name, v.specialty, v.n) == v for v in views)
+
+
+@pytest.mark.parametrize(
+    "specialty, n, message",
+    [("nope", 1, "binary_matrix"), ("bf", -1, "to 2147483647"), ("bf", 2**31, "from 0 to"), ("basic_arithmetic", 2434, "Take another")],
+)
+def test_a_task_that_is_not_there_says_what_is(specialty: str, n: int, message: str) -> None:
+    with pytest.raises(NoSuchTask, match=message):
+        show("sapo-9", specialty, n)
+
+
+@pytest.mark.net
+def test_lines_are_scored_as_they_come(verifier: Verifier, right: str) -> None:
+    line = '{"text": "<answer>%s</answer>", "ended": %s}\n'
+    good = [line % (right.replace("\n", "\\n"), "true"), "\n", line % ("x", "false"), '{"text": "x"}']
+    assert [j.reason for j in score_lines(verifier, "tiny-9", *_of(REF), good)] == [Reason.CORRECT, Reason.WRONG, Reason.NO_ANSWER]
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    "line",
+    ["hello", "[]", '{"text": 1}', '{"ended": true}', '{"text": "", "ended": "yes"}', '{"text": "", "truth": ""}', b"\xff", "[" * 10_000],
+)
+def test_a_bad_line_is_named_and_what_came_before_is_scored(verifier: Verifier, line: str | bytes) -> None:
+    scored = score_lines(verifier, "tiny-9", *_of(REF), ['{"text": "x"}', "", line])
+    assert next(scored).reason is Reason.NO_ANSWER
+    with pytest.raises(BadLine, match=r"^line 3: .*expected one JSON object a line"):
+        next(scored)
+
+
+def test_lines_for_no_task_are_refused_before_any_is_read() -> None:
+    with pytest.raises(NoSuchTask):
+        score_lines(Verifier("tiny-9"), "tiny-9", "nope", 1, [])
+
+
+def _of(ref: TaskRef) -> tuple[str, int]:
+    return ref.specialty, ref.n
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("modules, banned", [("scoring", "torch reasoning_gym"), ("source, catalogue, verifier", "torch")])
+def test_what_an_import_loads(modules: str, banned: str) -> None:
+    program = f"import sys; from swarmd.tasks import {modules}; print([m for m in {banned.split()} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
