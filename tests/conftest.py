@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,3 +10,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded in a t
 
 settings.register_profile("swarmd", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("swarmd")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes last, so that a run fails early where it fails."""
+    items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "net", "gpu")))
