@@ -70,6 +70,8 @@ def test_an_empty_variable_is_not_set_and_others_names_are_left_alone() -> None:
     assert load(None, {"SWARMD_MODEL": "", "SWARMD_STATE_DIR": "/x", "SWARMD_CONFIG": "/y", "SWARMD_JUDGE_PORT": "1"}, {}) == NodeConfig()
     with pytest.raises(ConfigError, match="SWARMD_ROUND_LOCL: no such variable; did you mean SWARMD_ROUND_LOCAL"):
         load(None, {"SWARMD_ROUND_LOCL": "3"}, {})
+    with pytest.raises(ConfigError, match=r"^SWARMD_\\x1b\[2J: no such variable"):
+        load(None, {"SWARMD_\x1b[2J": "3"}, {})
     with pytest.raises(ConfigError, match=r"SWARMD_MODEL_NAME: model\.name: SWARMD_MODEL sets it otherwise"):
         load(None, {"SWARMD_MODEL_NAME": "a", "SWARMD_MODEL": "b"}, {})
 

@@ -69,6 +69,18 @@ def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) -> Non
     trio.run(scenario)
 
 
+def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+
+    async def scenario() -> None:
+        async with running(tmp_path):
+            assert (await ask(tmp_path, "status"))["schema"] == 1
+
+    trio.run(scenario)
+
+
 def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path):

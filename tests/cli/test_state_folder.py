@@ -13,12 +13,11 @@ from swarmd.errors import ConfigError, StateFolderInUse
 from swarmd.state_folder import StateFolder, in_use, write_atomically
 
 OWNER = """
-import subprocess, sys
+import os, sys
 from pathlib import Path
 from swarmd.state_folder import StateFolder
 state = StateFolder.open(Path(sys.argv[1]))
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-print(child.pid, flush=True)
+print(os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ), flush=True)  # closes nothing
 sys.stdin.read()
 """
 

@@ -87,8 +87,8 @@ def test_rounds_after_the_resumed_one_are_dropped(tmp_path: Path) -> None:
 def test_a_file_torn_anywhere_keeps_its_whole_lines_and_each_round_once(tmp_path: Path) -> None:
     whole = "".join(json.dumps(line(number)) + "\n" for number in range(1, 5)).encode()
     rng = random.Random(4)
-    for _ in range(100):
-        cut = rng.randrange(len(whole) + 1)
+    before_newlines = [at for at, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in before_newlines + [rng.randrange(len(whole) + 1) for _ in range(100)]:
         path = tmp_path / "metrics.jsonl"
         path.write_bytes(whole[:cut])
         complete = whole[:cut].count(b"\n")
