@@ -6,16 +6,26 @@ whole busy swarm and not of one author.
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 _PEERS = 1024
 
 
-class Toll:
-    """A token bucket per peer: a good frame costs 1, a bad one `bad`. Who runs dry is shut out for `ban` seconds."""
+@dataclass(slots=True)
+class _Purse:
+    frames: float
+    broken: float
+    at: float
 
-    def __init__(self, rate: float = 200.0, burst: float = 600.0, bad: float = 20.0, ban: float = 60.0) -> None:
-        self.rate, self.burst, self.bad, self.ban = rate, burst, bad, ban
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # peer -> (tokens, at)
+
+class Toll:
+    """Two token buckets per peer, one for all frames and a small one for broken ones. Who runs dry is shut out for `ban` seconds."""
+
+    def __init__(
+        self, rate: float = 200.0, burst: float = 600.0, broken_rate: float = 1.0, broken_burst: float = 30.0, ban: float = 60.0
+    ) -> None:
+        self.rate, self.burst, self.broken_rate, self.broken_burst, self.ban = rate, burst, broken_rate, broken_burst, ban
+        self._purses: OrderedDict[str, _Purse] = OrderedDict()
         self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
 
     def banned(self, peer: str, now: float) -> bool:
@@ -24,17 +34,18 @@ class Toll:
             del self._banned[peer]
         return until is not None and until > now
 
-    def pay(self, peer: str, now: float, *, bad: bool = False) -> bool:
+    def pay(self, peer: str, now: float, *, broken: bool = False) -> bool:
         """False: this was more than the peer had, and from now on it is banned."""
-        tokens, at = self._left.get(peer, (self.burst, now))
-        tokens = min(self.burst, tokens + max(0.0, now - at) * self.rate) - (self.bad if bad else 1.0)
-        self._left[peer] = (tokens, now)
-        self._left.move_to_end(peer)
-        if len(self._left) > _PEERS:
-            self._left.popitem(last=False)
-        if tokens >= 0:
+        purse = self._purses.setdefault(peer, _Purse(self.burst, self.broken_burst, now))
+        self._purses.move_to_end(peer)
+        if len(self._purses) > _PEERS:
+            self._purses.popitem(last=False)
+        passed, purse.at = max(0.0, now - purse.at), now
+        purse.frames = min(self.burst, purse.frames + passed * self.rate) - 1
+        purse.broken = min(self.broken_burst, purse.broken + passed * self.broken_rate) - broken
+        if purse.frames >= 0 and purse.broken >= 0:
             return True
-        del self._left[peer]
+        del self._purses[peer]
         self._banned[peer] = now + self.ban
         if len(self._banned) > _PEERS:
             self._banned.popitem(last=False)

@@ -7,6 +7,7 @@ themselves (identify); the swarm's provider record in the DHT.
 import contextlib
 import logging
 import random
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +15,10 @@ import multiaddr
 import trio
 from libp2p.host.ping import PingService
 from libp2p.kad_dht.provider_store import ProviderStore
-from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 
+from p2p.address import Endpoint, parse_endpoint
 from p2p.addressbook import AddressBook
 from p2p.engines.libp2p_stack import Stack
 from p2p.topic import Topic
@@ -28,6 +29,8 @@ TICK = 1.0  # seconds between looks at whether enough are
 DIALS = 4  # at once
 DIAL_TIMEOUT = 8.0
 DHT_TIMEOUT = 20.0
+SIMULTANEOUS = 5.0  # seconds within which two peers that dial each other make two connections in good faith
+FORGOTTEN = 10.0  # seconds a connected member may be missing from the topic
 DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds; doubling from the first to the last
 PING_EVERY, PING_TIMEOUT = 20.0, 10.0
 
@@ -39,6 +42,8 @@ class Discovery:
         self._stack, self._topic, self._book, self._clock, self._rng = stack, topic, book, clock, rng
         self._dialling: set[PeerId] = set()
         self._connected: set[PeerId] = set()
+        self._were_members: set[PeerId] = set()
+        self._missed: dict[PeerId, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -55,6 +60,9 @@ class Discovery:
         while True:
             connected = {PeerId(str(peer)) for peer in self._stack.host.get_connected_peers()}
             self._note(connected)
+            for peer in self._out_of_step(connected):
+                log.info("the connection to %s is stale and is made anew", peer)
+                nursery.start_soon(self._hang_up, ID.from_string(peer))
             missing = TARGET - len(self.members()) - len(self._dialling)
             if missing > 0:
                 for peer, addresses in self._book.candidates(self._clock(), self._rng, without=connected | self._dialling)[
@@ -77,29 +85,48 @@ class Discovery:
                 self._book.succeeded(peer, None, now)
         self._connected = connected
 
+    def _out_of_step(self, connected: set[PeerId]) -> list[PeerId]:
+        """Peers that would go unheard for long. Pubsub keeps to the first connection to a peer, though it may be dead while a second
+        one is made, after a change of network or a loss of power. And it forgets that a peer is subscribed when one of two streams
+        ends, though the peer will not say so again. Both times, connecting anew puts it right.
+        """
+        now, members = self._clock(), self.members()
+        self._missed = {peer: self._missed.get(peer, now) for peer in (self._were_members & connected) - members}
+        self._were_members = (self._were_members & connected) | members
+        twice = [
+            PeerId(str(peer))
+            for peer, connections in self._stack.host.get_network().get_connections_map().items()
+            if (made := [connection._created_at for connection in connections]) and max(made) - min(made) > SIMULTANEOUS
+        ]
+        return twice + [peer for peer, since in self._missed.items() if now - since > FORGOTTEN and peer not in twice]
+
+    async def _hang_up(self, peer: Any) -> None:
+        with contextlib.suppress(Exception):  # it may be gone by now
+            await self._stack.host.disconnect(peer)
+
     async def _dial(self, peer: PeerId, addresses: list[str]) -> None:
         """Each address by itself: the library tries one address of a kind and then refuses the peer for a minute."""
-        known = ID.from_string(peer)
-        network, store = self._stack.host.get_network(), self._stack.host.get_peerstore()
         try:
             for address in addresses:
-                network.unblock_peer(known)
-                with contextlib.suppress(Exception):  # a peer not in the store has no addresses to clear
-                    store.clear_addrs(known)
                 with trio.move_on_after(DIAL_TIMEOUT):
-                    try:
-                        await self._stack.host.connect(PeerInfo(known, [multiaddr.Multiaddr(address)]))
-                    except SwarmException as error:  # nobody there, or somebody else
-                        log.debug("could not dial %s at %s: %s", peer, address, error)
-                        continue
-                    except Exception as error:  # whatever the library makes of a strange answer; the next address is tried
-                        log.debug("dialling %s at %s failed: %r", peer, address, error)
-                        continue
-                    self._book.succeeded(peer, address, self._clock())
-                    return
+                    for resolved in await _resolve(address):
+                        if await self._connect(ID.from_string(peer), resolved):
+                            self._book.succeeded(peer, address, self._clock())
+                            return
             self._book.failed(peer, self._clock())
         finally:
             self._dialling.discard(peer)
+
+    async def _connect(self, peer: Any, address: str) -> bool:
+        self._stack.host.get_network().unblock_peer(peer)
+        with contextlib.suppress(Exception):  # a peer not in the store has no addresses to clear
+            self._stack.host.get_peerstore().clear_addrs(peer)
+        try:
+            await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(address)]))
+        except Exception as error:  # nobody there, somebody else, or an answer the library stumbles over; the next address is tried
+            log.debug("could not dial %s at %s: %r", peer, address, error)
+            return False
+        return True
 
     async def _ask_dht(self) -> None:
         wait = DHT_FIRST
@@ -146,5 +173,19 @@ class Discovery:
                 log.debug("ping of %s: %r", peer, error)
             return
         log.info("%s does not answer and is disconnected", peer)
-        with contextlib.suppress(Exception):  # it may be gone by now
-            await self._stack.host.disconnect(peer)
+        await self._hang_up(peer)
+
+
+async def _resolve(address: str) -> list[str]:
+    """IP addresses for a name; the library's own resolver does not know plain host names."""
+    endpoint = parse_endpoint(address)
+    if endpoint is None or endpoint.kind.startswith("ip"):
+        return [address]
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(endpoint.kind, socket.AF_UNSPEC)
+    try:
+        found = await trio.socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
+    except OSError as error:  # no such name, or no name server
+        log.debug("cannot resolve %s: %s", endpoint.host, error)
+        return []
+    kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
+    return [str(Endpoint(kinds[family], str(where[0]), endpoint.port)) for family, _, _, _, where in found if family in kinds][:4]

@@ -85,11 +85,27 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
 
 
 class Network(Swarm):  # type: ignore[misc]
-    """Connections are made by our own discovery, which knows who is of this swarm."""
+    """Connections are made by our own discovery, which knows who is of this swarm, and end at once."""
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.auto_connector = _NoAutoConnector(swarm=self)
+
+    async def close_peer(self, peer_id: Any) -> None:
+        """The library says goodbye before it closes the socket, and so waits on a peer that does not read."""
+        for connection in self.get_connections(peer_id):
+            await _close_socket(connection)
+        await super().close_peer(peer_id)
+
+    async def close_sockets(self) -> None:
+        """What is cancelled closes no socket, and the peers would think us connected as long as this process lives."""
+        for connection in self.get_connections():
+            await _close_socket(connection)
+
+
+async def _close_socket(connection: Any) -> None:
+    with trio.CancelScope(shield=True):  # the socket is closed at once; what follows is only a checkpoint
+        await connection.muxed_conn.secured_conn.conn.read_writer.close()
 
 
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
@@ -144,7 +160,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         try:
             await super().push_msg(msg_forwarder, msg)
         finally:
-            if not self.toll.pay(peer, self._clock(), bad=not visit.passed):
+            if not self.toll.pay(peer, self._clock(), broken=not visit.passed):
                 log.warning("cut off %s: too many messages, or too many broken ones", peer)
                 await self.host.disconnect(msg_forwarder)
 
@@ -197,12 +213,15 @@ async def open_stack(
             async with _running(pubsub), _running(router):
                 await pubsub.wait_until_ready()
                 subscription = await pubsub.subscribe(topic)
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_drain, subscription)
-                    nursery.start_soon(_tidy, router, topic)
-                    nursery.start_soon(_keep_running, dht)
-                    yield Stack(host, pubsub, router, dht)
-                    nursery.cancel_scope.cancel()
+                try:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(_drain, subscription)
+                        nursery.start_soon(_tidy, router, topic)
+                        nursery.start_soon(_keep_running, dht)
+                        yield Stack(host, pubsub, router, dht)
+                        nursery.cancel_scope.cancel()
+                finally:
+                    await host.get_network().close_sockets()
     finally:
         pubsub.seen_messages.stop()  # a thread
 

@@ -101,7 +101,7 @@ def test_it_is_bounded_and_keeps_what_proved_good() -> None:
     book.heard(ME, [str(WHERE)], NOW)
     for n in range(3 * MAX_PEERS):
         book.heard(peer_id_of(n.to_bytes(32, "big")), [f"/ip4/10.0.0.1/tcp/{port}" for port in range(1, 40)], NOW + n)
-    assert len(book) == MAX_PEERS and ME not in dict(book.candidates(NOW, random.Random(0)))
+    assert MAX_PEERS * 15 // 16 <= len(book) <= MAX_PEERS and ME not in dict(book.candidates(NOW, random.Random(0)))
     assert book[A].pinned and book[B].last_success == NOW
     assert len(book[peer_id_of((3 * MAX_PEERS - 1).to_bytes(32, "big"))].addresses) == MAX_ADDRESSES
 
@@ -135,12 +135,12 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes, caplog: pyt
 
 
 def test_the_toll_lets_a_busy_swarm_pass_and_bans_who_floods() -> None:
-    toll = Toll(rate=200, burst=600, bad=20, ban=60)
+    toll = Toll(rate=200, burst=600, broken_rate=1, broken_burst=30, ban=60)
     assert all(toll.pay("mesh", NOW + n / 150) for n in range(5000))
-    flood = [toll.pay("flood", NOW + n / 10_000) for n in range(10_000)]
+    flood = [toll.pay("flood", NOW + n / 10_000) for n in range(1000)]
     assert flood.index(False) < 700 and toll.banned("flood", NOW + 1) and not toll.banned("mesh", NOW + 1)
-    assert [toll.pay("junk", NOW, bad=True) for _ in range(31)].index(False) == 30
-    assert toll.banned("junk", NOW + 59) and not toll.banned("junk", NOW + 61) and toll.pay("junk", NOW + 61)
+    assert [toll.pay("junk", NOW + n / 100, broken=True) for n in range(40)].index(False) == 30
+    assert toll.banned("junk", NOW + 60) and not toll.banned("junk", NOW + 61) and toll.pay("junk", NOW + 61)
     for n in range(5000):
         toll.pay(f"stranger {n}", NOW)
-    assert len(toll._left) <= 1024
+    assert len(toll._purses) <= 1024

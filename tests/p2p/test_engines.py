@@ -1,0 +1,164 @@
+"""What every engine promises. One suite, run on all of them."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.engines import ENGINES, engine
+from p2p.engines.memory import MemorySwarm
+from p2p.errors import NoSuchEngine
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Deliver, Engine, Reason
+
+TOPIC = Topic("main", "0123456789abcdef")
+pytestmark = pytest.mark.trio
+SECONDS = 30.0  # patience; the machine may be busy
+
+
+class MemoryNet:
+    def __init__(self) -> None:
+        self.swarms: dict[Topic, MemorySwarm] = {}
+
+    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Deliver], Engine]:
+        return lambda deliver: self.swarms.setdefault(topic, MemorySwarm()).join(identity.peer_id, deliver)
+
+
+class Libp2pNet:
+    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Deliver], Engine]:
+        return lambda deliver: engine("libp2p")(
+            identity,
+            topic,
+            deliver,
+            listen=["/ip4/127.0.0.1/tcp/0"],
+            bootstrap=bootstrap,
+            addressbook=None,
+            clock=time.time,
+            rng=random.Random(identity.peer_id),
+        )
+
+
+@pytest.fixture(params=["memory", pytest.param("libp2p", marks=pytest.mark.net)])
+def net(request: pytest.FixtureRequest) -> Iterator[Any]:
+    yield MemoryNet() if request.param == "memory" else Libp2pNet()
+
+
+def member(net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC) -> Member:
+    identity = Identity.from_seed(bytes([n]) * 32)
+    numbers = itertools.count(int(time.time() * 1000))
+    return Member(identity, topic, net.build(identity, topic, bootstrap), sequence=numbers, clock=time.time)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    with trio.fail_after(SECONDS):
+        while not condition():
+            await trio.sleep(0.02)
+
+
+async def together(nursery: trio.Nursery, net: Any, count: int) -> list[Member]:
+    first = member(net, 1)
+    addresses = await nursery.start(first.run)
+    members = [first, *(member(net, n, list(addresses)[:1]) for n in range(2, count + 1))]
+    for other in members[1:]:
+        await nursery.start(other.run)
+    await until(lambda: all(m.peers() for m in members))
+    return members
+
+
+def collect(members: Sequence[Member], seen: list[list[bytes]]) -> list[list[bytes]]:
+    for m, bodies in zip(members, seen, strict=True):
+        bodies.extend(envelope.body for envelope in m.received())
+    return seen
+
+
+async def test_every_member_hears_every_other_once(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        members = await together(nursery, net, 3)
+        for n, m in enumerate(members):
+            for k in range(3):
+                m.publish("rollouts", bytes([n, k]) * 16_000)
+        seen: list[list[bytes]] = [[] for _ in members]
+        await until(lambda: all(len(bodies) >= 6 for bodies in collect(members, seen)))
+        await trio.sleep(0.3)  # time for a second copy
+        for n, bodies in enumerate(collect(members, seen)):
+            assert sorted(body[:2] for body in bodies) == [bytes([m, k]) for m in range(3) if m != n for k in range(3)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_peers_and_addresses(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        a, b = await together(nursery, net, 2)
+        assert [peer.id for peer in a.peers()] == [b.identity.peer_id] and [peer.id for peer in b.peers()] == [a.identity.peer_id]
+        for m in (a, b):
+            assert m.addresses() and all(address.endswith("/p2p/" + m.identity.peer_id) for address in m.addresses())
+            assert m.engine.me == m.identity.peer_id and {peer.direction for peer in m.peers()} <= {"inbound", "outbound"}
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_who_leaves_is_no_longer_a_peer(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        first = member(net, 1)
+        addresses = await nursery.start(first.run)
+        second = member(net, 2, list(addresses)[:1])
+        async with trio.open_nursery() as inner:
+            await inner.start(second.run)
+            await until(first.peers)
+            inner.cancel_scope.cancel()
+        await until(lambda: not first.peers())
+        first.publish("rollouts", b"alone")  # nobody there: no error
+        nursery.cancel_scope.cancel()
+
+
+async def test_publishing_never_waits_and_never_fails(net: Any) -> None:
+    lonely = member(net, 1)
+    for n in range(200):  # before it runs
+        lonely.publish("rollouts", b"%d" % n)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lonely.run)
+        for n in range(200):
+            lonely.publish("rollouts", b"%d" % n)
+        nursery.cancel_scope.cancel()
+    lonely.publish("rollouts", b"after")
+
+
+async def test_another_digest_is_another_swarm(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        a, b = await together(nursery, net, 2)
+        stranger = member(net, 9, list(a.addresses())[:1], Topic("main", "fedcba9876543210"))
+        await nursery.start(stranger.run)
+        a.publish("rollouts", b"ours")
+        stranger.publish("rollouts", b"theirs")
+        await until(b.received)
+        await trio.sleep(1.0)  # time for it to be connected, and for what should not come
+        assert not a.received() and not stranger.received() and not b.received()
+        assert stranger.identity.peer_id not in {peer.id for peer in a.peers()} and not stranger.peers()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        a, b = await together(nursery, net, 2)
+        sealed: list[bytes] = []
+        real, a.engine.publish = a.engine.publish, sealed.append  # type: ignore[method-assign, assignment]
+        a.publish("rollouts", b"body")
+        real(sealed[0].replace(b"swarmd\x01", b"swarmd\x02"))
+        real(sealed[0][:20] + bytes(16) + sealed[0][36:])
+        real(sealed[0][:-1] + bytes([sealed[0][-1] ^ 1]))
+        await until(lambda: sum(b.rejected.values()) >= 3)
+        assert set(b.rejected) == {Reason.WRONG_VERSION, Reason.MALFORMED, Reason.BAD_SIGNATURE} or Reason.OTHER_SWARM in b.rejected
+        assert not b.received()
+        real(sealed[0])
+        await until(b.received)
+        nursery.cancel_scope.cancel()
+
+
+async def test_engines_are_loaded_by_name() -> None:
+    assert set(ENGINES) == {"memory", "libp2p"} and engine("memory").__name__ == "MemoryEngine"
+    with pytest.raises(NoSuchEngine, match=r"carrier-pigeon.*libp2p, memory"):
+        engine("carrier-pigeon")

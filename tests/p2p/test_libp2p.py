@@ -1,0 +1,330 @@
+"""What only the libp2p engine has to withstand: bad input from the operator, from peers, and from its own library."""
+
+import itertools
+import logging
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import multiaddr
+import pytest
+import trio
+
+from p2p.address import parse_bootstrap, parse_listen
+from p2p.engines.libp2p import Libp2pEngine
+from p2p.engines.libp2p_stack import Stack, dialable, open_stack
+from p2p.errors import BadAddress, CannotListen, OperatorError, PortInUse
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Deliver, Engine, Verdict
+
+pytestmark = [pytest.mark.trio, pytest.mark.net]
+TOPIC = Topic("main", "0123456789abcdef")
+SECONDS = 30.0
+
+
+def engine(n: int, deliver: Deliver = lambda frame: Verdict.ACCEPT, **options: Any) -> Libp2pEngine:
+    settings: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": [], "addressbook": None, "clock": time.time}
+    return Libp2pEngine(Identity.from_seed(bytes([n]) * 32), TOPIC, deliver, rng=random.Random(n), **settings | options)
+
+
+def member(n: int, **options: Any) -> tuple[Member, Libp2pEngine]:
+    built: list[Libp2pEngine] = []
+
+    def build(deliver: Deliver) -> Engine:
+        built.append(engine(n, deliver, **options))
+        return built[0]
+
+    numbers = itertools.count(int(time.time() * 1000))
+    return Member(Identity.from_seed(bytes([n]) * 32), TOPIC, build, sequence=numbers, clock=time.time), built[0]
+
+
+async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
+    with trio.fail_after(seconds):
+        while not condition():
+            await trio.sleep(0.02)
+
+
+async def heard(sender: Member, receiver: Member) -> None:
+    """The sender is heard, sooner or later."""
+    receiver.received()
+    with trio.fail_after(SECONDS):
+        while not receiver.received():
+            sender.publish("rollouts", os.urandom(100))
+            await trio.sleep(0.2)
+
+
+async def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(PortInUse, match=rf"port {port} .*swarm.listen"):
+            await engine(1, listen=[f"/ip4/127.0.0.1/tcp/{port}"]).run()
+
+
+async def test_two_nodes_do_not_share_a_port() -> None:
+    first = engine(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(first.run)
+        with pytest.raises(PortInUse):
+            await engine(2, listen=[addresses[0].split("/p2p/")[0]]).run()
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_address_that_is_not_ours_is_named() -> None:
+    with pytest.raises(CannotListen, match=r"203\.0\.113\.7.*swarm.listen"):
+        await engine(1, listen=["/ip4/203.0.113.7/tcp/0"]).run()
+
+
+async def test_errors_at_the_start_reach_the_one_who_starts() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        node, _ = member(1, listen=[f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}"])
+        caught = None
+        async with trio.open_nursery() as nursery:
+            try:
+                await nursery.start(node.run)
+            except OperatorError as error:
+                caught = error
+        assert isinstance(caught, PortInUse)
+
+
+@pytest.mark.parametrize("text", ["example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWnotapeer", ""])
+async def test_a_bootstrap_address_that_is_not_one_is_named(text: str) -> None:
+    with pytest.raises(BadAddress, match="one looks like /ip4/"):
+        engine(1, bootstrap=[text])
+    with pytest.raises(BadAddress, match="one looks like /ip4/"):
+        engine(1, listen=[text + "x"])
+
+
+async def test_listening_everywhere_gives_addresses_that_can_be_dialled() -> None:
+    node = engine(1, listen=["/ip4/0.0.0.0/tcp/0"])
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(node.run)
+        assert addresses[0].startswith("/ip4/127.0.0.1/tcp/") and not any("0.0.0.0" in address for address in addresses)
+        for address in addresses:
+            _, endpoint = parse_bootstrap(address)
+            await (await trio.open_tcp_stream(endpoint.host, endpoint.port)).aclose()
+        nursery.cancel_scope.cancel()
+    assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
+
+
+async def test_names_are_resolved() -> None:
+    a, _ = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, _ = member(2, bootstrap=[addresses[0].replace("/ip4/127.0.0.1/", "/dns4/localhost/")])
+        await nursery.start(b.run)
+        await until(b.peers)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_dead_bootstrap_does_not_matter_and_one_that_comes_late_is_found(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    late, _ = member(1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
+    book = tmp_path / "peers.json"
+    lone, _ = member(2, bootstrap=[f"/ip4/127.0.0.1/tcp/{port}/p2p/{late.identity.peer_id}"], addressbook=book)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lone.run)
+        await trio.sleep(1.5)  # it has dialled, and failed
+        assert not lone.peers()
+        await nursery.start(late.run)
+        await until(lone.peers, 12)
+        await heard(lone, late)
+        await heard(late, lone)
+        nursery.cancel_scope.cancel()
+    assert late.identity.peer_id in book.read_text()
+
+
+async def test_a_known_peer_is_found_again_without_a_bootstrap(tmp_path: Path) -> None:
+    a, _ = member(1)
+    book = tmp_path / "peers.json"
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        for bootstrap in (addresses[:1], []):
+            b, _ = member(2, bootstrap=bootstrap, addressbook=book)
+            async with trio.open_nursery() as inner:
+                await inner.start(b.run)
+                await until(b.peers)
+                inner.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("service", ["router", "pubsub", "network"])
+async def test_it_starts_again_when_the_library_breaks(service: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Same identity, same port; the peers find it again."""
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, _ = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await heard(b, a)
+        assert a_engine._stack is not None
+        broken = {"router": a_engine._stack.router, "pubsub": a_engine._stack.pubsub, "network": a_engine._stack.host.get_network()}[
+            service
+        ]
+
+        async def fail() -> None:
+            raise RuntimeError("the library broke")
+
+        broken.manager.run_daemon_task(fail)
+        await until(lambda: a_engine.restarts == 1 and a.addresses())
+        assert a.addresses() == addresses and "the library broke" in caplog.text
+        await heard(b, a)
+        await heard(a, b)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_broken_dht_stops_nothing() -> None:
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, _ = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        assert a_engine._stack is not None
+
+        async def fail() -> None:
+            raise RuntimeError("the DHT broke")
+
+        await until(lambda: a_engine._stack and hasattr(a_engine._stack.dht, "_manager"))
+        a_engine._stack.dht.manager.run_daemon_task(fail)
+        await heard(b, a)
+        assert a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+async def hostile_stack(addresses: Sequence[str], attack: Callable[[Stack, Any], Any], n: int = 66) -> None:
+    """A peer with the library in its hands and no manners."""
+    identity = Identity.from_seed(bytes([n]) * 32)
+    listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
+    async with open_stack(identity, str(TOPIC), lambda frame: Verdict.ACCEPT, listen, time.time) as stack:
+        from libp2p.peer.peerinfo import info_from_p2p_addr
+
+        target = info_from_p2p_addr(multiaddr.Multiaddr(addresses[0]))
+        await stack.host.connect(target)
+        await stack.pubsub.wait_for_peer(target.peer_id, 20)
+        await attack(stack, target.peer_id)
+
+
+async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
+    protocols = ["/meshsub/1.1.0", "/ipfs/kad/1.0.0", "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0", "/ipfs/ping/1.0.0"]
+    payloads = [b"\x05hello", b"\xff" * 40, b"\x00", bytes(300), b"\xff\xff\xff\xff\x7f", os.urandom(2000), b"\x02\x0a\xff"]
+    for protocol, payload in itertools.product(protocols, payloads):
+        with trio.move_on_after(2):
+            try:
+                stream = await stack.host.new_stream(target, [protocol])
+                await stream.write(payload)
+                await stream.close()
+            except Exception:  # the victim may hang up: that is its right
+                continue
+    await trio.sleep(0.5)
+
+
+async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
+    from libp2p.pubsub.pb import rpc_pb2
+
+    queue = stack.pubsub.peer_queues[target]
+    topic = str(TOPIC)
+    for message in (
+        rpc_pb2.Message(data=b"x", topicIDs=[topic], from_id=b"\x00", seqno=b"1", signature=b"s", key=b"\xff\xff"),
+        rpc_pb2.Message(data=b"x", topicIDs=[topic], from_id=b"", seqno=b"", signature=b"s", key=b"k"),
+        rpc_pb2.Message(data=b"x", topicIDs=[topic] * 100, from_id=stack.pubsub.my_id.to_bytes(), signature=bytes(64)),
+    ):
+        queue.push(rpc_pb2.RPC(publish=[message]))
+    control = rpc_pb2.ControlMessage(
+        ihave=[rpc_pb2.ControlIHave(topicID=topic, messageIDs=[b"\xff" * 9])],
+        graft=[rpc_pb2.ControlGraft(topicID="nowhere")],
+        prune=[rpc_pb2.ControlPrune(topicID="nowhere", backoff=2**60)],
+    )
+    queue.push(rpc_pb2.RPC(control=control))
+    queue.push(rpc_pb2.RPC(senderRecord=b"\xff\xff\xff"))
+    await trio.sleep(1.0)
+
+
+@pytest.mark.parametrize("attack", [garbage_on_every_protocol, messages_the_library_raises_on])
+async def test_what_a_peer_sends_breaks_nothing(attack: Callable[[Stack, Any], Any]) -> None:
+    (a, a_engine), (b, b_engine) = member(1), member(2)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, b_engine = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await heard(b, a)
+        await hostile_stack(addresses, attack)
+        assert a_engine.restarts == b_engine.restarts == 0
+        assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection stood
+        await heard(b, a)
+        await heard(a, b)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_floods_is_cut_off_and_the_honest_are_heard() -> None:
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, _ = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await heard(b, a)
+        started, cut = time.monotonic(), 0.0
+
+        async def flood(stack: Stack, target: Any) -> None:
+            nonlocal cut
+            for n in itertools.count():
+                if target not in stack.pubsub.peers:
+                    cut = time.monotonic() - started
+                    return
+                await stack.pubsub.publish(str(TOPIC), b"no frame" + n.to_bytes(4, "big"))
+                if n % 10 == 0:
+                    await trio.sleep(0.005)
+
+        with trio.fail_after(SECONDS):
+            await hostile_stack(addresses, flood)
+        assert cut and sum(a.rejected.values()) < 100
+        await heard(b, a)
+        assert a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_connections_without_proof_of_identity_are_refused() -> None:
+    """Plaintext and secio, which the library would accept by default, and a stranger's bytes."""
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        _, endpoint = parse_bootstrap(addresses[0])
+        for protocol in (b"/plaintext/2.0.0", b"/secio/1.0.0", b"/tls/1.0.0"):
+            stream = await trio.open_tcp_stream(endpoint.host, endpoint.port)
+            for line in (b"/multistream/1.0.0\n", protocol + b"\n"):
+                await stream.send_all(bytes([len(line)]) + line)
+            answer = b""
+            with trio.move_on_after(10):
+                while b"na\n" not in answer and (chunk := await stream.receive_some(1000)):
+                    answer += chunk
+            assert b"na\n" in answer and protocol not in answer
+            await stream.aclose()
+        assert a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_importing_p2p_loads_neither_libp2p_nor_torch() -> None:
+    program = (
+        "import sys, p2p.member, p2p.engines, p2p.address, p2p.addressbook, p2p.engines.memory, p2p.probe\n"
+        "sys.exit(bool({'libp2p', 'torch', 'hivemind', 'swarmd'} & set(sys.modules)))"
+    )
+    done = await trio.run_process([sys.executable, "-c", program], check=False, stderr=subprocess.DEVNULL)
+    assert done.returncode == 0
+
+
+async def test_the_librarys_log_comes_through_ours(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("libp2p.host").warning("something of note")
+    logging.getLogger("libp2p.host").info("chatter")
+    assert "something of note" in caplog.text and "chatter" not in caplog.text
