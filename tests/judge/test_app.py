@@ -14,6 +14,8 @@ from tests.judge.peers import SigningPeer, encode
 
 pytestmark = pytest.mark.anyio
 
+GOOD: dict[str, Any] = {"round": 1, "model": "tiny", "curriculum": TINY_9.digest}
+
 
 def refused(response: httpx2.Response, status: int, *words: str) -> None:
     """A refusal of this status; its error and its remedy are there."""
@@ -172,8 +174,7 @@ async def test_forged_requests(court: Court) -> None:
     accepted = 0
     for i in range(2_100):
         target = rng.choice(["/v1/evaluations", f"/v1/evaluations/{evaluation}/answer"])
-        document = {"round": i, "model": "m", "curriculum": TINY_9.digest} if target == "/v1/evaluations" else {"text": right, "ended": True}
-        body = encode(document)
+        body = encode(GOOD if target == "/v1/evaluations" else {"text": right, "ended": True})
         headers = mallory.headers("POST", target, body, 10 + i)
         match i % 7:
             case 0:
@@ -200,7 +201,6 @@ async def test_forged_requests(court: Court) -> None:
     assert (await court.answer(alice, evaluation, right)).json()["reward"] == 1.0  # and alice was not locked out
 
 
-GOOD: dict[str, Any] = {"round": 1, "model": "tiny", "curriculum": TINY_9.digest}
 BAD_BODIES = [
     b"", b"null", b"[]", b"{}", b"{", b'{"round":1}', b"\xff\xfe", b"[" * 4_000, b'{"a":' * 600, b"NaN",
     encode(GOOD | {"round": -1}), encode(GOOD | {"round": 2**63}), encode(GOOD | {"round": 1.5}), encode(GOOD | {"round": "1"}),
@@ -241,7 +241,8 @@ async def test_sizes(court: Court) -> None:
 
 
 HOSTILE_ANSWERS = [
-    "", "<answer></answer>", "<answer>" * 2_000, "<answer>__import__('os').system('touch /tmp/owned')</answer>", "<answer>9**9**9**9</answer>",
+    "", "<answer></answer>", "<answer>" * 2_000,
+    "<answer>__import__('os').system('touch /tmp/owned')</answer>", "<answer>9**9**9**9</answer>",
     "<answer>" + "(" * 8_000 + "</answer>", "<answer>１２</answer>", "<answer>\u202e21</answer>", "\x00\x01", "<answer>nan</answer>",
     "<answer>" + "1" * 16_000 + "</answer>", "'; DROP TABLE peers; --", "é\u0301" * 3_000,
 ]  # fmt: skip

@@ -17,8 +17,10 @@ HOSTILE = [
     "javascript:alert(1)", "<iframe srcdoc='<script>alert(1)</script>'>", "</bdi></td></tr></table><script>alert(1)</script>",
     "<!--", "-->", "]]>", "&lt;script&gt;", "&#60;script&#62;", "<a href='data:text/html,x'>", "<style>*{display:none}</style>",
     "</style><script>alert(1)</script>", "<base href=//evil.example>", "<meta http-equiv=refresh content=0;url=//evil.example>",
-    "<form action=//evil.example><input>", "\u202e\u2066evil", "\x00<script>", "<scr\x00ipt>", "\ufeff<script>", "＜script＞", "<math><mtext>",
-    "<details open ontoggle=alert(1)>", "${alert(1)}", "{{7*7}}", "<x onclick=alert(1) style=position:fixed>", "\r\nSet-Cookie: a=b", "<" * 100,
+    "<form action=//evil.example><input>",
+    "\u202e\u2066evil", "\x00<script>", "<scr\x00ipt>", "\ufeff<script>", "＜script＞",
+    "<math><mtext>", "<details open ontoggle=alert(1)>",
+    "${alert(1)}", "{{7*7}}", "<x onclick=alert(1) style=position:fixed>", "\r\nSet-Cookie: a=b", "<" * 100,
 ]  # fmt: skip
 
 

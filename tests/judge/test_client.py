@@ -1,0 +1,444 @@
+"""The client against judges that are down, slow or lying: raw servers on loopback. The outcome is always a Silence, in bounded time."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.identity import Identity
+from swarmd.errors import SwarmdError
+from swarmd.judging import (
+    FIRST_WAIT,
+    LONGEST_WAIT,
+    MAX_RESPONSE,
+    BadJudgeUrl,
+    Evaluation,
+    Graded,
+    JudgeClient,
+    Patience,
+    Question,
+    Silence,
+    backoff_seconds,
+    judge_origin,
+)
+from swarmd.types import Completion
+
+pytestmark = pytest.mark.net
+
+ME = Identity.from_seed(b"\x07" * 32)
+SHORT = Patience(connect=0.5, read=0.4, whole=0.8)
+ID = "ab" * 16
+QUESTION: Mapping[str, Any] = {"evaluation": ID, "question": "1 + 1?", "seconds": 60.0}
+GRADE: Mapping[str, Any] = {"evaluation": ID, "reward": 1.0, "reason": "correct", "specialty": "bf", "answered": 3, "total": 2.0}
+
+Handler = Callable[[trio.SocketStream, bytes], Awaitable[None]]
+
+
+def reply(document: Any, status: int = 201, headers: str = "") -> bytes:
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def whole(request: bytes) -> bool:
+    head, end, body = request.partition(b"\r\n\r\n")
+    length = next((line for line in head.lower().splitlines() if line.startswith(b"content-length")), b":0")
+    return bool(end) and len(body) >= int(length.split(b":")[1])
+
+
+@asynccontextmanager
+async def judge(handle: Handler) -> AsyncIterator[str]:
+    """A server that reads one request and then does what `handle` does. Its URL."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            request = b""
+            while not whole(request) and (part := await stream.receive_some(65_536)):
+                request += part
+            try:
+                await handle(stream, request)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return  # the client has had enough
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(lambda task_status: trio.serve_tcp(serve, 0, host="127.0.0.1", task_status=task_status))
+        yield f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+def client(url: str, clock: Clock | None = None) -> JudgeClient:
+    return JudgeClient(url, ME, "digest", clock or Clock(), patience=SHORT)
+
+
+def saying(data: bytes) -> Handler:
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        await stream.send_all(data)
+
+    return handle
+
+
+async def silent(call: Callable[[], Awaitable[object]]) -> Silence:
+    begun = trio.current_time()
+    outcome = await call()
+    assert trio.current_time() - begun < 3.0  # patience is 0.8 s; the rest is a busy machine
+    assert isinstance(outcome, Silence), outcome
+    assert outcome.cause
+    assert outcome.remedy
+    assert outcome.cause.isprintable()
+    assert outcome.remedy.isprintable()
+    return outcome
+
+
+# What an honest judge says.
+
+
+@pytest.mark.trio
+async def test_an_evaluation() -> None:
+    seen = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        seen.append(request)
+        await stream.send_all(reply(QUESTION) if b"/answer" not in request.splitlines()[0] else reply(GRADE, 200))
+
+    clock = Clock()
+    async with judge(handle) as url:
+        evaluated = client(url, clock)
+        question = await evaluated.ask(3, "/home/me/models/tiny")
+        assert question == Question(ID, "1 + 1?", expires=60.0)
+        assert isinstance(question, Question)
+        assert await evaluated.answer(question, Completion("2", True)) == Graded(1.0, "correct", "bf", 3, 2.0)
+    assert b'"model":"tiny"' in seen[0]  # a folder's path is nobody's business
+    assert b"/home/me" not in seen[0]
+    assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answer HTTP/1.1".encode())
+
+
+# Judges that lie.
+
+LIES: list[Any] = [
+    b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"[" * 60_000, b'{"evaluation":' * 4_000, b"<html>hello</html>",
+    {**QUESTION, "evaluation": 5}, {**QUESTION, "evaluation": "../../v1/peers/x"}, {**QUESTION, "evaluation": ID + "\n"},
+    {**QUESTION, "evaluation": ID.upper()}, {**QUESTION, "evaluation": ""}, {**QUESTION, "question": ""}, {**QUESTION, "question": None},
+    {**QUESTION, "question": "x" * 8_193}, {**QUESTION, "question": ["1"]}, {**QUESTION, "seconds": -1}, {**QUESTION, "seconds": 0},
+    {**QUESTION, "seconds": 1e308}, {**QUESTION, "seconds": "60"}, {**QUESTION, "seconds": math.nan}, {**QUESTION, "seconds": math.inf},
+    {**QUESTION, "seconds": True}, {"error": "no", "remedy": "none"},
+    json.dumps(QUESTION).encode()[:-1], json.dumps(QUESTION).encode() + b"x",
+    {**QUESTION, "question": "x" * MAX_RESPONSE}, reply(QUESTION),
+]  # fmt: skip
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: repr(lie)[:40])
+async def test_a_question_that_is_none(lie: Any) -> None:
+    async with judge(saying(reply(lie))) as url:
+        await silent(lambda: client(url).ask(1, "tiny"))
+
+
+GRADE_LIES: list[Any] = [
+    {**GRADE, "reward": 0.5}, {**GRADE, "reward": -1}, {**GRADE, "reward": 1e308}, {**GRADE, "reward": math.nan}, {**GRADE, "reward": "1"},
+    {**GRADE, "evaluation": "cd" * 16}, {**GRADE, "answered": 0}, {**GRADE, "answered": -3}, {**GRADE, "answered": 2**80},
+    {**GRADE, "answered": 1.5}, {**GRADE, "total": 4.0}, {**GRADE, "total": -1.0}, {**GRADE, "total": math.inf}, {**GRADE, "specialty": 1},
+    {**GRADE, "specialty": "\x1b[2J"}, {**GRADE, "specialty": "x" * 100_000}, {**GRADE, "reason": "x" * 65}, {}, [], b"null", QUESTION,
+]  # fmt: skip
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("lie", GRADE_LIES, ids=lambda lie: repr(lie)[:60])
+async def test_a_grade_that_cannot_be(lie: Any) -> None:
+    async with judge(saying(reply(lie, 200))) as url:
+        await silent(lambda: client(url).answer(Question(ID, "?", 60.0), Completion("2", True)))
+
+
+NOT_HTTP = {
+    "nothing": b"",
+    "garbage": b"\x00\x01\x02" * 100,
+    "text": b"hello there\r\n\r\n",
+    "http/0.9": b"{}",
+    "http/3": b"HTTP/3 201 OK\r\ncontent-length: 2\r\n\r\n{}",
+    "status": b"HTTP/1.1 9999 X\r\n\r\n",
+    "header": b"HTTP/1.1 201 X\r\n\xff\xfe: \xff\r\n\r\n",
+    "latin header": b"HTTP/1.1 201 X\r\ncontent-type: \xff\xfe; charset=\xff\r\ncontent-length: 2\r\n\r\n{}",
+    "cookie": b"HTTP/1.1 201 X\r\nset-cookie: " + b"a=b; " * 5_000 + b"\r\ncontent-length: 2\r\n\r\n{}",
+    "two lengths": b"HTTP/1.1 201 X\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    "negative length": b"HTTP/1.1 201 X\r\ncontent-length: -1\r\n\r\n{}",
+    "huge length": b"HTTP/1.1 201 X\r\ncontent-length: 99999999999999999999\r\n\r\n{}",
+    "short": b"HTTP/1.1 201 X\r\ncontent-length: 500\r\n\r\n" + json.dumps(QUESTION).encode(),
+    "bad chunk": b"HTTP/1.1 201 X\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}",
+    "endless header": b"HTTP/1.1 201 X\r\na: " + b"x" * 2_000_000,
+    "many headers": b"HTTP/1.1 201 X\r\n" + b"a: b\r\n" * 100_000,
+    "gzip": b"HTTP/1.1 201 X\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\nabcd",
+    "switching": b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    "continue for ever": b"HTTP/1.1 100 Continue\r\n\r\n" * 50_000,
+    "no content": b"HTTP/1.1 204 X\r\n\r\n",
+    "refused without words": b"HTTP/1.1 404 X\r\ncontent-length: 0\r\n\r\n",
+    "cursor": reply({"error": "\x1b[2J\x1b]0;evil\x07" + "x" * 5_000, "remedy": "\r\n\u202efoo"}, 400),
+    "wrong error types": reply({"error": 5, "remedy": []}, 409),
+}
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("name", NOT_HTTP)
+async def test_what_is_no_answer(name: str) -> None:
+    async with judge(saying(NOT_HTTP[name])) as url:
+        await silent(lambda: client(url).ask(1, "tiny"))
+
+
+@pytest.mark.trio
+async def test_mutated_answers() -> None:
+    """500 answers with random bytes changed: a Question of the right form, or a Silence; never an exception."""
+    import random
+
+    rng, honest = random.Random(1), reply(QUESTION)
+    outcomes = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        data = bytearray(honest)
+        for _ in range(rng.randrange(1, 5)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        await stream.send_all(bytes(data))
+
+    clock = Clock()
+    async with judge(handle) as url:
+        asking = client(url, clock)
+        for _ in range(500):
+            clock.now += asking.wait()
+            outcomes.append(await asking.ask(1, "tiny"))
+    assert all(isinstance(outcome, Question | Silence) for outcome in outcomes)
+    assert any(isinstance(outcome, Silence) for outcome in outcomes)
+
+
+@pytest.mark.trio
+async def test_redirects_are_not_followed() -> None:
+    asked = []
+
+    async def elsewhere(stream: trio.SocketStream, request: bytes) -> None:
+        asked.append(request)
+        await stream.send_all(reply(QUESTION))
+
+    async with judge(elsewhere) as other:
+        for status in (301, 302, 303, 307, 308):
+            async with judge(saying(reply(b"", status, f"location: {other}/v1/evaluations\r\n"))) as url:
+                outcome = await silent(lambda url=url: client(url).ask(1, "tiny"))  # type: ignore[misc]
+                assert "redirects" in outcome.cause
+    assert asked == []
+
+
+# Judges that are down or slow.
+
+
+@pytest.mark.trio
+async def test_down() -> None:
+    async with judge(saying(b"")) as url:
+        pass
+    outcome = await silent(lambda: client(url).ask(1, "tiny"))
+    assert "cannot reach the judge" in outcome.cause
+    assert url in outcome.cause
+
+
+@pytest.mark.trio
+async def test_no_such_host() -> None:
+    await silent(lambda: client("http://judge.invalid:8400").ask(1, "tiny"))
+
+
+async def never(stream: trio.SocketStream, request: bytes) -> None:
+    await trio.sleep_forever()
+
+
+async def stalls_in_the_body(stream: trio.SocketStream, request: bytes) -> None:
+    await stream.send_all(reply(QUESTION)[:-5])
+    await trio.sleep_forever()
+
+
+async def drips(stream: trio.SocketStream, request: bytes) -> None:
+    for byte in reply(QUESTION):  # each byte resets the read timeout; `whole` is what ends it
+        await stream.send_all(bytes([byte]))
+        await trio.sleep(0.1)
+
+
+async def pours(stream: trio.SocketStream, request: bytes) -> None:
+    await stream.send_all(b"HTTP/1.1 201 X\r\n\r\n")
+    while True:
+        await stream.send_all(b" " * 65_536)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("handle", [never, stalls_in_the_body, drips, pours])
+async def test_slow(handle: Handler) -> None:
+    async with judge(handle) as url:
+        await silent(lambda: client(url).ask(1, "tiny"))
+        await silent(lambda: client(url).answer(Question(ID, "?", 60.0), Completion("2", True)))
+
+
+@pytest.mark.trio
+async def test_cancelling_the_daemon_is_not_swallowed() -> None:
+    async with judge(never) as url:
+        with trio.move_on_after(0.1) as scope:
+            await client(url).ask(1, "tiny")
+        assert scope.cancelled_caught
+
+
+# Patience with a judge that fails.
+
+
+def test_waits_grow_and_are_bounded() -> None:
+    waits = [backoff_seconds(attempts) for attempts in range(200)]
+    assert waits[:4] == [0.0, FIRST_WAIT, 2 * FIRST_WAIT, 4 * FIRST_WAIT]
+    assert all(a <= b for a, b in pairwise(waits))
+    assert waits[-1] == LONGEST_WAIT
+    assert backoff_seconds(3, 0.999) < 1.25 * backoff_seconds(3)
+
+
+@pytest.mark.trio
+async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
+    calls, honest = 0, False
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        good = reply(QUESTION) if b"/answer" not in request.splitlines()[0] else reply(GRADE, 200)
+        await stream.send_all(good if honest else reply({"error": "busy", "remedy": "wait"}, 503))
+
+    clock = Clock()
+    async with judge(handle) as url:
+        asking, waits = client(url, clock), []
+        for _ in range(5):
+            await silent(lambda: asking.ask(1, "tiny"))
+            before = calls
+            quiet = await silent(lambda: asking.ask(1, "tiny"))
+            assert calls == before  # nothing was sent
+            assert "asked again in" in quiet.remedy
+            waits.append(asking.wait())
+            clock.now += asking.wait()
+        assert all(b == pytest.approx(2 * a) for a, b in pairwise(waits))
+        honest = True
+        question = await asking.ask(1, "tiny")
+        assert isinstance(question, Question)
+        assert isinstance(await asking.answer(question, Completion("2", True)), Graded)
+        honest = False
+        await silent(lambda: asking.ask(1, "tiny"))
+        assert asking.wait() == pytest.approx(waits[0])  # a grade forgives
+
+
+@pytest.mark.trio
+async def test_a_used_sequence_number_is_stepped_over() -> None:
+    """A node whose clock was set back: the judge says which number is the last, and the next request is above it."""
+    numbers = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        number = int(next(line for line in request.splitlines() if line.startswith(b"swarmd-sequence")).split(b":")[1])
+        numbers.append(number)
+        used = {"error": "this sequence number was used", "remedy": "larger", "sequence": 10**18}
+        await stream.send_all(reply(QUESTION) if number > 10**18 else reply(used, 409))
+
+    clock = Clock()
+    async with judge(handle) as url:
+        asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, patience=SHORT)
+        assert isinstance(await asking.ask(1, "tiny"), Silence)
+        clock.now += 60.0
+        assert isinstance(await asking.ask(1, "tiny"), Question)
+    assert numbers == [5, 10**18 + 1]
+
+
+@pytest.mark.trio
+async def test_too_late_is_not_even_sent() -> None:
+    clock = Clock()
+    clock.now = 61.0
+    outcome = await silent(lambda: client("http://127.0.0.1:9", clock).answer(Question(ID, "?", 60.0), Completion("2", True)))
+    assert "deadline" in outcome.cause
+
+
+# The address.
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("http://judge.example", "http://judge.example"),
+        ("https://Judge.Example:443/", "https://judge.example"),
+        ("http://127.0.0.1:8400", "http://127.0.0.1:8400"),
+        ("HTTP://[::1]:8400/", "http://[::1]:8400"),
+    ],
+)
+def test_one_spelling(url: str, origin: str) -> None:
+    assert judge_origin(url) == origin
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "", "judge.example", "judge.example:8400", "ftp://judge.example", "http://", "http://:8400", "http://judge:0", "http://judge:99999",
+        "http://judge:x", "http://a b", "http://user:secret@judge", "http://judge/path", "http://judge?x", "http://judge#x", "http://[::1",
+        "http://jüdge", "http://judge\n", "http://judge\\evil", "file:///etc/passwd", "http://" + "x" * 300, "//judge",
+    ],
+)  # fmt: skip
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(BadJudgeUrl, match="http://host:port") as caught:
+        judge_origin(url)
+    assert isinstance(caught.value, SwarmdError)
+
+
+# The daemon's side.
+
+
+@pytest.mark.trio
+async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
+    asked: list[bytes] = []
+    release = trio.Event()
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        asked.append(request.splitlines()[0])
+        await release.wait()
+        await stream.send_all(reply(QUESTION) if b"/answer" not in request.splitlines()[0] else reply(GRADE, 200))
+
+    clock = Clock()
+    to_trainer: list[tuple[str, str]] = []
+    grades: list[tuple[float, int]] = []
+    async with judge(handle) as url:
+        patient = JudgeClient(url, ME, "digest", clock, patience=Patience(5.0, 5.0, 10.0))
+        evaluation = Evaluation(
+            url, ME, "digest", lambda id, text: to_trainer.append((id, text)), lambda score, n: grades.append((score, n)), patient
+        )
+        async with trio.open_nursery() as nursery:
+            for number in range(5):
+                nursery.start_soon(evaluation.ask, number, "tiny")
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            release.set()
+        assert len(asked) == 1
+        assert to_trainer == [(ID, "1 + 1?")]
+        await evaluation.ask(6, "tiny")  # the trainer is still at it
+        assert len(asked) == 1
+        await evaluation.answer("cd" * 16, "2", True)  # to a question nobody asked
+        assert len(asked) == 1
+        await evaluation.answer(ID, "2", True)
+        assert grades == [(2 / 3, 3)]
+        await evaluation.answer(ID, "3", True)
+        assert len(asked) == 2
+        document = evaluation.document()
+        assert (document["score"], document["n"], document["cause"], document["url"]) == (2 / 3, 3, "", url)
+        await evaluation.ask(7, "tiny")
+        clock.now += 61.0  # the trainer died over it
+        await evaluation.ask(8, "tiny")
+        assert len(to_trainer) == 3
+
+
+@pytest.mark.trio
+async def test_a_silent_judge_is_in_the_status() -> None:
+    async with judge(saying(b"")) as url:
+        evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url))
+        await evaluation.ask(1, "tiny")
+        document = evaluation.document()
+        assert document["cause"]
+        assert document["remedy"]
+        assert document["asked_again_in"] > 0
+        assert (document["score"], document["n"]) == (None, 0)

@@ -1,0 +1,267 @@
+"""`swarmd-judge serve` as a process: evaluations by our client, slow peers, kill -9, a clean end, and what an operator may get wrong."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+
+from judge.config import JudgeSettings
+from judge.serving import serve
+from judge.store import Store
+from p2p.errors import OperatorError
+from p2p.identity import Identity
+from swarmd.judging import Graded, JudgeClient, Question, Silence
+from swarmd.tasks.curriculum import SAPO_9, TINY_9
+from swarmd.types import Completion
+
+pytestmark = pytest.mark.net
+
+START_SECONDS = 60.0
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A judge, and the line it printed when it was ready."""
+    starting = command(folder, "--port", "0", "--json", *options)
+    process = subprocess.Popen(starting, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watchdog = ThreadPoolExecutor(1)
+    try:
+        assert process.stdout is not None
+        yield process, json.loads(watchdog.submit(process.stdout.readline).result(START_SECONDS))
+    finally:
+        process.kill()
+        process.wait()
+        watchdog.shutdown(wait=True)
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "judge.cli", "serve", "--database", str(folder / "judge.sqlite3"), "--curriculum", "tiny-9", *options]
+
+
+def client(url: str, number: int, digest: str = TINY_9.digest) -> JudgeClient:
+    return JudgeClient(url, Identity.from_seed(bytes([number]) * 32), digest)
+
+
+async def evaluate(judge: JudgeClient, rounds: int) -> list[Graded]:
+    grades = []
+    for number in range(rounds):
+        question = await judge.ask(number, "tiny")
+        assert isinstance(question, Question), question
+        grade = await judge.answer(question, Completion("<answer>0</answer>", True))
+        assert isinstance(grade, Graded), grade
+        grades.append(grade)
+    return grades
+
+
+def board(url: str) -> list[dict[str, Any]]:
+    return list(httpx2.get(f"{url}/v1/leaderboard", timeout=10).json()["peers"])
+
+
+def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) -> None:
+    async def all_nodes(url: str) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in (1, 2, 3):
+                nursery.start_soon(evaluate, client(url, number), 5)
+
+    with serving(tmp_path) as (process, ready):
+        assert ready["digest"] == TINY_9.digest
+        url = str(ready["url"])
+        trio.run(all_nodes, url)
+        assert isinstance(trio.run(client(url, 4).ask, 1, "tiny"), Question)  # open when the judge dies
+        time.sleep(2.1)  # until the leaderboard is worked out anew
+        before = board(url)
+        assert sorted(row["answered"] for row in before) == [5, 5, 5]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with serving(tmp_path) as (_, ready):
+        url = str(ready["url"])
+        assert board(url) == before
+        four = client(url, 4)
+        assert len(trio.run(evaluate, four, 1)) == 1  # the lost question is no obstacle
+        grades = trio.run(evaluate, client(url, 1), 1)
+        assert grades[0].answered == 6
+
+
+def test_kill_9_while_it_writes(tmp_path: Path) -> None:
+    """Three times, at another moment each: whatever the node was told is graded is in the database afterwards, once."""
+    told = 0
+
+    async def until_it_dies(url: str, process: subprocess.Popen[str], after: float) -> int:
+        graded, judge = 0, client(url, 9)
+
+        async def kill() -> None:
+            await trio.sleep(after)
+            process.kill()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill)
+            while True:
+                question = await judge.ask(1, "tiny")
+                if isinstance(question, Silence):
+                    return graded
+                if isinstance(await judge.answer(question, Completion("x", True)), Graded):
+                    graded += 1
+
+    for i in range(3):
+        with serving(tmp_path) as (process, ready):
+            rows = board(str(ready["url"]))
+            answered = rows[0]["answered"] if rows else 0
+            assert told <= answered <= told + i  # at most the one answer of each kill that was written and not yet told
+            told += trio.run(until_it_dies, str(ready["url"]), process, 0.05 + 0.13 * i)
+
+
+def test_a_judge_of_another_curriculum_says_what_to_do(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, ready):
+        outcome = trio.run(client(str(ready["url"]), 1, SAPO_9.digest).ask, 1, "tiny")
+        assert isinstance(outcome, Silence)
+        assert "another curriculum" in outcome.cause
+        assert "tiny-9" in outcome.remedy
+
+
+def test_origin(tmp_path: Path) -> None:
+    with serving(tmp_path, "--origin", "https://judge.example") as (_, ready):
+        outcome = trio.run(client(str(ready["url"]), 1).ask, 1, "tiny")
+        assert isinstance(outcome, Silence)
+        assert "another judge" in outcome.cause
+        assert "https://judge.example" in outcome.remedy
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_clean_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with serving(tmp_path) as (process, ready):
+        trio.run(evaluate, client(str(ready["url"]), 1), 1)
+        half_open = socket.create_connection(address(ready))
+        half_open.sendall(b"POST /v1/eval")
+        process.send_signal(number)
+        assert process.wait(30) == code
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        half_open.close()
+
+
+def address(ready: dict[str, Any]) -> tuple[str, int]:
+    host, port = str(ready["url"]).removeprefix("http://").split(":")
+    return host, int(port)
+
+
+@pytest.mark.slow
+def test_slow_peers_are_cut_and_harm_nobody(tmp_path: Path) -> None:
+    """400 connections that send nothing, half a header, or half a body: all are cut, and an honest node is served meanwhile."""
+    head = b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\n"
+    halves = [b"", head, head + b"content-length: 50\r\n\r\n{"]
+    with serving(tmp_path) as (_, ready):
+        begun = time.monotonic()
+        held = [socket.create_connection(address(ready)) for _ in range(400)]
+        for i, connection in enumerate(held):
+            connection.sendall(halves[i % 3])
+        grades = trio.run(evaluate, client(str(ready["url"]), 1), 5)
+        assert len(grades) == 5
+        for i, connection in enumerate(held):
+            connection.settimeout(40.0 - (time.monotonic() - begun))
+            try:
+                answer = connection.recv(4_096)
+            except ConnectionResetError:
+                answer = b""
+            assert answer.startswith(b"HTTP/1.1 408") if i % 3 == 2 else answer == b"", answer
+            connection.close()
+        assert time.monotonic() - begun > 4.0  # they were given their time
+
+
+def test_trickling_buys_no_time(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, ready), socket.create_connection(address(ready)) as connection:
+        connection.settimeout(0.2)
+        begun = time.monotonic()
+        cut = False
+        while not cut and time.monotonic() - begun < 30.0:
+            try:
+                connection.sendall(b"GET / HTTP/1.1\r\nx: " if time.monotonic() - begun < 0.1 else b"y")
+                cut = connection.recv(1) == b""
+            except TimeoutError:
+                continue
+            except (ConnectionResetError, BrokenPipeError):
+                cut = True
+        assert cut
+        assert 9.0 < time.monotonic() - begun < 20.0
+
+
+def failed(folder: Path, *options: str) -> tuple[int, str]:
+    done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_mistakes_of_an_operator(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, ready):
+        code, words = failed(tmp_path)
+        assert code == 5
+        assert "another judge is using" in words
+        assert "--database" in words
+        code, words = failed(tmp_path / "other", "--port", str(address(ready)[1]))
+        assert code == 2
+        assert "--port" in words
+    assert failed(tmp_path, "--port", "70000")[0] == 2
+    assert failed(tmp_path, "--deadline", "0")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"curriculum": "sapo-10"}, "sapo-9, tiny-9"),
+        ({"curriculum": "sapo-9"}, "holds answers to tiny-9.*--database"),
+        ({"host": "not.an.address.invalid"}, "--host"),
+        ({"host": "203.0.113.7"}, "cannot listen.*--port.*--host"),  # TEST-NET-3: nobody's
+        ({"database": "letter.txt"}, "file is not a database.*--database"),
+        ({"database": "letter.txt/judge.sqlite3"}, "cannot write.*--database"),
+    ],
+)
+def test_refused_at_the_start(tmp_path: Path, changed: dict[str, str], words: str) -> None:
+    (tmp_path / "letter.txt").write_text("dear database")
+    Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}").close()
+    database = tmp_path / changed.pop("database", "judge.sqlite3")
+    settings = replace(JudgeSettings(database, "tiny-9", port=0), **changed)  # type: ignore[arg-type] # the strings among the settings
+    with pytest.raises(OperatorError, match=words):
+        serve(settings, lambda url: pytest.fail(f"listens at {url}"))
+
+
+def test_plain_line_and_environment(tmp_path: Path) -> None:
+    options = {"PORT": "0", "CURRICULUM": "tiny-9", "DATABASE": str(tmp_path / "j")}
+    environment = {**os.environ, **{f"SWARMD_JUDGE_{name}": value for name, value in options.items()}}
+    process = subprocess.Popen([sys.executable, "-m", "judge.cli", "serve"], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("Judging tiny-9 at http://127.0.0.1:")
+        assert str(tmp_path / "j") in line
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("modules", "absent"),
+    [
+        ("judge.app, judge.cli, judge.serving", {"torch", "libp2p", "hivemind", "trio"}),
+        ("swarmd.judging", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
+    ],
+)
+def test_what_is_not_loaded(modules: str, absent: set[str]) -> None:
+    code = f"import {modules}, sys; print(sorted({{m.split('.')[0] for m in sys.modules}} & {absent}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
