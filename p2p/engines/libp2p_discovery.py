@@ -20,7 +20,7 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.addressbook import AddressBook
-from p2p.engines.libp2p_stack import Stack
+from p2p.engines.libp2p_stack import Stack, close_socket
 from p2p.topic import Topic
 from p2p.types import PeerId
 
@@ -60,9 +60,7 @@ class Discovery:
         while True:
             connected = {PeerId(str(peer)) for peer in self._stack.host.get_connected_peers()}
             self._note(connected)
-            for peer in self._out_of_step(connected):
-                log.info("the connection to %s is stale and is made anew", peer)
-                nursery.start_soon(self._hang_up, ID.from_string(peer))
+            await self._close_stale(connected)
             missing = TARGET - len(self.members()) - len(self._dialling)
             if missing > 0:
                 for peer, addresses in self._book.candidates(self._clock(), self._rng, without=connected | self._dialling)[
@@ -85,20 +83,22 @@ class Discovery:
                 self._book.succeeded(peer, None, now)
         self._connected = connected
 
-    def _out_of_step(self, connected: set[PeerId]) -> list[PeerId]:
-        """Peers that would go unheard for long. Pubsub keeps to the first connection to a peer, though it may be dead while a second
-        one is made, after a change of network or a loss of power. And it forgets that a peer is subscribed when one of two streams
-        ends, though the peer will not say so again. Both times, connecting anew puts it right.
+    async def _close_stale(self, connected: set[PeerId]) -> None:
+        """A second connection from a peer means that it has lost the first, by a change of network or a loss of power. And a member
+        that has not left and yet is missing from the topic is connected anew.
         """
         now, members = self._clock(), self.members()
+        for connections in list(self._stack.host.get_network().get_connections_map().values()):
+            newest = max((connection._created_at for connection in connections), default=0.0)
+            for connection in connections:
+                if newest - connection._created_at > SIMULTANEOUS:
+                    await close_socket(connection)
         self._missed = {peer: self._missed.get(peer, now) for peer in (self._were_members & connected) - members}
         self._were_members = (self._were_members & connected) | members
-        twice = [
-            PeerId(str(peer))
-            for peer, connections in self._stack.host.get_network().get_connections_map().items()
-            if (made := [connection._created_at for connection in connections]) and max(made) - min(made) > SIMULTANEOUS
-        ]
-        return twice + [peer for peer, since in self._missed.items() if now - since > FORGOTTEN and peer not in twice]
+        for peer, since in self._missed.items():
+            if now - since > FORGOTTEN:
+                log.info("%s is connected and not in the topic; connecting anew", peer)
+                await self._hang_up(ID.from_string(peer))
 
     async def _hang_up(self, peer: Any) -> None:
         with contextlib.suppress(Exception):  # it may be gone by now

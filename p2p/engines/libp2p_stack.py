@@ -14,6 +14,7 @@ import contextlib
 import errno
 import logging
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,16 +95,16 @@ class Network(Swarm):  # type: ignore[misc]
     async def close_peer(self, peer_id: Any) -> None:
         """The library says goodbye before it closes the socket, and so waits on a peer that does not read."""
         for connection in self.get_connections(peer_id):
-            await _close_socket(connection)
+            await close_socket(connection)
         await super().close_peer(peer_id)
 
     async def close_sockets(self) -> None:
         """What is cancelled closes no socket, and the peers would think us connected as long as this process lives."""
         for connection in self.get_connections():
-            await _close_socket(connection)
+            await close_socket(connection)
 
 
-async def _close_socket(connection: Any) -> None:
+async def close_socket(connection: Any) -> None:
     with trio.CancelScope(shield=True):  # the socket is closed at once; what follows is only a checkpoint
         await connection.muxed_conn.secured_conn.conn.read_writer.close()
 
@@ -146,6 +147,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._deliver = deliver
         self._clock = clock
         self._visit = _Visit(True)
+        self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
         self.set_topic_validator(topic, self._validate, is_async_validator=False)
 
     async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
@@ -163,6 +165,35 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             if not self.toll.pay(peer, self._clock(), broken=not visit.passed):
                 log.warning("cut off %s: too many messages, or too many broken ones", peer)
                 await self.host.disconnect(msg_forwarder)
+
+    # A peer that is back before its old connection is seen to be dead has two for a while. The library then keeps to the stream on
+    # the dead one, where nothing it writes fails, and the peer is never sent anything again; and when a stream ends it forgets what
+    # the peer subscribed to, though it said so on the other. So: a stream is as dead as its connection, and a subscription lasts as
+    # long as any stream from the peer.
+
+    async def handle_dead_peer_queue(self) -> None:
+        async with self.dead_peer_receive_channel:
+            self.event_handle_dead_peer_queue_started.set()
+            async for peer in self.dead_peer_receive_channel:
+                stream = self.peers.get(peer)
+                connections = self.host.get_network().get_connections(peer)
+                if stream is None or all(connection.muxed_conn is not stream.muxed_conn for connection in connections):
+                    self._handle_dead_peer(peer)  # registers it again, where it is connected
+
+    async def stream_handler(self, stream: Any) -> None:
+        peer = stream.muxed_conn.peer_id
+        self._inbound[peer] += 1
+        try:
+            await super().stream_handler(stream)
+        finally:
+            self._inbound[peer] -= 1
+            if self._inbound[peer] <= 0:
+                del self._inbound[peer]
+                self._forget_all_subscriptions(peer)
+
+    def _forget_all_subscriptions(self, peer_id: Any) -> None:
+        if peer_id not in self._inbound:
+            super()._forget_all_subscriptions(peer_id)
 
     def _validate(self, _forwarder: Any, msg: Any) -> bool:
         if msg.from_id == self.my_id.to_bytes():
