@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import trio
 
-from p2p.errors import OperatorError
+from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
@@ -29,10 +29,10 @@ from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.topic import curriculum_of, swarm_digest
 from swarmd.judging import Evaluation
-from swarmd.state_folder import IDENTITY_FILE, StateFolder, write_atomically
+from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, write_atomically
 from swarmd.status import StatusBoard
 from swarmd.supervision import Death, TrainerChild
-from swarmd.telemetry import read_metrics
+from swarmd.telemetry import read_metrics, set_up_logging
 from swarmd.view import View
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ GRACE = 600.0  # seconds a trainer may take to finish its round when it is told 
 
 def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
     """Be a node until the rounds are done or someone says stop. Returns the exit code; raises OperatorError for what you can mend."""
+    set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
     daemon = Daemon(config, state.path, view)
     try:
         trio.run(daemon.run)
@@ -73,11 +74,12 @@ class Daemon:
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic)
-        self.status.rewards.extend(line["reward_mean"] for line in read_metrics(folder / "metrics.jsonl"))
+        self.status.rewards.extend(line["reward_mean"] for line in read_metrics(folder / METRICS_FILE))
         self.evaluation = (
             Evaluation(config.judge.url, self.identity, curriculum.digest, self._ask_trainer, self._judged) if config.judge.url else None
         )
         self._folder = folder
+        self._mute = False  # what could not be shared has been said
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -156,7 +158,7 @@ class Daemon:
     def _hear(self, message: link.ToDaemon) -> None:
         match message:
             case link.Publish(kind, body):
-                self.member.publish(kind, body)
+                self._publish(kind, body)
             case link.Report(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.status.refused_authors[PeerId(author)] += 1
@@ -170,7 +172,18 @@ class Daemon:
                 if self.evaluation is not None and self._nursery is not None:
                     self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
             case link.Failed() | link.Stopped():
-                self.status.say("stopping", "the trainer is done", "")
+                self.status.say("stopping", "the trainer is done", "nothing to do")
+
+    def _publish(self, kind: str, body: bytes) -> None:
+        """What cannot be sealed is not sent, and said once: a full disk has no sequence number to give."""
+        try:
+            self.member.publish(kind, body)
+        except StateUnwritable as error:
+            if not self._mute:
+                self.view.talk(f"nothing is shared for now: {error}")
+            self._mute = True
+        else:
+            self._mute = False
 
     def _trainer_ready(self, ready: link.Ready) -> None:
         self.status.model, self.status.round = ready.model, ready.round

@@ -26,10 +26,11 @@ from swarmd.experience.sampling import SAMPLERS
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
 from swarmd.seams import Policy, Reward, Swarm
+from swarmd.state_folder import METRICS_FILE
 from swarmd.tasks.curriculum import TRAINING_TASKS, Curriculum
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.telemetry import CannotRecord, MetricsFile, metrics_line
+from swarmd.telemetry import CannotRecord, MetricsFile, metrics_line, set_up_logging
 from swarmd.types import TaskRef
 
 log = logging.getLogger(__name__)
@@ -151,7 +152,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         checkpoints = Checkpoints(state_dir / "checkpoints")
         behind, notes = _resume(checkpoints, node, policy)
-        metrics = MetricsFile(state_dir / "metrics.jsonl", resumed_round=behind)
+        metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         daemon.tell(link.Ready(dict(policy.description), behind, notes))
         yield Trainer(config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, metrics, behind, behind)
 
@@ -197,7 +198,7 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     daemon = link.TrainerLink(sock, on_eof=lambda: os._exit(1))
     start = daemon.open()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s trainer %(levelname)s %(message)s")
+    set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
     try:
         with open_trainer(start, daemon) as trainer:
             trainer.run()

@@ -87,7 +87,9 @@ class TrainerChild:
     async def _once(self) -> int:
         """One life of the trainer; returns its exit status."""
         ours, theirs = socket.socketpair()
-        with self.log_file.open("ab") as output, theirs:
+        with contextlib.suppress(FileNotFoundError):  # the last life's, kept for whoever wants to know how it ended
+            self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
+        with self.log_file.open("wb") as output, theirs:
             process = await trio.lowlevel.open_process(
                 [sys.executable, "-m", "swarmd.node", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,

@@ -163,3 +163,50 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     refused = join(tmp_path, "--rounds", "2")
     assert refused.returncode == 2 and "chmod 600" in refused.stderr and "Traceback" not in refused.stderr
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_a_judge_that_is_down_never_delays_training_and_is_explained(tmp_path: Path) -> None:
+    with socket.socket() as silent:  # takes connections and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(tmp_path), "--rounds", "3", "--json"]
+        command += ["--judge", f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["judge"] for line in done.stdout.splitlines()] == [None] * 3
+
+
+def mounted(folder: Path, megabytes: int) -> bool:
+    """A small disk of its own, where we may make one."""
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=700", "tmpfs", str(folder)], capture_output=True)
+    return done.returncode == 0
+
+
+def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    if os.geteuid() != 0 or not mounted(state, 64):
+        pytest.skip("needs root, to mount a small disk")
+    command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(state), "--json"]
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            json.loads(process.stdout.readline())
+            with (state / "ballast").open("wb") as ballast, pytest.raises(OSError, match="No space left"):
+                while True:
+                    ballast.write(bytes(1 << 16))
+                    ballast.flush()
+            while (status := control.call(state, "status"))["state"] != "paused":
+                assert process.poll() is None
+            assert "space" in status["cause"] + status["remedy"]
+            (state / "ballast").unlink()
+            while (status := control.call(state, "status"))["state"] != "training":
+                assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        found = Checkpoints(state / "checkpoints").newest()
+        rounds = [line["round"] for line in read_metrics(state / "metrics.jsonl")]
+        assert found is not None and found[0].round == rounds[-1] and found[2] == []
+        assert rounds == list(range(1, len(rounds) + 1))
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=False)
