@@ -1,7 +1,9 @@
 """The protocol, with the real verifier: an evaluation from question to leaderboard, and everything that is refused on the way."""
 
 import json
+import os
 import random
+import signal
 from typing import Any
 
 import httpx2
@@ -9,6 +11,7 @@ import pytest
 
 from judge import config
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
+from swarmd.tasks.scoring import Verifier, VerifierFailed
 from tests.judge.conftest import Court
 from tests.judge.peers import SigningPeer, encode
 
@@ -287,10 +290,7 @@ async def test_a_failing_disk_is_a_refusal_and_heals(court: Court) -> None:
 
 async def test_the_verifier_is_killed(court: Court) -> None:
     """The process that marks is replaced, and the answer is marked all the same."""
-    import os
-    import signal
 
-    from swarmd.tasks.scoring import Verifier
 
     peer = court.peer()
     evaluation = await asked(court, peer)
@@ -315,3 +315,29 @@ async def test_page(court: Court) -> None:
     for row in board[:20]:
         assert row["nickname"] in response.text
         assert row["peer"] in response.text
+
+
+async def test_a_verifier_that_cannot_run_counts_against_nobody(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(items: object) -> Any:
+        raise VerifierFailed
+
+    peer = court.peer()
+    evaluation = await asked(court, peer)
+    with monkeypatch.context() as patch:
+        patch.setattr(court.service, "_mark", fails)
+        refused(await court.answer(peer, evaluation, "x"), 500, "fault of its own")
+    refused(await court.answer(peer, evaluation, "x"), 409)
+    assert (await court.answer(peer, await asked(court, peer), "x")).status_code == 200
+    row = await standing(court, peer)
+    assert (row["n"], row["unanswered"]) == (1, 0)
+
+
+async def test_too_busy_to_score_leaves_the_question_open(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = court.peer()
+    evaluation = await asked(court, peer)
+    with monkeypatch.context() as patch:
+        patch.setattr(court.service, "_scoring", config.SCORING_BACKLOG)
+        response = await court.answer(peer, evaluation, "x")
+        refused(response, 503, "too much")
+        assert response.headers["retry-after"] == "30"
+    assert (await court.answer(peer, evaluation, "x")).status_code == 200
