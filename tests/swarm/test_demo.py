@@ -1,0 +1,43 @@
+"""The README's first command, at a third of its length."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmd.lab.figures import moving_mean
+from swarmd.telemetry import read_metrics
+
+ROUNDS = 12
+
+
+@pytest.mark.slow
+@pytest.mark.net
+def test_the_demo(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "swarmd", "demo", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["schema"] == 1
+    nodes = document["nodes"]
+    assert len({node["peer_id"] for node in nodes}) == 3
+    assert [node["rounds"] for node in nodes] == [ROUNDS] * 3
+    assert [node["rejoined"] for node in nodes].count(True) == 1
+    for node in nodes:
+        lines = read_metrics(Path(node["state_dir"]) / "metrics.jsonl")
+        assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
+        assert node["external_trained"] == sum(line["external"] for line in lines) > 0
+        assert 0 <= node["reward_first"] <= 1 and 0 <= node["reward_last"] <= 1
+    assert document["judge"]["evaluations"] > 0
+    (figure,) = document["figures"]
+    assert Path(figure).read_bytes().startswith(b"\x89PNG")
+    assert "killed with SIGKILL" in done.stderr and "is back" in done.stderr
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 2 and "--out" in again.stderr, "an earlier demo is not written over"
+
+
+def test_the_moving_mean_is_of_what_is_there() -> None:
+    assert moving_mean([1, 0, 1, 1], 2) == [1, 0.5, 0.5, 1]
