@@ -78,8 +78,14 @@ class ProbeProcess:
     def wait_for_peers(self, count: int, seconds: float) -> None:
         self.wait(lambda: len(self.peers()) >= count, seconds)
 
+    def wait_for_peers_to_be(self, count: int, seconds: float) -> None:
+        self.wait(lambda: len(self.peers()) == count, seconds)
+
     def wait_for_frames(self, count: int, seconds: float) -> None:
-        self.wait(lambda: len(self.said("got")) >= count, seconds)
+        self.wait_for("got", count, seconds)
+
+    def wait_for(self, key: str, count: int, seconds: float) -> None:
+        self.wait(lambda: len(self.said(key)) >= count, seconds)
 
     def kill(self) -> None:
         """SIGKILL: no chance to say goodbye."""

@@ -46,7 +46,7 @@ class Probe:
             _say(up=list(addresses), id=self._identity.peer_id)
             nursery.start_soon(self._tell)
             async for line in _lines():
-                await self._obey(json.loads(line))
+                nursery.start_soon(self._obey, json.loads(line))
             nursery.cancel_scope.cancel()
 
     async def _obey(self, order: dict[str, Any]) -> None:

@@ -1,0 +1,148 @@
+"""Real processes over loopback: what one machine's swarm does when its nodes come, are killed, and come back."""
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.probes import ProbeProcess
+
+pytestmark = [pytest.mark.net, pytest.mark.slow]
+SECONDS = 60.0  # patience; the machine may be busy
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def port_of(address: str) -> str:
+    return address.split("/p2p/")[0]
+
+
+def swarm(stack: ExitStack, folder: Path, count: int) -> list[ProbeProcess]:
+    probes = [stack.enter_context(ProbeProcess(folder / "0"))]
+    probes += [stack.enter_context(ProbeProcess(folder / str(n), bootstrap=probes[0].addresses)) for n in range(1, count)]
+    for probe in probes:
+        probe.wait_for_peers(1, SECONDS)
+    return probes
+
+
+def frames_from(probe: ProbeProcess, author: str) -> list[int]:
+    return [got["got"] for got in probe.said("got") if got["author"] == author]
+
+
+def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> None:
+    """Waits for so many frames of the author, numbered higher than `beyond`."""
+    probe.wait(lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, SECONDS)
+
+
+def test_four_nodes_exchange_frames_both_ways(stack: ExitStack, tmp_path: Path) -> None:
+    probes = swarm(stack, tmp_path, 4)
+    for probe in probes:
+        probe.order(publish=32 * 1024, count=5, every=0.5)
+    for probe in probes:
+        probe.wait_for_frames(15, SECONDS)
+        assert len({(got["author"], got["got"]) for got in probe.said("got")}) == len(probe.said("got")) == 15
+        assert all(got["bytes"] == 32 * 1024 for got in probe.said("got"))
+        assert probe.last("rejected")["rejected"] == {}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("victim", [0, 2], ids=["the bootstrap node", "another node"])
+def test_a_killed_node_is_back_within_ten_seconds_of_being_up(stack: ExitStack, tmp_path: Path, victim: int) -> None:
+    probes = swarm(stack, tmp_path, 3)
+    others = [probe for n, probe in enumerate(probes) if n != victim]
+    address, peer_id = probes[victim].addresses[0], probes[victim].peer_id
+    for probe in others:
+        probe.order(publish=1024, count=400, every=0.25)
+    probes[victim].order(publish=32 * 1024)
+    for probe in others:
+        hears(probe, peer_id)
+    last = probes[victim].said("sent")[-1]["sent"]
+    probes[victim].kill()
+    before = [len(probe.said("got")) for probe in others]
+
+    bootstrap = [] if victim == 0 else probes[0].addresses  # the first one has only its address book
+    back = stack.enter_context(ProbeProcess(tmp_path / str(victim), listen=port_of(address), bootstrap=bootstrap))
+    assert back.peer_id == peer_id and back.addresses[0] == address
+    up = time.monotonic()
+    back.wait_for_frames(1, SECONDS)
+    received_after = time.monotonic() - up
+    back.order(publish=1024, count=40, every=0.25)
+    for probe in others:
+        hears(probe, peer_id, beyond=last)
+    heard_after = time.monotonic() - up
+    print(f"received {received_after:.2f} s and heard {heard_after:.2f} s after it was up")
+    assert received_after < 10 and heard_after < 10
+    assert all(len(probe.said("got")) > count for probe, count in zip(others, before, strict=True))  # the rest never stopped
+
+
+def test_one_that_starts_alone_meets_one_that_comes_later(stack: ExitStack, tmp_path: Path) -> None:
+    lone = stack.enter_context(ProbeProcess(tmp_path / "lone"))
+    lone.order(publish=100, count=5, every=0.2)
+    lone.wait(lambda: len(lone.said("sent")) == 5, SECONDS)
+    late = stack.enter_context(ProbeProcess(tmp_path / "late", bootstrap=lone.addresses))
+    lone.wait_for_peers(1, SECONDS)
+    lone.order(publish=32 * 1024, count=10, every=0.5)
+    late.order(publish=32 * 1024, count=10, every=0.5)
+    late.wait_for_frames(10, SECONDS)
+    lone.wait_for_frames(10, SECONDS)
+
+
+def test_nodes_of_one_bootstrap_find_each_other_and_outlive_it(stack: ExitStack, tmp_path: Path) -> None:
+    probes = swarm(stack, tmp_path, 4)
+    for probe in probes:
+        probe.wait_for_peers(3, SECONDS)
+    probes[0].kill()
+    for probe in probes[1:]:
+        probe.wait_for_peers_to_be(2, SECONDS)
+        probe.order(publish=1024, count=3, every=0.2)
+    for probe, other in itertools.permutations(probes[1:], 2):
+        hears(probe, other.peer_id, count=3)
+
+
+def test_another_swarm_on_the_same_bootstrap_stays_apart(stack: ExitStack, tmp_path: Path) -> None:
+    a, b = swarm(stack, tmp_path, 2)
+    c = stack.enter_context(ProbeProcess(tmp_path / "c", bootstrap=a.addresses, digest="1"))
+    d = stack.enter_context(ProbeProcess(tmp_path / "d", bootstrap=c.addresses, digest="1"))
+    d.wait_for_peers(1, SECONDS)
+    for probe in (a, b, c, d):
+        probe.order(publish=1024, count=5, every=0.2)
+    for probe in (a, b, c, d):
+        probe.wait_for_frames(5, SECONDS)
+    swarms = [{a.peer_id, b.peer_id}, {c.peer_id, d.peer_id}]
+    for probe in (a, b, c, d):
+        own = next(ids for ids in swarms if probe.peer_id in ids)
+        assert {got["author"] for got in probe.said("got")} | set(probe.peers()) == own - {probe.peer_id}
+
+
+def test_quick_restarts_while_publishing_lose_nothing_later(stack: ExitStack, tmp_path: Path) -> None:
+    """No sequence number and no message id is used twice, though the process is killed in full flight (finding 7)."""
+    rng = random.Random(0)
+    hearer = stack.enter_context(ProbeProcess(tmp_path / "hearer"))
+    sent: list[int] = []
+    for _ in range(4):
+        sender = stack.enter_context(ProbeProcess(tmp_path / "sender", bootstrap=hearer.addresses))
+        sender.wait_for_peers(1, SECONDS)
+        sender.order(publish=200, count=1000, every=0.05)
+        sender.wait_for("sent", rng.randint(20, 40), SECONDS)
+        hears(hearer, sender.peer_id, beyond=sent[-1] if sent else 0)
+        sender.kill()
+        numbers = [message["sent"] for message in sender.said("sent")]
+        assert not sent or numbers[0] > sent[-1]
+        sent += numbers
+    got = frames_from(hearer, sender.peer_id)
+    assert len(got) == len(set(got)) and hearer.last("rejected")["rejected"] == {}  # type: ignore[index]
+
+
+def test_a_port_in_use_and_a_bad_address_end_with_one_line(stack: ExitStack, tmp_path: Path) -> None:
+    first = stack.enter_context(ProbeProcess(tmp_path / "0"))
+    for n, options in enumerate(({"listen": port_of(first.addresses[0])}, {"bootstrap": ["nonsense"]})):
+        second = stack.enter_context(ProbeProcess(tmp_path / f"bad {n}", **options))  # type: ignore[arg-type]
+        assert second.process.wait(SECONDS) == 2
+        assert second.errors().count("\n") == 1 and ("is using port" in second.errors() or "one looks like" in second.errors())
