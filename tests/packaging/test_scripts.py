@@ -110,13 +110,15 @@ def test_what_changed_is_installed_again(checkout: Path, changed: str) -> None:
 
 
 def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
+    """Also where the files are as they were at the last install that went well: what is installed is not."""
+    assert run_setup(checkout).returncode == 0
     (checkout.parent / "pip-fails").touch()
-    failed = run_setup(checkout)
+    failed = run_setup(checkout, SWARMD_PIP_ARGS="--verbose")
     assert failed.returncode == 1
     assert "pip failed" in failed.stderr
     (checkout.parent / "pip-fails").unlink()
     assert run_setup(checkout).returncode == 0
-    assert len(asked(checkout)) == 2
+    assert len(asked(checkout)) == 3
 
 
 def test_no_python_is_one_clear_line(checkout: Path, bare_path: Path) -> None:
