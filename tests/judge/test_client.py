@@ -273,11 +273,19 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
 
 
 @pytest.mark.trio
-@pytest.mark.parametrize("handle", [never, stalls_in_the_body, drips, pours])
+@pytest.mark.parametrize("handle", [never, stalls_in_the_body, drips])
 async def test_slow(handle: Handler) -> None:
     async with judge(handle) as url:
         await silent(lambda: client(url).ask(1, "tiny"))
         await silent(lambda: client(url).answer(Question(ID, "?", 60.0), Completion("2", True)))
+
+
+@pytest.mark.trio
+async def test_endless() -> None:
+    async with judge(pours) as url:
+        outcome = await JudgeClient(url, ME, "digest", patience=Patience(5.0, 5.0, 600.0)).ask(1, "tiny")
+    assert isinstance(outcome, Silence)
+    assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
 
 
 @pytest.mark.trio
