@@ -1,6 +1,7 @@
 """Where a model runs and in which precision, how much room there is, and where its random numbers come from."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import psutil
@@ -24,7 +25,14 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def choose_dtype(wanted: str, device: torch.device, *, trained_whole: bool) -> torch.dtype:
+def quick_at_bf16(device: torch.device) -> bool:
+    """By asking the device, or by trying."""
+    return {"cuda": _cuda_has_bf16, "mps": _mps_has_bf16, "cpu": _cpu_gains_from_bf16}[device.type]()
+
+
+def choose_dtype(
+    wanted: str, device: torch.device, *, trained_whole: bool, probe: Callable[[torch.device], bool] = quick_at_bf16
+) -> torch.dtype:
     """bfloat16 where the device is quick at it, else float32.
 
     A model all of whose weights are trained stays in float32: at our learning rates most of an update is smaller than a bfloat16 step.
@@ -33,8 +41,7 @@ def choose_dtype(wanted: str, device: torch.device, *, trained_whole: bool) -> t
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]
     if trained_whole:
         return torch.float32
-    fits = {"cuda": _cuda_has_bf16, "mps": _mps_has_bf16, "cpu": _cpu_gains_from_bf16}[device.type]
-    return torch.bfloat16 if fits() else torch.float32
+    return torch.bfloat16 if probe(device) else torch.float32
 
 
 def _cuda_has_bf16() -> bool:

@@ -86,7 +86,6 @@ class Learner:
             self._shrink(groups)
 
     def _shrink(self, groups: Sequence[Sequence[Row]]) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
         release_cached(self._device)
         if all(len(group) == 1 for group in groups):
             raise NoModel(

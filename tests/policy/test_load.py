@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarmd.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.device import choose_device, choose_dtype, free_memory, is_out_of_memory
+from swarmd.policy.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16
 from swarmd.policy.load import load_model, memory_needed
 from tests.policy.conftest import edit_json, make_model, open_policy
 
@@ -113,6 +114,15 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_pickled_weights_beside_other_safetensors_are_never_opened(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    network = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(NoModel, match="cannot be loaded"):
+        load(tmp_path)
+
+
 def test_damaged_weights(tmp_path: Path) -> None:
     make_model(tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
@@ -207,8 +217,10 @@ def test_device_that_is_not_there() -> None:
 def test_dtype_is_what_is_asked_for_or_what_pays() -> None:
     assert choose_dtype("bfloat16", CPU, trained_whole=True) == torch.bfloat16
     assert choose_dtype("float32", CPU, trained_whole=False) == torch.float32
-    assert choose_dtype("auto", CPU, trained_whole=True) == torch.float32
-    assert choose_dtype("auto", CPU, trained_whole=False) in (torch.float32, torch.bfloat16)
+    for quick, dtype in [(True, torch.bfloat16), (False, torch.float32)]:
+        assert choose_dtype("auto", CPU, trained_whole=False, probe=lambda _, quick=quick: quick) == dtype
+        assert choose_dtype("auto", CPU, trained_whole=True, probe=lambda _, quick=quick: quick) == torch.float32
+    assert isinstance(quick_at_bf16(CPU), bool)
 
 
 def test_out_of_memory_is_known_on_every_device() -> None:
