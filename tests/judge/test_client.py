@@ -127,7 +127,7 @@ async def test_an_evaluation() -> None:
 # Judges that lie.
 
 LIES: list[Any] = [
-    b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"[" * 60_000, b'{"evaluation":' * 4_000, b"<html>hello</html>",
+    b"", b"null", b"[]", b"{}", b"\xff\xfe\x00", b"[" * 60_000, b'{"evaluation":' * 4_000, b'{"x":' + b"[" * 60_000, b"<html>hello</html>",
     {**QUESTION, "evaluation": 5}, {**QUESTION, "evaluation": "../../v1/peers/x"}, {**QUESTION, "evaluation": ID + "\n"},
     {**QUESTION, "evaluation": ID.upper()}, {**QUESTION, "evaluation": ""}, {**QUESTION, "question": ""}, {**QUESTION, "question": None},
     {**QUESTION, "question": "x" * 8_193}, {**QUESTION, "question": ["1"]}, {**QUESTION, "seconds": -1}, {**QUESTION, "seconds": 0},
@@ -268,7 +268,7 @@ async def drips(stream: trio.SocketStream, request: bytes) -> None:
 
 async def pours(stream: trio.SocketStream, request: bytes) -> None:
     await stream.send_all(b"HTTP/1.1 201 X\r\n\r\n")
-    while True:
+    for _ in range(64):  # 4 MiB
         await stream.send_all(b" " * 65_536)
 
 
@@ -281,7 +281,7 @@ async def test_slow(handle: Handler) -> None:
 
 
 @pytest.mark.trio
-async def test_endless() -> None:
+async def test_too_much() -> None:
     async with judge(pours) as url:
         outcome = await JudgeClient(url, ME, "digest", patience=Patience(5.0, 5.0, 600.0)).ask(1, "tiny")
     assert isinstance(outcome, Silence)
@@ -388,6 +388,7 @@ def test_one_spelling(url: str, origin: str) -> None:
         "", "judge.example", "judge.example:8400", "ftp://judge.example", "http://", "http://:8400", "http://judge:0", "http://judge:99999",
         "http://judge:x", "http://a b", "http://user:secret@judge", "http://judge/path", "http://judge?x", "http://judge#x", "http://[::1",
         "http://jüdge", "http://judge\n", "http://judge\\evil", "file:///etc/passwd", "http://" + "x" * 300, "//judge",
+        "http://" + "x" * 64 + ".example", "http://a..b", "http://1.2.3.999", "http://[fe80::1%eth0]", "http://[v1.x]", "http://-a", "http://a.%41",
     ],
 )  # fmt: skip
 def test_what_is_no_address(url: str) -> None:
