@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from swarmd.tasks import containment
+from swarmd.tasks import containment, seccomp
 
 PATH = sys.argv[2]
 libc = ctypes.CDLL(None, use_errno=True)
@@ -67,7 +67,7 @@ if __name__ == "__main__":
             result = attempt()
             say(name, f"refused {ctypes.get_errno()}" if result == -1 else f"ALLOWED {result}")
     else:
-        containment.seccomp.install = lambda: False
+        seccomp.install = lambda: False
         tries = by_python()
         say("contained", str(containment.contain()))
         for name, action in tries.items():

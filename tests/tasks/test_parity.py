@@ -1,11 +1,13 @@
 """Our marks equal ReasoningGYM's on honest answers: right ones, those of other items, and slips of the pen. Thousands of items."""
 
 import contextlib
+import decimal
 import io
 import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from swarmd.tasks.grading import PASS, grade, grade_text, solution
 from swarmd.tasks.logic import proves, table
 from swarmd.tasks.scoring import Completion, Verifier
 from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of
+from tests.tasks.hostile import CODE
+from tests.tasks.watched import watched
 
 ITEMS = 250  # of each specialty of each curriculum: 4,500 in all
 KINDS = [(name, specialty) for name, c in sorted(CURRICULA.items()) for specialty in c.specialties]
@@ -74,6 +78,36 @@ def test_solutions_are_right(name: str, specialty: str) -> None:
     items = drawn(tasks, specialty, rng, ITEMS)
     right = sum(grade_text(tasks, task, f"<answer>{solution(tasks, task)}</answer>") is Reason.CORRECT for task in items)
     assert right >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)  # premises may be tautologies: nothing follows
+
+
+@pytest.mark.parametrize("ambient", [3, 12, 28])
+@pytest.mark.parametrize("name", sorted(CURRICULA))
+def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(name: str, ambient: int) -> None:
+    rng, tasks = random.Random(name), tasks_of(name)
+    marks: Counter[bool] = Counter()
+    for task in drawn(tasks, "decimal_arithmetic", rng, 100):
+        with decimal.localcontext(decimal.Context(prec=50)):
+            tolerance = decimal.Decimal(10) ** -tasks.dataset("decimal_arithmetic").config.max_num_decimal_places
+            off = [tolerance * decimal.Decimal(f) for f in ("0.9", "1", "1.0004", "1.00000000000000004", "1.1", "-1", "-1.0004")]
+            given = [str(decimal.Decimal(task.entry["answer"]) + x) for x in off]
+        with decimal.localcontext():
+            dataset, entry = upstream(name, task.ref)  # leaves its precision behind, and scores with it
+            theirs = [dataset.score_answer(answer, entry) >= PASS for answer in given]
+        with decimal.localcontext(decimal.Context(prec=ambient)):
+            assert [grade(tasks, task, answer) is Reason.CORRECT for answer in given] == theirs, given
+        marks.update(theirs)
+    assert min(marks.values()) >= 100
+
+
+@pytest.mark.parametrize("name, specialty", KINDS)
+def test_marking_runs_nothing_even_where_nothing_contains_it(name: str, specialty: str, tmp_path: Path) -> None:
+    tasks = tasks_of(name)
+    task = next(t for n in range(9) if (t := tasks.task(TaskRef(specialty, n))))
+    with watched(tmp_path / "watched") as target:
+        for payload in (code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code):  # others would end us
+            answer = payload.format(path=target.path, port=target.port)
+            assert grade(tasks, task, answer) in {Reason.WRONG, Reason.TOO_LONG}
+        assert target.touched() == []
 
 
 def formula(rng: random.Random, names: str, depth: int) -> str:

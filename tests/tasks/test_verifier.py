@@ -68,7 +68,8 @@ def verifier() -> Iterator[Verifier]:
 def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> None:
     rng = random.Random(5)
     good = msgspec.msgpack.encode(Request("tiny-9", (Item("binary_matrix", 1, ("x",)),)))
-    bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0", b"\0" * (pipe.LONGEST_FRAME + 1)]
+    bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"]
+    bodies += [msgspec.msgpack.encode(Request("tiny-9", (Item("bf", 1, ("x" * pipe.LONGEST_FRAME,)),)))]  # well-formed, and too long
     bodies += [msgspec.msgpack.encode(x) for x in (None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]])]
     bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", n, ["x"]]]]) for n in ("1", 1.5, None, [1])]
     bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", 1, [x]]]]) for x in (7, None, b"x", ["x"])]
@@ -183,7 +184,7 @@ def test_killed_again_and_again_while_it_marks(verifier: Verifier) -> None:
     killer.start()
     right = wrong = 0
     try:
-        for _ in range(100):
+        while kills[0] < 10:
             for row in verifier.score(items):
                 right += row[0] == 1.0
                 assert row[1] == 0.0
@@ -191,7 +192,6 @@ def test_killed_again_and_again_while_it_marks(verifier: Verifier) -> None:
     finally:
         stop.set()
         killer.join()
-    assert kills[0] >= 3
     assert wrong <= 2 * kills[0]  # a worker killed twice over one answer costs that answer, and perhaps the rest of its item
     assert verifier.score(items) == [(1.0, 0.0)] * 8
 
