@@ -150,4 +150,4 @@ def _table(stories: list[Story], summaries: Sequence[Mapping[str, Any]], rounds:
 
 def _evaluations(judge_url: str) -> int:
     board = httpx2.get(f"{judge_url}/v1/leaderboard", timeout=10, trust_env=False).json()
-    return sum(int(row["n"]) for row in board["peers"])
+    return sum(int(row["answered"]) for row in board["peers"])
