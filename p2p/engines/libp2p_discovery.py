@@ -8,7 +8,7 @@ import contextlib
 import logging
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import multiaddr
@@ -84,15 +84,13 @@ class Discovery:
         self._connected = connected
 
     async def _close_stale(self, connected: set[PeerId]) -> None:
-        """A second connection from a peer means that it has lost the first, by a change of network or a loss of power. And a member
-        that has not left and yet is missing from the topic is connected anew.
+        """Of several connections to a peer one is kept. And a member that has not left and yet is missing from the topic is
+        connected anew.
         """
         now, members = self._clock(), self.members()
-        for connections in list(self._stack.host.get_network().get_connections_map().values()):
-            newest = max((connection._created_at for connection in connections), default=0.0)
-            for connection in connections:
-                if newest - connection._created_at > SIMULTANEOUS:
-                    await close_socket(connection)
+        for peer, connections in list(self._stack.host.get_network().get_connections_map().items()):
+            for connection in _superfluous(str(self._stack.host.get_id()) > str(peer), connections, now):
+                await close_socket(connection)
         self._missed = {peer: self._missed.get(peer, now) for peer in (self._were_members & connected) - members}
         self._were_members = (self._were_members & connected) | members
         for peer, since in self._missed.items():
@@ -174,6 +172,22 @@ class Discovery:
             return
         log.info("%s does not answer and is disconnected", peer)
         await self._hang_up(peer)
+
+
+def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:
+    """All but one of the connections to a peer. A later one means that the peer has lost the earlier, by a change of network or a
+    loss of power. Two at about the same time mean that both dialled; then both sides keep the one that the peer with the larger id
+    made, and should that be a dead one, the other side dials once more.
+    """
+    if len(connections) < 2:
+        return []
+    last = max(connection._created_at for connection in connections)
+    late = [connection for connection in connections if last - connection._created_at <= SIMULTANEOUS]
+    if len(late) == len(connections) and now - last <= SIMULTANEOUS:
+        return []
+    wanted = "outbound" if prefer_ours else "inbound"
+    kept = max(late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at))
+    return [connection for connection in connections if connection is not kept]
 
 
 async def _resolve(address: str) -> list[str]:

@@ -161,6 +161,31 @@ async def test_a_known_peer_is_found_again_without_a_bootstrap(tmp_path: Path) -
         nursery.cancel_scope.cancel()
 
 
+async def test_a_peer_that_lost_its_power_is_heard_when_it_is_back() -> None:
+    """Its old connection still looks alive to us: nobody closed it."""
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        left_open: list[Any] = []
+        for _ in range(2):
+            b, b_engine = member(2, bootstrap=addresses[:1])
+            async with trio.open_nursery() as inner:
+                await inner.start(b.run)
+                await heard(a, b)
+                await heard(b, a)
+                assert b_engine._stack is not None
+                network = b_engine._stack.host.get_network()
+                left_open += network.get_connections()
+
+                async def leave_open() -> None:
+                    pass
+
+                network.close_sockets = leave_open
+                inner.cancel_scope.cancel()
+        assert len(left_open) >= 2 and a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("service", ["router", "pubsub", "network"])
 async def test_it_starts_again_when_the_library_breaks(service: str, caplog: pytest.LogCaptureFixture) -> None:
     """Same identity, same port; the peers find it again."""
