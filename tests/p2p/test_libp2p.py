@@ -293,6 +293,27 @@ async def test_what_a_peer_sends_breaks_nothing(attack: Callable[[Stack, Any], A
         nursery.cancel_scope.cancel()
 
 
+async def test_a_stream_that_breaks_does_not_unsubscribe_the_peer() -> None:
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+
+        async def break_one(stack: Stack, target: Any) -> None:
+            me = str(stack.host.get_id())
+            await until(lambda: me in {peer.id for peer in a.peers()})
+            assert a_engine._discovery is not None
+            for _ in range(3):
+                stream = await stack.host.new_stream(target, ["/meshsub/1.1.0"])
+                await stream.write(b"\xff\xff\xff\x7f")  # announces far too much
+                await stream.close()
+                for _ in range(20):
+                    await trio.sleep(0.02)
+                    assert me in a_engine._discovery.members()
+
+        await hostile_stack(addresses, break_one)
+        nursery.cancel_scope.cancel()
+
+
 async def test_who_floods_is_cut_off_and_the_honest_are_heard() -> None:
     a, a_engine = member(1)
     async with trio.open_nursery() as nursery:
@@ -338,6 +359,15 @@ async def test_connections_without_proof_of_identity_are_refused() -> None:
             await stream.aclose()
         assert a_engine.restarts == 0
         nursery.cancel_scope.cancel()
+
+
+async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
+    listen, numbers = [parse_listen("/ip4/127.0.0.1/tcp/0")], list[int]()
+    now = iter((1_700_000_000.0, 1_700_000_000.1)).__next__  # read once at each start
+    for _ in range(2):
+        async with open_stack(Identity.from_seed(bytes(32)), str(TOPIC), lambda _: Verdict.ACCEPT, listen, now) as stack:
+            numbers += [int.from_bytes(stack.pubsub._next_seqno(), "big") for _ in range(1000)]
+    assert numbers == sorted(set(numbers))
 
 
 async def test_importing_p2p_loads_neither_libp2p_nor_torch() -> None:
