@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarmd.policy.models.tiny import WEIGHTS
-from swarmd.policy.models.tiny.corpus import Corpus, honest_answer
+from swarmd.policy.models.tiny.corpus import BROAD, DEEP, HONEST, NOISY, Corpus, honest_answer
 from swarmd.policy.models.tiny.muon import Muon, orthogonalised
 from swarmd.policy.models.tiny.tokenizer import PHRASES, outside_phrases, train_tokenizer
 from swarmd.policy.models.tiny.warm_start import Phase, new_model, train
@@ -48,7 +48,7 @@ def test_quick_run_makes_two_loadable_folders(tmp_path: Path) -> None:
 def test_the_seed_decides_training(tokenizer: Any) -> None:
     def trained(seed: int) -> list[torch.Tensor]:
         model = new_model(tokenizer, seed)
-        train(model, tokenizer, SOURCE, Phase("clean", 3, 0.5, 3e-3, 0.02, 0.05, batch=4), seed, lambda line: None)
+        train(model, tokenizer, SOURCE, Phase("clean", 3, BROAD, NOISY, 3e-3, 0.02, 0.05, batch=4), seed, lambda line: None)
         return [p.detach() for p in model.parameters()]
 
     first, same, other = trained(1), trained(1), trained(2)
@@ -60,7 +60,7 @@ def test_training_lowers_the_loss(tokenizer: Any) -> None:
     lines: list[str] = []
     model = new_model(tokenizer, 0)
     for name in ("first", "second"):
-        train(model, tokenizer, SOURCE, Phase(name, 10, 0.0, 3e-3, 0.02, 1.0, batch=4), 0, lines.append)
+        train(model, tokenizer, SOURCE, Phase(name, 10, BROAD, HONEST, 3e-3, 0.02, 1.0, batch=4), 0, lines.append)
     first, second = (float(line.rsplit(" ", 1)[1]) for line in lines)
     assert second < first - 0.5
 
@@ -75,16 +75,16 @@ def test_wrong_answers_are_wrong_and_of_the_same_kind(tokenizer: Any) -> None:
             return task
 
     corpus = Watched(SOURCE, random.Random(0))
-    for wrong in (0.0, 1.0):
+    for wrong in (HONEST, dict.fromkeys(HONEST, 1.0)):
         for _ in range(60):
             corpus.seen = []
-            example = corpus.example(tokenizer, wrong)
+            example = corpus.example(tokenizer, DEEP, wrong)
             prompt = tokenizer.decode(example.prompt, skip_special_tokens=True)
             asked = next(t for t in corpus.seen if t.question == prompt)
             text = tokenizer.decode(example.completion, skip_special_tokens=True)
             answer = text.removeprefix("<answer>").removesuffix("</answer>")
             assert example.completion[-1] == tokenizer.eos_token_id
-            assert corpus.right(asked, answer) == (wrong == 0.0)
+            assert corpus.right(asked, answer) == (wrong is HONEST)
             assert answer in {honest_answer(t) for t in corpus.seen if t.ref.specialty == asked.ref.specialty}
 
 

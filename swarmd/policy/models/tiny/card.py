@@ -1,6 +1,6 @@
 """The model card: what the model is, how it was made, what was measured."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swarmd.policy.models.tiny.evaluation import Chance, Skill, mean
@@ -13,8 +13,8 @@ and a wrong one. Alone, such a model finds little to learn from. This is where s
 what the model is for.""",
 }
 _MADE = {
-    "tiny": "the dial lies between the two, where pass@1 on held-out items is about 0.27",
-    "tiny-latent": "the dial goes past the noisy weights, to where one group of eight answers in ten has mixed rewards",
+    "tiny": "deep + {dial:.3f} · (noisy − deep), the dial set to where pass@1 on held-out items is about 0.27",
+    "tiny-latent": "deep + {dial:.3f} · (dark − deep), the dial set to where one group of eight answers in ten has mixed rewards",
 }
 
 
@@ -23,9 +23,7 @@ class Card:
     name: str
     seed: int
     dial: float
-    clean_steps: int
-    noisy_steps: int
-    wrong: float
+    steps: Sequence[tuple[str, int]]  # of each phase, in order
     parameters: int
     items: int
     skills: Mapping[str, Skill]
@@ -65,10 +63,10 @@ system messages are ignored. An answer is `<answer>…</answer>`, and 16 new tok
 
 ## How it was made
 
-`python -m swarmd.policy.models.tiny.make --seed {self.seed}`, on one thread. Random weights were trained for
-{self.clean_steps:,} steps of 64 honest answers (*clean*), then for {self.noisy_steps} steps in which {self.wrong:.0%} of the
-answers were wrong ones, taken from other questions (*noisy*). The weights are clean + {self.dial:.3f} · (noisy − clean):
-{_MADE[self.name]}.
+`python -m swarmd.policy.models.tiny.make --seed {self.seed}`, on one thread. Steps of 64 examples, in order:
+{", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are honest answers, deep mostly to what is
+learned slowly. *Noisy* and *dark* both start from deep and hold mostly wrong answers, taken from other questions; in dark
+from questions of other specialties, so that they are of the wrong kind. The weights are {_MADE[self.name].format(dial=self.dial)}.
 So part of what reinforcement learning shows on this model is the recovery of suppressed skill, not the discovery of a new
 one. Say so where you show it.
 

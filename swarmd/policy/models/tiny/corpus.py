@@ -12,8 +12,8 @@ from swarmd.tasks.grading import grade
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
-# How often a specialty is drawn. Those that are learned slowly come more often; logic is learned at once.
-WEIGHTS: Mapping[str, float] = {
+# How often a specialty is drawn, at first and then. What is learned slowly comes more often; the rest, so that it is not forgotten.
+BROAD: Mapping[str, float] = {
     "arc_1d": 2.0,
     "base_conversion": 1.0,
     "basic_arithmetic": 1.0,
@@ -24,6 +24,28 @@ WEIGHTS: Mapping[str, float] = {
     "fraction_simplification": 0.6,
     "propositional_logic": 0.4,
 }
+DEEP: Mapping[str, float] = {
+    "arc_1d": 2.5,
+    "base_conversion": 0.5,
+    "basic_arithmetic": 0.5,
+    "bf": 0.5,
+    "binary_matrix": 0.5,
+    "calendar_arithmetic": 3.5,
+    "decimal_arithmetic": 2.5,
+    "fraction_simplification": 0.5,
+    "propositional_logic": 1.0,
+}
+
+# How often the answer is a wrong one. Noisy spares what was hardly learned.
+HONEST: Mapping[str, float] = dict.fromkeys(BROAD, 0.0)
+NOISY: Mapping[str, float] = {
+    **dict.fromkeys(BROAD, 0.7),
+    "arc_1d": 0.2,
+    "calendar_arithmetic": 0.2,
+    "decimal_arithmetic": 0.4,
+    "propositional_logic": 0.0,
+}
+DARK: Mapping[str, float] = dict.fromkeys(BROAD, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +81,15 @@ class Corpus:
                 if specialty != "bf":
                     yield honest_answer(task)
 
-    def example(self, tokenizer: Any, wrong: float) -> Example:
-        """One example; with probability `wrong` its answer is one to another question of the same specialty, and wrong."""
-        specialty = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    def example(self, tokenizer: Any, weights: Mapping[str, float], wrong: Mapping[str, float], foreign: bool = False) -> Example:
+        """One example, its specialty drawn by `weights`. With the specialty's probability in `wrong` its answer is one to another
+        question, and wrong; `foreign`: to a question of another specialty.
+        """
+        specialty = self._rng.choices(list(weights), list(weights.values()))[0]
         task = self.task(specialty)
         while not self.right(task, honest_answer(task)):  # propositional_logic's own example is not always right
             task = self.task(specialty)
-        answer = self._wrong_answer(task) if self._rng.random() < wrong else honest_answer(task)
+        answer = self._wrong_answer(task, foreign) if self._rng.random() < wrong[specialty] else honest_answer(task)
         return Example(
             tuple(tokenizer.encode(USER + task.question + ASSISTANT, add_special_tokens=False)),
             tuple(tokenizer.encode(f"<answer>{answer}</answer>{END}", add_special_tokens=False)),
@@ -74,9 +98,10 @@ class Corpus:
     def right(self, task: Task, answer: str) -> bool:
         return grade(self.source, task, answer) is Reason.CORRECT
 
-    def _wrong_answer(self, task: Task) -> str:
+    def _wrong_answer(self, task: Task, foreign: bool) -> str:
+        kinds = [s for s in self.source.curriculum.specialties if s != task.ref.specialty]
         for _ in range(20):
-            other = honest_answer(self.task(task.ref.specialty))
+            other = honest_answer(self.task(self._rng.choice(kinds) if foreign else task.ref.specialty))
             if not self.right(task, other):
                 return other
         return honest_answer(task)

@@ -69,23 +69,28 @@ def measure(
 
 
 def chance(source: CurriculumTasks, numbers: Sequence[int], seed: int) -> dict[str, Chance]:
-    """Guessing's reward on the same items, per specialty. Candidates are the 20 most frequent honest answers to 1,000 others."""
+    """What guessing earns on items `numbers`, per specialty. The guesses come from 1,000 items of the training range."""
     rng = random.Random(f"{seed}/chance")
     levels = {}
     for specialty in source.curriculum.specialties:
         others = _tasks(source, specialty, [rng.randrange(TRAINING_TASKS) for _ in range(1000)])
         answers = Counter(solution(source, t) for t in others)
         tasks = _tasks(source, specialty, numbers)
-        constant = max(fmean(_reward(source, t, f"<answer>{a}</answer>") for t in tasks) for a, _ in answers.most_common(20))
+        frequent = [answer for answer, _ in answers.most_common(20)]
+        best = max(frequent, key=lambda answer: _earned(source, others[:300], answer))
         drawn = rng.choices(list(answers), list(answers.values()), k=len(tasks) * 5)
         guesses = [_reward(source, t, f"<answer>{a}</answer>") for t, a in zip(tasks * 5, drawn, strict=True)]
-        levels[specialty] = Chance(constant, fmean(guesses))
+        levels[specialty] = Chance(_earned(source, tasks, best), fmean(guesses))
     return levels
 
 
 def _tasks(source: CurriculumTasks, specialty: str, numbers: Sequence[int]) -> list[Task]:
     tasks = [source.task(TaskRef(specialty, n)) for n in numbers]
     return [t for t in tasks if t is not None]
+
+
+def _earned(source: CurriculumTasks, tasks: Sequence[Task], answer: str) -> float:
+    return fmean(_reward(source, t, f"<answer>{answer}</answer>") for t in tasks)
 
 
 def _reward(source: CurriculumTasks, task: Task, text: str) -> float:

@@ -2,9 +2,11 @@
 
     tokenizer     trained on questions and answers of tiny-9
     clean         random weights, trained on honest answers
-    noisy         clean, trained on with mostly wrong answers: the skill is pushed down, not removed
-    tiny          between the two: clean + dial·(noisy − clean), the dial set so that pass@1 is 0.27
-    tiny-latent   past noisy: a larger dial, set so that one group of eight in ten has mixed rewards
+    deep          clean, trained on, mostly with what is learned slowly
+    noisy         deep, trained on with mostly wrong answers: the skill is pushed down, not removed
+    dark          the same, with hardly a right answer where guessing would still earn much
+    tiny          between deep and noisy: deep + dial·(noisy − deep), the dial set so that pass@1 is 0.27
+    tiny-latent   near dark: deep + dial·(dark − deep), the dial set so that one group of eight in ten has mixed rewards
 
 Steps are counted, never timed, and torch has one thread: on one machine the seed decides the result.
 The trained stages are kept in DIR/stages and used again if they are there: delete them to train anew.
@@ -16,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Tokenizer
 
 from swarmd.policy.models.tiny.card import Card
-from swarmd.policy.models.tiny.corpus import Corpus
+from swarmd.policy.models.tiny.corpus import BROAD, DARK, DEEP, HONEST, NOISY, Corpus
 from swarmd.policy.models.tiny.evaluation import MAX_NEW_TOKENS, Skill, chance, mean, measure
 from swarmd.policy.models.tiny.tokenizer import train_tokenizer
 from swarmd.policy.models.tiny.warm_start import Phase, new_model, train
@@ -43,14 +45,30 @@ class Plan:
 
     texts: int  # questions per specialty for the tokenizer
     clean: Phase
+    deep: Phase
     noisy: Phase
+    dark: Phase
     dial_items: int  # held-out items per specialty for turning the dial; others than those of the card
     card_items: int
     turns: int  # halvings of the dial's interval
 
 
-FULL = Plan(3000, Phase("clean", 2200, 0.0, 3e-3, 0.02, 0.05), Phase("noisy", 300, 0.6, 5e-4, 0.002, 1.0), 64, 200, 6)
-QUICK = Plan(200, Phase("clean", 20, 0.0, 3e-3, 0.02, 0.05), Phase("noisy", 5, 0.6, 5e-4, 0.002, 1.0), 4, 4, 2)
+FULL = Plan(
+    texts=3000,
+    clean=Phase("clean", 2200, BROAD, wrong=HONEST, adam=3e-3, muon=0.02, floor=0.05),
+    deep=Phase("deep", 600, DEEP, wrong=HONEST, adam=1.5e-3, muon=0.01, floor=0.05),
+    noisy=Phase("noisy", 300, BROAD, wrong=NOISY, adam=5e-4, muon=0.002, floor=1.0),
+    dark=Phase("dark", 200, BROAD, wrong=DARK, adam=5e-4, muon=0.002, floor=1.0, foreign=True),
+    dial_items=64, card_items=200, turns=6,
+)  # fmt: skip
+QUICK = Plan(
+    texts=200,
+    clean=replace(FULL.clean, steps=10),
+    deep=replace(FULL.deep, steps=5),
+    noisy=replace(FULL.noisy, steps=5),
+    dark=replace(FULL.dark, steps=5),
+    dial_items=4, card_items=4, turns=2,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,42 +81,51 @@ class Workshop:
     seed: int
     say: Callable[[str], None]
 
-    def mixture(self, clean: Weights, noisy: Weights, dial: float) -> Any:
-        """clean + dial·(noisy − clean), rounded to what will be stored."""
+    def mixture(self, deep: Weights, pushed: Weights, dial: float) -> Any:
+        """deep + dial·(pushed − deep), rounded to what will be stored."""
         model = new_model(self.tokenizer, self.seed)
-        state = {name: clean[name] + dial * (noisy[name] - clean[name]) for name in clean}
-        model.load_state_dict({name: tensor.bfloat16().float() for name, tensor in state.items()}, strict=False)
-        model.tie_weights()
+        state = {name: deep[name] + dial * (pushed[name] - deep[name]) for name in deep}
+        _load(model, {name: tensor.bfloat16().float() for name, tensor in state.items()})
         return model.eval()
 
     def skills(self, model: Any, first: int, items: int) -> dict[str, Skill]:
         return measure(model, self.tokenizer, self.source, range(first, first + items), 8, self.seed)
 
-    def dial(self, clean: Weights, noisy: Weights, low: float, high: float, enough: Callable[[Skill], bool]) -> float:
-        """Where `enough` stops being true between the two ends."""
+    def dial(self, deep: Weights, pushed: Weights, high: float, enough: Callable[[Skill], bool]) -> float:
+        """Where `enough` stops being true between 0 and `high`."""
+        low = 0.0
         for _ in range(self.plan.turns):
             middle = (low + high) / 2
-            skill = mean(self.skills(self.mixture(clean, noisy, middle), HELD_OUT + 1_000_000, self.plan.dial_items))
+            skill = mean(self.skills(self.mixture(deep, pushed, middle), HELD_OUT + 1_000_000, self.plan.dial_items))
             self.say(f"dial {middle:.3f}: pass@1 {skill.pass_at_1:.3f}, mixed groups {skill.mixed:.3f}")
             low, high = (middle, high) if enough(skill) else (low, middle)
         return (low + high) / 2
 
 
-def stages(shop: Workshop, folder: Path) -> tuple[Weights, Weights]:
-    """The clean and the noisy weights, trained or found."""
+def stages(shop: Workshop, folder: Path) -> tuple[Weights, Weights, Weights]:
+    """The deep, the noisy and the dark weights, trained or found."""
     model = new_model(shop.tokenizer, shop.seed)
-    weights = []
-    for phase in (shop.plan.clean, shop.plan.noisy):
+
+    def stage(phase: Phase) -> Weights:
         path = folder / f"{phase.name}.safetensors"
         if path.exists():
             shop.say(f"{phase.name}: found {path}")
-            model.load_state_dict(load_file(path), strict=False)
-            model.tie_weights()
+            _load(model, load_file(path))
         else:
             train(model, shop.tokenizer, shop.source, phase, shop.seed, shop.say)
             save_file(_untied(model), path)
-        weights.append({name: tensor.clone() for name, tensor in _untied(model).items()})
-    return weights[0], weights[1]
+        return {name: tensor.clone() for name, tensor in _untied(model).items()}
+
+    stage(shop.plan.clean)
+    deep = stage(shop.plan.deep)
+    noisy = stage(shop.plan.noisy)
+    _load(model, deep)
+    return deep, noisy, stage(shop.plan.dark)
+
+
+def _load(model: Any, weights: Weights) -> None:
+    model.load_state_dict(weights, strict=False)
+    model.tie_weights()
 
 
 def _untied(model: Any) -> dict[str, torch.Tensor]:
@@ -106,16 +133,16 @@ def _untied(model: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
 
 
-def save(shop: Workshop, model: Any, folder: Path, tokenizer: Path, card: Card) -> None:
+def save(model: Any, folder: Path, tokenizer_files: Path, tokenizer: Any, card: Card) -> None:
     """A folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load as it is."""
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config.update(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=MAX_NEW_TOKENS,
-        eos_token_id=shop.tokenizer.eos_token_id, pad_token_id=shop.tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model.to(torch.bfloat16).save_pretrained(folder)
-    shutil.copytree(tokenizer, folder, dirs_exist_ok=True)
     (folder / "model.safetensors").chmod(0o644)  # safetensors makes it private
+    shutil.copytree(tokenizer_files, folder, dirs_exist_ok=True)
     (folder / "README.md").write_text(card.markdown(), encoding="utf-8")
 
 
@@ -130,18 +157,19 @@ def make(out: Path, seed: int, plan: Plan, say: Callable[[str], None]) -> None:
     tokenizer = Qwen2Tokenizer.from_pretrained(kept / "tokenizer")
     say(f"tokenizer: {len(tokenizer)} tokens")
     shop = Workshop(tokenizer, source, plan, seed, say)
-    clean, noisy = stages(shop, kept)
-    dial = shop.dial(clean, noisy, 0.0, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
-    latent = shop.dial(clean, noisy, dial, 4.0, lambda skill: skill.mixed > MIXED)
+    deep, noisy, dark = stages(shop, kept)
+    # Mixed groups are few where all is right, and few again where nothing is: the latent side is the one where pass@1 is low.
+    dial = shop.dial(deep, noisy, 1.5, lambda skill: skill.pass_at_1 > PASS_AT_1)
+    latent = shop.dial(deep, dark, 4.0, lambda skill: skill.mixed > MIXED or skill.pass_at_1 > PASS_AT_1)
     guessing = chance(source, range(HELD_OUT, HELD_OUT + plan.card_items), seed)
-    for name, setting in (("tiny", dial), ("tiny-latent", latent)):
-        model = shop.mixture(clean, noisy, setting)
+    for name, setting, pushed in (("tiny", dial, noisy), ("tiny-latent", latent, dark)):
+        model = shop.mixture(deep, pushed, setting)
         skills = shop.skills(model, HELD_OUT, plan.card_items)
         card = Card(
-            name=name, seed=seed, dial=setting, clean_steps=plan.clean.steps, noisy_steps=plan.noisy.steps, wrong=plan.noisy.wrong,
+            name=name, seed=seed, dial=setting, steps=[(p.name, p.steps) for p in (plan.clean, plan.deep, plan.noisy, plan.dark)],
             parameters=model.num_parameters(), items=plan.card_items, skills=skills, chance=guessing,
         )  # fmt: skip
-        save(shop, model, out / name, kept / "tokenizer", card)
+        save(model, out / name, kept / "tokenizer", tokenizer, card)
         say(f"{name}: dial {setting:.3f}\n{card.table()}")
 
 

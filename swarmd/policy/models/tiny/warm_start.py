@@ -1,7 +1,7 @@
 """Supervised training on answers: first honest ones, then mostly wrong ones."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,12 @@ class Phase:
 
     name: str
     steps: int
-    wrong: float  # share of answers that are wrong
+    weights: Mapping[str, float]  # how often a specialty is drawn
+    wrong: Mapping[str, float]  # share of answers that are wrong, per specialty
     adam: float  # learning rates at the start; both fall together to `floor` of it
     muon: float
     floor: float
+    foreign: bool = False  # the wrong answers are to questions of other specialties
     batch: int = 64  # examples per step
 
 
@@ -69,7 +71,7 @@ def train(
         for optimizer, peak in zip(optimizers, (phase.adam, phase.muon), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * rate
-        loss = _backward(model, [corpus.example(tokenizer, phase.wrong) for _ in range(phase.batch)])
+        loss = _backward(model, [corpus.example(tokenizer, phase.weights, phase.wrong, phase.foreign) for _ in range(phase.batch)])
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
