@@ -6,21 +6,19 @@ cause and remedy. What a judge sends is a stranger's: the size is capped before 
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from ipaddress import ip_address
 from pathlib import PureWindowsPath
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 import trio
 
 from p2p.identity import Identity
+from swarmd.addresses import web_origin
 from swarmd.errors import ConfigError
 from swarmd.types import Completion
 
@@ -100,26 +98,9 @@ class Patience:
 def judge_origin(url: str) -> str:
     """`url` in its one spelling, scheme://host[:port]. Raises BadJudgeUrl."""
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        return web_origin(url)
     except ValueError as error:
-        raise BadJudgeUrl(f"judge.url: {url!r} is not an address ({error}); give http://host:port") from None
-    plain = url.isascii() and url.isprintable() and not set(url) & set("?#@%\\ ") and ("[" in url) == (":" in host)
-    if parts.scheme not in ("http", "https") or not _is_host(host) or not plain or port == 0 or parts.path not in ("", "/"):
-        raise BadJudgeUrl(f"judge.url: {url!r} is not an address of the form http://host:port or https://host[:port]")
-    name = f"[{host}]" if ":" in host else host
-    default = {"http": 80, "https": 443}[parts.scheme]
-    return f"{parts.scheme}://{name}" if port in (None, default) else f"{parts.scheme}://{name}:{port}"
-
-
-def _is_host(host: str) -> bool:
-    """An IP address, or a name that can be looked up: one of digits and points alone is neither."""
-    if ":" in host or re.fullmatch(r"[0-9.]+", host):
-        try:
-            return bool(ip_address(host))
-        except ValueError:
-            return False
-    return len(host) <= 253 and re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*\.?", host) is not None
+        raise BadJudgeUrl(f"judge.url: {url!r} is not an address: {error}; give http://host:port") from None
 
 
 def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
