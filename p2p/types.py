@@ -41,8 +41,19 @@ class Reason(Enum):
     def verdict(self) -> Verdict:
         return Verdict.IGNORE if self in _BLAMELESS else Verdict.REJECT
 
+    @property
+    def remedy(self) -> str:
+        """What the operator can do about many of these; empty where there is nothing to do: such peers are normal weather."""
+        return _REMEDIES.get(self, "")
+
 
 _BLAMELESS = frozenset({Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION})
+_REMEDIES = {
+    Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
+    Reason.STALE: "a peer's clock is off, or yours: let yours be set by NTP",
+    Reason.OVER_QUOTA: "a peer sends more than a node needs; what is over is dropped",
+    Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Daemon:
             Evaluation(config.judge.url, self.identity, curriculum.digest, self._ask_trainer, self._judged) if config.judge.url else None
         )
         self._folder = folder
+        self._advised: set[str] = set()  # reasons whose remedy was said
         self._mute = False  # what could not be shared has been said
         self._nursery: trio.Nursery | None = None
 
@@ -197,7 +198,9 @@ class Daemon:
         self.status.round_done(done)
         self.view.round(done.line)
         for reason, count in done.line["rejected"].items():
-            self.view.talk(f"{count} refused: {reason}")
+            remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough
+            self._advised.add(reason)
+            self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
         if self.evaluation is not None and self._nursery is not None and done.line["round"] % self.config.judge.every == 0:
             self._nursery.start_soon(self.evaluation.ask, done.line["round"], self.config.model.name)
 

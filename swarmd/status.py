@@ -68,6 +68,7 @@ class StatusBoard:
             "peers": peers,
             "addresses": list(addresses),
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
+            "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
             "judge": judge,
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }

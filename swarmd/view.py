@@ -151,6 +151,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("peers", str(document.get("peers", 0))),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
+        *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
         ("trainer", f"pid {trainer.get('pid')}" + (f", lost and started again: {trainer['restarts']}" if trainer.get("restarts") else "")),
         ("folder", printable(str(document.get("state_dir", "")))),

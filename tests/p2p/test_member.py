@@ -133,3 +133,14 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
     swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # c was restarted: its old self is gone
     c.publish("rollouts", b"from the dead")
     assert not b.received()
+
+
+def test_what_was_refused_is_told_once() -> None:
+    swarm = MemorySwarm()
+    a = member(swarm, 1)
+    swarm.inject(b"noise")
+    swarm.inject(b"more noise")
+    assert a.refused() == {Reason.MALFORMED: 2}
+    assert a.refused() == {}
+    swarm.inject(b"and more")
+    assert a.refused() == {Reason.MALFORMED: 1}

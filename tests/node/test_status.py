@@ -1,0 +1,44 @@
+from pathlib import Path
+
+from p2p.identity import Identity
+from p2p.topic import Topic
+from p2p.types import Peer, Reason
+from swarmd import link
+from swarmd.config import NodeConfig
+from swarmd.status import StatusBoard
+from swarmd.view import status_lines
+
+ME = Identity.from_seed(bytes(32)).peer_id
+OTHER = Identity.from_seed(b"\1" * 32).peer_id
+
+
+def board() -> StatusBoard:
+    return StatusBoard(NodeConfig(), Path("/state"), ME, Topic("main", "0123456789abcdef"))
+
+
+def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
+    return of.document(peers=0, addresses=[], rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, judge=None)
+
+
+def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
+    shown = document(board(), {Reason.WRONG_VERSION: 3, Reason.BAD_SIGNATURE: 2, Reason.STALE: 0})
+    assert shown["rejected"] == {"another wire version": 3, "bad signature": 2}
+    assert shown["advice"] == {"another wire version": Reason.WRONG_VERSION.remedy}
+    text = "\n".join(status_lines(shown))
+    assert "3 another wire version" in text and "update the older" in text and "2 bad signature" in text
+
+
+def test_every_state_but_training_has_a_cause_and_a_remedy() -> None:
+    of = board()
+    shown = document(of)
+    assert shown["state"] == "starting" and shown["cause"] and shown["remedy"]
+
+
+def test_peers_are_those_connected_and_those_whose_rollouts_arrive_through_others() -> None:
+    of = board()
+    of.frames[OTHER] = 4
+    of.round_done(link.RoundDone({"round": 3, "reward_mean": 0.5}, {OTHER: [7, "qwen2.5-0.5b"]}, None))
+    relayed = of.peers_document([])["peers"]
+    assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [(OTHER, "relayed", 4, 7, "qwen2.5-0.5b")]
+    connected = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)])["peers"]
+    assert [(p["direction"], p["address"]) for p in connected] == [("inbound", "/ip4/192.0.2.1/tcp/1")]
