@@ -126,22 +126,17 @@ def _show(live: Live, talk: Console, stories: list[Story], rounds: int) -> None:
 
 def _table(stories: list[Story], summaries: Sequence[Mapping[str, Any]], rounds: int | None = None) -> Table:
     table = Table(title="the demo swarm", title_justify="left")
-    for heading in ("node", "peer id"):
-        table.add_column(heading)
-    for heading in ("rounds", "peers", "external trained", "reward, first", "reward, last", "judge pass@1 (n)"):
-        table.add_column(heading, justify="right")
+    table.add_column("node", no_wrap=True)
+    for heading in ("rounds", "external\ntrained", "reward\nfirst → last", "judge\npass@1 (n)"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("killed")
     for story, summary in zip(stories, summaries, strict=True):
-        last = story.lines[-1] if story.lines else {}
-        judged = last.get("judge")
+        judged = story.lines[-1].get("judge") if story.lines else None
         table.add_row(
             story.name,
-            "…" + story.node.peer_id[-6:],
             str(summary["rounds"]) + (f"/{rounds}" if rounds else ""),
-            str(last.get("peers", "")),
             str(summary["external_trained"]),
-            f"{summary['reward_first']:.3f}",
-            f"{summary['reward_last']:.3f}",
+            f"{summary['reward_first']:.3f} → {summary['reward_last']:.3f}",
             f"{judged['score']:.2f} ({judged['n']})" if judged else "",
             "" if story.lost_at is None else f"after {story.lost_at}, {'rejoined' if story.rejoined else 'starting again'}",
         )
