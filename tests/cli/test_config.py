@@ -58,6 +58,8 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         "swarm.bootstrap": values["tuple"],
         "swarm.listen": "/ip4/127.0.0.1/tcp/7",
         "seed": "9",
+        "train.loss": "asymre",
+        "train.loss_mean": "sequence",
     }
     for key, default in flatten(NodeConfig()).items():
         text = others.get(key) or values.get(type(default).__name__, "some-text")
