@@ -60,6 +60,8 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         "seed": "9",
         "train.loss": "asymre",
         "train.loss_mean": "sequence",
+        "replay.mode": "on",
+        "replay.strategy": "never_used_first",
     }
     for key, default in flatten(NodeConfig()).items():
         text = others.get(key) or values.get(type(default).__name__, "some-text")
