@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd import cli_inspect, cli_tasks
+from swarmd import cli_inspect, cli_model, cli_tasks
 from swarmd.cli_options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ app = typer.Typer(
 app.add_typer(cli_inspect.config_app, name="config")
 app.add_typer(cli_inspect.identity_app, name="identity")
 app.add_typer(cli_tasks.app, name="task")
+app.add_typer(cli_model.doctor_app, name="doctor")
+app.command(epilog="Example: swarmd export --out my-model")(cli_model.export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

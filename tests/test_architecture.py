@@ -24,7 +24,7 @@ LAYERS = [
     "seams config state_folder",
     "tasks experience telemetry",
     "exchange policy control judging checkpoint view",
-    "round link view_live",
+    "round link view_live snapshot",
     "node status evaluation supervision",
     "daemon",
     "lab",

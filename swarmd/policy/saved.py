@@ -57,6 +57,17 @@ def write(folder: Path, identity: Identity, learner: Learner, generator: torch.G
     (folder / "policy.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
 
 
+def described(document: bytes) -> Identity:
+    """What a checkpoint was trained from, by its policy.json. CheckpointUnfit where that cannot be told."""
+    try:
+        found = msgspec.json.decode(document, type=_Document)
+    except msgspec.MsgspecError as error:
+        raise CheckpointUnfit(f"the checkpoint's policy.json cannot be read ({error}). Use the version that wrote it.") from error
+    if found.schema != SCHEMA:
+        raise CheckpointUnfit(f"the checkpoint has schema {found.schema}, this version reads {SCHEMA}. Use the version that wrote it.")
+    return found.base
+
+
 def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Generator) -> list[str]:
     """Put back what `write` wrote, all of it or nothing; returns what an operator should know. CheckpointUnfit."""
     try:

@@ -1,0 +1,78 @@
+"""The plan for a model on this machine, in words and as a document: `swarmd doctor model`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from swarmd.config import NodeConfig
+from swarmd.policy.device import free_memory
+from swarmd.policy.fitting import Fit, fit, gigabytes, require, too_large, work_of
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found for one model."""
+
+    fit: Fit
+
+    def require(self) -> None:
+        """NoModel where the model cannot be trained here."""
+        require(self.fit)
+
+    def document(self) -> dict[str, Any]:
+        """For programs. `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens."""
+        fit, plan = self.fit, self.fit.plan
+        return {
+            "schema": SCHEMA,
+            "model": fit.place.source,
+            "revision": fit.place.revision,
+            "device": str(fit.device),
+            "parameters": fit.shape.parameters,
+            "fits": plan.fits,
+            "message": None if plan.fits else too_large(fit),
+            "work": asdict(fit.work),
+            "plan": asdict(plan),
+        }
+
+    def lines(self) -> Sequence[str]:
+        """For people: what will be used, then the arithmetic."""
+        fit, plan = self.fit, self.fit.plan
+        rows = [
+            ("dtype", plan.dtype),
+            ("trained", f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
+            ("gradient checkpointing", "on" if plan.checkpointing else "off"),
+            ("micro-batch", f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once"),
+            ("answers", f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at once, at most"),
+            ("context", f"{plan.context:,} tokens, question and answer"),
+        ]
+        width = max(len(item.name) for item in plan.items)
+        formulas = max(len(item.formula) for item in plan.items)
+        lines = [f"{fit.place.source}: {fit.shape.parameters:,} parameters, on {fit.device}", ""]
+        lines += [f"  {name:<24}{value}" for name, value in rows]
+        for phase in ("always", "answering", "training"):
+            lines += ["", f"  {phase}"]
+            lines += [
+                f"    {item.name:<{width}}  {item.formula:>{formulas}}  {gigabytes(item.bytes):>10}"
+                for item in plan.items
+                if item.phase == phase
+            ]
+        lines += [
+            "",
+            f"  at most   {gigabytes(plan.peak):>10}  always, and the larger of answering and training",
+            f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
+            f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
+        ]
+        if plan.fits and plan.peak > plan.usable:
+            lines += ["", f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many: fewer will be tried."]
+        return lines
+
+
+def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> Examination:
+    """NoModel, Unreachable. Fetches configuration and tokenizer at most. free: bytes free on a device."""
+    transformers_logging.disable_progress_bar()
+    return Examination(fit(config.model, work_of(config), free))

@@ -1,0 +1,110 @@
+"""The card of an exported model: where it comes from and what its run measured. Text from figures; no torch, no files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Final
+
+EDGE: Final = 10  # rounds at either end that the first and last reward are the mean of
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of a run, from its metrics.jsonl. None where it holds none."""
+
+    rounds: int
+    hours: float  # of the rounds themselves
+    reward_first: float | None  # mean reward of the node's own completions, over the first rounds
+    reward_last: float | None
+    edge: int  # rounds each of the two is the mean of
+    external_share: float | None  # of the rollouts that were trained on
+    tokens_generated: int
+    tokens_trained: int
+    judge_score: float | None  # pass@1 of the last evaluation
+    judge_n: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How an exported model was made."""
+
+    base: str  # repository, folder or short name
+    repository: bool  # whether `base` is one of the hub
+    revision: str | None
+    lora_rank: int | None
+    adapter_only: bool
+    dtype: str
+    curriculum: str
+    version: str  # of swarmd
+
+
+def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
+    """lines: of metrics.jsonl, in order of rounds."""
+    rewards = [line["reward_mean"] for line in lines if _number(line.get("reward_mean")) and line.get("tokens", {}).get("generated", 1)]
+    edge = max(1, min(EDGE, len(rewards) // 2))
+    local, external = (sum(line.get(key) or 0 for line in lines) for key in ("local", "external"))
+    judged: Mapping[str, Any] = next((line["judge"] for line in reversed(lines) if line.get("judge")), {})
+    return Figures(
+        rounds=lines[-1]["round"] if lines else 0,
+        hours=sum(value for line in lines for value in line.get("seconds", {}).values() if _number(value)) / 3600,
+        reward_first=fmean(rewards[:edge]) if rewards else None,
+        reward_last=fmean(rewards[-edge:]) if rewards else None,
+        edge=edge,
+        external_share=external / (local + external) if local + external else None,
+        tokens_generated=sum(line.get("tokens", {}).get("generated") or 0 for line in lines),
+        tokens_trained=sum(line.get("tokens", {}).get("trained") or 0 for line in lines),
+        judge_score=judged.get("score"),
+        judge_n=judged.get("n"),
+    )
+
+
+def card(origin: Origin, figures: Figures) -> str:
+    """The README.md of the exported folder."""
+    library = "peft" if origin.adapter_only else "transformers"
+    base = [f"base_model: {origin.base}"] if origin.repository else []
+    head = ["---", *base, f"library_name: {library}", "pipeline_tag: text-generation", "tags: [swarmd, sapo, grpo, reasoning-gym]", "---"]
+    name = origin.base.rstrip("/").rpartition("/")[2]
+    what = "A LoRA adapter for" if origin.adapter_only else "A model trained from"
+    at = f" at revision `{origin.revision}`" if origin.revision else ""
+    method = f"a LoRA adapter of rank {origin.lora_rank} on every linear layer but the head" if origin.lora_rank else "all weights"
+    merged = ", merged into the base weights" if origin.lora_rank and not origin.adapter_only else ""
+    text = [
+        f"# {name}, trained with swarmd",
+        "",
+        f"{what} {f'[{origin.base}](https://huggingface.co/{origin.base})' if origin.repository else f'`{name}`'}{at}, "
+        f"by swarmd {origin.version}: GRPO on ReasoningGYM questions, on a node's own rollouts and on those that other nodes of a swarm",
+        "shared with it (SAPO, arXiv 2509.08721). Every reward was computed by the node itself.",
+        "",
+        "## How it was made",
+        "",
+        f"- Curriculum: {origin.curriculum}",
+        f"- Trained: {method}{merged}; {origin.dtype}",
+        f"- Rounds: {figures.rounds:,}, {figures.hours:.1f} hours; {figures.tokens_generated:,} tokens generated, "
+        f"{figures.tokens_trained:,} trained on",
+        f"- Rollouts of others in what was trained on: {_percent(figures.external_share)}",
+        "",
+        "## What was measured",
+        "",
+        "| figure | value |",
+        "|---|---|",
+        f"| reward of its own answers, mean of the first {figures.edge} rounds | {_three(figures.reward_first)} |",
+        f"| reward of its own answers, mean of the last {figures.edge} rounds | {_three(figures.reward_last)} |",
+        f"| judge, pass@1{f' of {figures.judge_n:,} answers' if figures.judge_n else ''} | {_three(figures.judge_score)} |",
+        "",
+        "The rewards are of answers sampled during training, on training questions; the judge's are of greedy answers to fresh ones.",
+        "The licence is the base model's.",
+        "",
+    ]
+    return "\n".join([*head, "", *text])
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _three(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "none" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,208 @@
+"""What training a model costs in memory, and what is used so that it fits. Arithmetic on whole numbers: no torch, no clock, no files.
+
+A round has two phases, and the larger of them has to fit beside what is always held:
+
+    always      weights; the adapter's; gradients and Adam's two moments of what is trained
+    answering   keys and values of the answers in hand, a row of logits for each of them, and with LoRA a copy of the adapted layers'
+                weights, while the adapter is merged into them
+    training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
+
+What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k the widths of queries and
+keys, f the inner width. Measured by counting what autograd keeps, of Qwen2, Qwen3, Llama and Gemma 2 (tests/policy/test_plan.py does it):
+
+    n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their output
+    (6 q + 4 k) s        queries, keys, values and the attention's output; half of it is room for an attention that makes copies
+    4 f s                gate, its activation, up, and their product
+    4 (sum of inputs)    with LoRA on a 16-bit base: peft casts the input of every adapted layer to float32
+
+With gradient checkpointing only each layer's input is kept, d s, and one layer at a time is computed again.
+"""
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
+USABLE: Final = 0.9  # of what is free: allocators leave gaps, and libraries take workspace
+MOST_TOKENS: Final = 8_192  # of a micro-batch: a larger one is no quicker
+ENOUGH_TOKENS: Final = 4_096  # of a micro-batch: below it, checkpointing costs less than it saves
+CACHE_BYTES: Final = 2**31  # keys and values held at once while answering, at most
+HEAD_NUMBERS: Final = 2**22  # of one chunk of logits: 16 MiB in float32
+HEAD_TOKENS: Final = 256  # tokens of a chunk, however large the vocabulary: fewer make poor matrix products
+LOGIT_BYTES: Final = 12  # logits, log-probabilities and their gradient, in float32
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of an architecture costs memory. Widths are per token."""
+
+    parameters: int
+    layers: int
+    norms: int  # of a layer, as wide as the model
+    width: int
+    query_width: int
+    key_width: int  # of keys, and of values
+    inner_width: int
+    vocabulary: int
+    context: int | None  # tokens; None: the architecture names no limit
+    adapted: int  # weights of the layers that LoRA adapts
+    adapted_inputs: int  # their inputs, summed over the layers
+    adapted_outputs: int
+
+    @property
+    def key_value_numbers(self) -> int:
+        """Of one token, in all layers."""
+        return 2 * self.layers * self.key_width
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a round asks of the model, as far as it costs memory."""
+
+    questions: int = 4
+    completions: int = 8
+    new_tokens: int = 256
+    prompt_tokens: int = 256  # assumed: the curricula's questions are shorter
+    micro_batch_tokens: int = 0  # asked for; 0: what the plan finds
+
+    def within(self, context: int | None) -> "Work":
+        """The same in a model that takes no more than `context` tokens."""
+        if context is None or self.row <= context:
+            return self
+        new_tokens = min(self.new_tokens, context)
+        return replace(self, new_tokens=new_tokens, prompt_tokens=context - new_tokens)
+
+    @property
+    def row(self) -> int:
+        """Tokens of one question with one completion: the least that can be trained on."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
+    def rollout(self) -> int:
+        """Tokens of one question, once, with all its completions."""
+        return self.prompt_tokens + self.completions * self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    phase: str  # "always", "answering" or "training"
+    name: str
+    formula: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be used, and why it fits or does not. Bytes and tokens are whole numbers."""
+
+    dtype: str
+    lora_rank: int | None  # None: all weights are trained
+    trained: int  # weights
+    checkpointing: bool  # gradient checkpointing
+    micro_batch_tokens: int  # unpadded tokens of one micro-batch's forward pass
+    head_tokens: int  # completion tokens whose logits are held at once
+    cache_tokens: int  # tokens whose keys and values are held at once while answering
+    context: int  # longest question and answer, in tokens, that the model takes and that can be trained on here
+    free: int  # bytes there are
+    usable: int  # bytes of them the plan counts on
+    least: int  # bytes without which training is not possible
+    peak: int  # bytes of what is planned
+    items: tuple[Item, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.least <= self.usable
+
+
+def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Work) -> Plan:
+    """free: bytes on the device. A plan that does not fit says so (`fits`), and is the least there is."""
+    size, work = ITEMSIZE[dtype], work.within(shape.context)
+    always = _always(shape, size, lora_rank)
+    held, usable = sum(item.bytes for item in always), int(USABLE * free)
+    room = max(0, usable - held)
+
+    head_tokens = chunk_of(shape.vocabulary)
+    head = head_tokens * shape.vocabulary * LOGIT_BYTES
+    plain, thrifty = _token_bytes(shape, size, lora_rank, False), _token_bytes(shape, size, lora_rank, True)
+    most_plain, most = max(0, room - head) // plain, max(0, room - head) // thrifty
+    if work.micro_batch_tokens:
+        tokens, checkpointing = work.micro_batch_tokens, work.micro_batch_tokens > most_plain
+    else:
+        checkpointing = most_plain < max(work.row, min(ENOUGH_TOKENS, work.rollout))
+        tokens = max(work.row, min(MOST_TOKENS, _power_of_two(most if checkpointing else most_plain)))
+
+    answering = _answering(shape, size, lora_rank, work)
+    rest = room - sum(item.bytes for item in answering)
+    key_value, one = shape.key_value_numbers * size, work.completions * work.row
+    cache_tokens = CACHE_BYTES // key_value
+    while cache_tokens > one and cache_tokens * key_value > rest:
+        cache_tokens //= 2  # from a fixed figure, so that what happens to be free seldom changes which random number meets which row
+    cache_tokens = max(cache_tokens, one)
+    cached = min(cache_tokens, work.questions * one)
+    answering.append(Item("answering", "keys and values", f"{cached:,} tokens × {key_value:,} B", cached * key_value))
+
+    per_token = thrifty if checkpointing else plain
+    training = [
+        Item("training", "activations", f"{tokens:,} tokens × {per_token:,} B", tokens * per_token),
+        Item("training", "logits", f"{head_tokens:,} tokens × {shape.vocabulary:,} × {LOGIT_BYTES} B", head),
+    ]
+    least_answering = sum(item.bytes for item in answering[:-1]) + one * key_value
+    return Plan(
+        dtype=dtype,
+        lora_rank=lora_rank,
+        trained=_trained(shape, lora_rank),
+        checkpointing=checkpointing,
+        micro_batch_tokens=tokens,
+        head_tokens=head_tokens,
+        cache_tokens=cache_tokens,
+        context=most if shape.context is None else min(shape.context, most),
+        free=free,
+        usable=usable,
+        least=held + max(least_answering, work.row * thrifty + head),
+        peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
+        items=(*always, *answering, *training),
+    )
+
+
+def chunk_of(vocabulary: int) -> int:
+    """How many tokens' logits the update holds at once."""
+    return max(HEAD_TOKENS, HEAD_NUMBERS // vocabulary)
+
+
+def _trained(shape: Shape, lora_rank: int | None) -> int:
+    """A LoRA pair of rank r on a layer of n inputs and m outputs has r (n + m) weights."""
+    return lora_rank * (shape.adapted_inputs + shape.adapted_outputs) if lora_rank else shape.parameters
+
+
+def _always(shape: Shape, size: int, lora_rank: int | None) -> list[Item]:
+    trained = _trained(shape, lora_rank)
+    items = [Item("always", "weights", f"{shape.parameters:,} × {size} B", shape.parameters * size)]
+    if lora_rank:  # an adapter is float32 whatever its base is
+        items.append(Item("always", "adapter, its gradient and Adam's two moments", f"{trained:,} × 4 × 4 B", trained * 16))
+    else:
+        items.append(Item("always", "gradient and Adam's two moments", f"{trained:,} × 3 × {size} B", trained * 3 * size))
+    return items
+
+
+def _answering(shape: Shape, size: int, lora_rank: int | None, work: Work) -> list[Item]:
+    rows = work.questions * work.completions
+    items = [Item("answering", "logits", f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B", rows * shape.vocabulary * LOGIT_BYTES)]
+    if lora_rank:
+        items.append(Item("answering", "base weights, while merged", f"{shape.adapted:,} × {size} B", shape.adapted * size))
+    return items
+
+
+def _token_bytes(shape: Shape, size: int, lora_rank: int | None, checkpointing: bool) -> int:
+    """What the backward pass needs of one token, all layers, less the logits. See the head of this file."""
+    norm = shape.width * (4 + 2 * size)
+    layer = shape.norms * norm + (6 * shape.query_width + 4 * shape.key_width + 4 * shape.inner_width) * size
+    if lora_rank and size < 4:
+        layer += 4 * shape.adapted_inputs // shape.layers
+    kept = shape.width * size if checkpointing else layer
+    again = 2 * layer if checkpointing else layer  # a layer computed again, and the gradients inside one
+    return shape.layers * kept + again + norm
+
+
+def _power_of_two(tokens: int) -> int:
+    """At most `tokens`: so that what happens to be free seldom changes the micro-batches, and with them the last digit of a sum."""
+    return 1 << tokens.bit_length() - 1 if tokens else 0

@@ -1,0 +1,238 @@
+"""The plan against what models really hold, and against machines of known size."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarmd.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.errors import NoModel
+from swarmd.policy.architecture import shape_of, skeleton_of
+from swarmd.policy.doctor import examine
+from swarmd.policy.fitting import fit, require, work_of
+from swarmd.policy.load import with_adapter
+from swarmd.policy.plan import MOST_TOKENS, Shape, Work, make_plan
+from tests.policy.conftest import FAMILIES, VOCABULARY, make_model
+
+GB = 10**9
+QWEN_05B: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "initializer_range": 0.02,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small beside the rest
+
+
+def shape_05b() -> Shape:
+    return shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
+
+
+def network_of(family: str, dtype: torch.dtype, layers: int, rank: int | None) -> Any:
+    config = FAMILIES[family]()
+    config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.head_dim = layers, 128, 320, 32
+    if hasattr(config, "layer_types"):
+        config.layer_types = ["full_attention"] * layers
+    network = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return with_adapter(network, rank, 0) if rank else network
+
+
+def kept_for_backward(network: Any) -> int:
+    """Bytes of what autograd keeps of one sequence, the head left out and every storage counted once."""
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    storages: dict[int, int] = {}
+    held = []  # a storage that is freed may come again under another's address
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+            held.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        network.model(input_ids=torch.arange(LENGTH)[None] % VOCABULARY, use_cache=False)
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [None, 4])
+def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) -> None:
+    network = network_of(family, torch.float32, 2, rank)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    network(input_ids=torch.arange(8)[None]).logits.sum().backward()
+    optimizer.step()
+    held = sum(p.numel() * p.element_size() for p in network.parameters()) + sum(p.grad.nbytes for p in trained)
+    held += sum(state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
+    plan = make_plan(shape_of(network_of(family, torch.float32, 2, None)), "float32", rank, GB, Work())
+    assert plan.trained == sum(p.numel() for p in trained)
+    assert sum(item.bytes for item in plan.items if item.phase == "always") == held
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_right_within_a_factor(family: str, rank: int | None, dtype: torch.dtype) -> None:
+    """One layer, and three, of what autograd keeps: the plan's figure for the two in between is never much below it, nor far above."""
+    one, three = (kept_for_backward(network_of(family, dtype, layers, rank)) for layers in (1, 3))
+    name = str(dtype).removeprefix("torch.")
+    plans = [make_plan(shape_of(network_of(family, dtype, n, None)), name, rank, GB, Work(micro_batch_tokens=LENGTH)) for n in (1, 3)]
+    planned = [next(item.bytes for item in plan.items if item.name == "activations") for plan in plans]
+    assert 0.8 < (planned[1] - planned[0]) / (three - one) < 1.7
+
+
+def test_checkpointing_keeps_an_input_a_layer(folders: dict[str, Path]) -> None:
+    shape, work = shape_05b(), Work()
+    with_room, without = make_plan(shape, "float32", None, 80 * GB, work), make_plan(shape, "float32", None, 12 * GB, work)
+    assert (with_room.checkpointing, without.checkpointing) == (False, True)
+    of_token = [p.items[-2].bytes / p.micro_batch_tokens for p in (with_room, without)]
+    assert of_token[0] > 8 * of_token[1]
+    deeper = make_plan(replace(shape, layers=25), "float32", None, 12 * GB, work)
+    assert deeper.items[-2].bytes / deeper.micro_batch_tokens - of_token[1] == 4 * shape.width
+
+
+def test_half_a_billion_on_eight_gigabytes() -> None:
+    shape = shape_05b()
+    assert (shape.parameters, shape.adapted_inputs + shape.adapted_outputs) == (494_032_768, 549_888)
+    plan = make_plan(shape, "bfloat16", 16, 8 * GB, Work())
+    assert plan.fits
+    assert plan.trained == 8_798_208
+    assert plan.items[0].bytes == 988_065_536
+    assert plan.items[1].bytes == 140_771_328
+    assert plan.checkpointing
+    assert plan.micro_batch_tokens >= 4096
+    assert 2 * GB < plan.peak <= plan.usable
+    assert plan.micro_batch_tokens < plan.context <= 32_768
+    assert make_plan(shape, "bfloat16", 16, 4 * GB, Work()).fits
+    assert not make_plan(shape, "float32", None, 8 * GB, Work()).fits
+    roomy = make_plan(shape, "bfloat16", 16, 80 * GB, Work())
+    assert not roomy.checkpointing
+    assert roomy.micro_batch_tokens == MOST_TOKENS
+    assert roomy.context == 32_768
+
+
+@pytest.mark.parametrize("gigabytes", [1.5, 2, 3, 4, 6, 8, 12, 16, 24, 48])
+@pytest.mark.parametrize("dtype, rank", [("bfloat16", 16), ("float32", 16), ("float32", None), ("bfloat16", None)])
+@pytest.mark.parametrize("work", [Work(), Work(8, 8, 64), Work(4, 16, 1024)])
+def test_what_fits_stays_within_what_can_be_counted_on(gigabytes: float, dtype: str, rank: int | None, work: Work) -> None:
+    shape = shape_05b_cached
+    plan = make_plan(shape, dtype, rank, int(gigabytes * GB), work)
+    if plan.fits:
+        assert plan.least <= plan.peak <= plan.usable < plan.free
+        assert plan.micro_batch_tokens >= work.row
+        assert plan.context >= work.row
+        more = make_plan(shape, dtype, rank, int(2 * gigabytes * GB), work)
+        assert more.fits
+        assert more.checkpointing <= plan.checkpointing
+        assert more.micro_batch_tokens >= plan.micro_batch_tokens or more.checkpointing < plan.checkpointing
+    assert all(item.bytes > 0 for item in plan.items)
+    by_phase = {phase: sum(i.bytes for i in plan.items if i.phase == phase) for phase in ("always", "answering", "training")}
+    assert plan.peak == by_phase["always"] + max(by_phase["answering"], by_phase["training"])
+
+
+shape_05b_cached = shape_05b()
+
+
+def test_every_formula_is_its_figure() -> None:
+    for plan in (
+        make_plan(shape_05b_cached, "bfloat16", 16, 8 * GB, Work()),
+        make_plan(shape_05b_cached, "float32", None, 32 * GB, Work()),
+    ):
+        for item in plan.items:
+            numbers = [int("".join(c for c in part if c.isdigit())) for part in item.formula.split("×")]
+            product = 1
+            for number in numbers:
+                product *= number
+            assert product == item.bytes, item
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(QWEN_05B | changes))
+    return folder
+
+
+def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+    shape = shape_05b_cached
+    assert make_plan(shape, "bfloat16", 16, 80 * GB, Work(micro_batch_tokens=1000)).micro_batch_tokens == 1000
+    too_many = make_plan(shape, "bfloat16", 16, 4 * GB, Work(micro_batch_tokens=100_000))
+    assert too_many.fits and too_many.checkpointing and too_many.peak > too_many.usable
+    config = NodeConfig(
+        model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16"), train=TrainConfig(micro_batch_tokens=100_000)
+    )
+    assert any("too many" in line for line in examine(config, lambda _: 4 * GB).lines())
+
+
+@pytest.mark.parametrize(
+    "free, settings, remedy",
+    [
+        (6 * GB, {"lora": "off", "dtype": "float32"}, r"this model with model\.lora = 'on' \(rank 16\)\."),
+        (int(3 * GB), {"dtype": "float32"}, r"this model with .*(max_new_tokens = \d+|model\.dtype = 'bfloat16')"),
+        (GB, {}, r"--model tiny"),
+        (1000, {}, r"nothing that we know would fit"),
+    ],
+)
+def test_what_cannot_fit_is_told_with_the_largest_that_would(tmp_path: Path, free: int, settings: dict[str, Any], remedy: str) -> None:
+    config = ModelConfig(name=str(write_config(tmp_path)), device="cpu", **({"dtype": "bfloat16"} | settings))
+    found = fit(config, Work(), lambda _: free)
+    with pytest.raises(NoModel, match=remedy) as caught:
+        require(found)
+    assert f"cpu has {free / GB:.2f} GB free" in str(caught.value)
+    assert "Close other programs" in str(caught.value)
+
+
+def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) -> None:
+    write_config(tmp_path, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8)
+    config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16")
+    for free, name in ((12 * GB, "qwen2.5-1.5b"), (3 * GB, "qwen")):
+        with pytest.raises(NoModel, match=f"--model {name}"):
+            require(fit(config, Work(), lambda _, free=free: free))
+
+
+def test_work_is_the_configuration_s() -> None:
+    assert work_of(NodeConfig()) == Work(4, 8, 16)
+    config = NodeConfig(model=ModelConfig(name="qwen2.5-0.5b"), generate=GenerateConfig(max_new_tokens=99))
+    assert work_of(config).new_tokens == 99
+    assert work_of(NodeConfig(model=ModelConfig(name="a/b"))).new_tokens == 256
+
+
+def test_a_short_context_bounds_the_work(tmp_path: Path) -> None:
+    make_model(tmp_path)  # of 128 tokens
+    found = fit(ModelConfig(name=str(tmp_path), device="cpu"), Work(), lambda _: GB)
+    assert found.plan.context == 128
+    assert Work().within(128).row == 128
+    assert Work().within(300) == Work(new_tokens=256, prompt_tokens=44)
+
+
+def test_examined_without_weights_and_as_a_document(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    found = examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")), lambda _: GB)
+    document = json.loads(json.dumps(found.document()))
+    assert document["schema"] == 1
+    assert document["fits"] is True
+    assert document["plan"] == json.loads(json.dumps(asdict(found.fit.plan)))
+    text = "\n".join(found.lines())
+    for words in ("float32", "all weights", "gradient checkpointing  off", "micro-batch", "always", "training", "answering"):
+        assert words in text
