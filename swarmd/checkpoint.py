@@ -15,12 +15,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from swarmd.errors import SwarmdError
+from swarmd.experience.reuse import GuardState
 from swarmd.types import Scored
 
 SCHEMA = 1
@@ -46,6 +47,10 @@ class RunState:
     pool: tuple[Scored, ...]
     uses: tuple[int, ...]  # how often each of the pool was trained on
     schema: int = SCHEMA
+    # Of replay; a checkpoint without them is from before it.
+    last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
+    updates: int = 0  # so far, as the pool counts them
+    guard: GuardState = field(default_factory=GuardState)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -21,17 +21,19 @@ from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.exchange.topic import curriculum_of
-from swarmd.experience.pool import Pool
-from swarmd.experience.sampling import SAMPLERS
+from swarmd.experience.pool import Limits, Pool
+from swarmd.experience.reuse import Schedule
+from swarmd.experience.sampling import SAMPLERS, Replay
+from swarmd.experience.theory import compute_ratio
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
-from swarmd.seams import Policy, Reward, Swarm
+from swarmd.seams import Policy, Remembering, Reward, Swarm
 from swarmd.state_folder import METRICS_FILE
 from swarmd.tasks.curriculum import TRAINING_TASKS, Curriculum
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.telemetry import CannotRecord, MetricsFile, metrics_line, set_up_logging
-from swarmd.types import TaskRef
+from swarmd.types import RoundReport, TaskRef
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +74,17 @@ class Trainer:
         self.link.tell(link.Stopped(self.round))
 
     def _one_round(self) -> None:
+        rested = self.node.schedule.state.rests
         report = run_round(self.round + 1, self.node)
         self.round += 1
+        if (guard := self.node.schedule.state).rests > rested:
+            log.warning(
+                "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction above %g): one update a round "
+                "for %d rounds. If it comes again, lower replay.updates_per_round or train.learning_rate.",
+                self.node.schedule.limit,
+                guard.resting,
+            )
+        mu, gamma = reuse_figures(report)
         judged = self.link.judged
         line = metrics_line(
             report,
@@ -81,7 +92,10 @@ class Trainer:
             peers=self.link.peers,
             judge={"score": judged.score, "n": judged.n} if judged else None,
             checkpoint_seconds=self.save_seconds,
+            pool_external_share=self.node.pool.external_share,
             replays_mean=report.replays_mean,
+            mu=mu,
+            gamma=gamma,
         )
         # The line first: after a kill between the two, the resumed run drops it and writes it again. No round is missing or there twice.
         self._insist(partial(self.metrics.append, line))
@@ -99,6 +113,9 @@ class Trainer:
             node.batch_rng.getstate(),
             tuple(node.pool.snapshot()),
             tuple(node.pool.uses()),
+            last_uses=tuple(node.pool.last_uses()),
+            updates=node.pool.updates,
+            guard=node.schedule.state,
         )
         self._insist(lambda: self.checkpoints.save(state, self.policy.save))
         self.saved, self.save_seconds = self.round, time.perf_counter() - begun
@@ -159,7 +176,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
 
 def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
     """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
-    return Node(
+    node = Node(
         me=me,
         tasks=CurriculumTasks(curriculum_of(config)),
         policy=policy,
@@ -174,6 +191,38 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
         external=config.round.external,
         completions=config.round.completions,
     )
+    if config.replay.mode == "on":
+        _switch_on_replay(node, config)
+    return node
+
+
+def _switch_on_replay(node: Node, config: NodeConfig) -> None:
+    """A pool that keeps our own too, batches drawn from it, several updates a round.
+
+    Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only where the policy can remember
+    the log-probabilities of their first use; else as long as without replay: text taken as on-policy must be fresh.
+    """
+    replay, mixed = config.replay, max(1, config.round.local + config.round.external)
+    batch = replay.batch or mixed
+    if isinstance(node.policy, Remembering):
+        node.remember = node.policy.logprobs
+    share = config.round.external / mixed
+    limits = Limits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
+    node.pool = Pool(replay.max_age if node.remember else config.round.max_age, replay.size or 8 * batch, limits)
+    node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction)
+    node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age)
+
+
+def reuse_figures(report: RoundReport) -> tuple[float | None, float | None]:
+    """mu and gamma of one round (section 2 of the replay paper; `experience/theory.py`); None where the round cannot tell.
+
+    What training on a rollout cost is taken over the whole batch, rollouts without gradient included: they cost nothing, here as there.
+    """
+    trained, generate, train = report.local + report.external, report.seconds["generate"], report.seconds["train"]
+    if not (report.generated and trained and report.update.tokens and generate > 0 and train > 0):
+        return None, None
+    mu = (generate / report.generated) / (train / trained)
+    return mu, compute_ratio(mu, report.generated, trained)
 
 
 def _resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
@@ -184,7 +233,9 @@ def _resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tup
     policy.restore(folder)
     node.task_rng.setstate(state.task_rng)
     node.batch_rng.setstate(state.batch_rng)
-    node.pool.restore(state.pool, state.uses)
+    node.pool.restore(state.pool, state.uses, state.last_uses, state.updates)
+    if node.schedule.configured > 1:
+        node.schedule.state = state.guard
     return state.round, [*notes, f"resumed after round {state.round}"]
 
 

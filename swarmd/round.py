@@ -4,12 +4,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from operator import mul
 
 from p2p.types import PeerId
-from swarmd.experience.pool import Pool
+from swarmd.experience.pool import Kept, Pool
+from swarmd.experience.reuse import Schedule
 from swarmd.seams import Policy, Reward, Sampler, Swarm, TaskSource
-from swarmd.types import Generation, Rollout, RoundReport, Scored, Task, UpdateReport
+from swarmd.types import Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
 
 SCORED_PER_ROUND = 256  # external rollouts; the newest. Bounds what a crowd of authors can cost us
 
@@ -31,6 +33,8 @@ class Node:
     questions: int = 4  # I
     external: int = 4  # J
     completions: int = 8  # L
+    schedule: Schedule = field(default_factory=Schedule)  # updates a round; one, unless replay is on
+    remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
 
 
 def run_round(t: int, node: Node) -> RoundReport:
@@ -50,12 +54,31 @@ def run_round(t: int, node: Node) -> RoundReport:
         theirs = _score_others(t, node, received) if node.external else []  # rewards are ours, never the author's
     node.pool.forget(t)
     fresh = node.pool.add(theirs)
+    node.pool.add_own(local)  # nothing, unless replay is on
 
+    resting = node.schedule.state.resting
+    steps = [_step(node, watch, local) for _ in range(node.schedule.updates)]
+    node.schedule.saw(_merged([step.update for step in steps]).clip_fraction)
+    return _report(t, node, watch, local, theirs, fresh, steps, resting, Counter(rejected))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One update and what it was made of."""
+
+    batch: Sequence[Scored]
+    before: Sequence[Kept]  # what those of the pool had been through
+    update: UpdateReport
+
+
+def _step(node: Node, watch: "_Stopwatch", local: Sequence[Scored]) -> _Step:
     batch = node.sample(local, node.pool.snapshot(), node.batch_rng)  # T^n: I^n local, J^n external with an advantage
-    replays = node.pool.use(batch)
+    before = node.pool.use(batch)
     with watch("train"):
+        if node.remember is not None:
+            batch = node.pool.remember(batch, node.remember)
         update = node.policy.update(batch) if any(s.informative for s in batch) else UpdateReport()  # policy gradient on T^n
-    return _report(t, node, watch, local, theirs, fresh, batch, replays, update, Counter(rejected))
+    return _Step(batch, before, update)
 
 
 def _score_own(t: int, node: Node, tasks: Sequence[Task], answers: Sequence[Generation]) -> list[Scored]:
@@ -88,18 +111,36 @@ class _Stopwatch:
         self.seconds[stage] += self.clock() - start
 
 
+def _merged(updates: Sequence[UpdateReport]) -> UpdateReport:
+    """Of one update its own report; of several their sums where they count, and means over tokens where they do not."""
+    if len(updates) == 1:
+        return updates[0]
+    weights = [u.tokens for u in updates]
+    figures = {f.name: [getattr(u, f.name) for u in updates] for f in fields(UpdateReport)}
+    return UpdateReport(
+        **{
+            name: sum(values) if isinstance(values[0], int) else sum(map(mul, values, weights)) / max(1, sum(weights))
+            for name, values in figures.items()
+        }
+    )
+
+
 def _report(
     t: int, node: Node, watch: _Stopwatch, local: list[Scored], theirs: list[Scored], fresh: int,
-    batch: Sequence[Scored], replays: Sequence[int], update: UpdateReport, rejected: Counter[str],
+    steps: Sequence[_Step], resting: int, rejected: Counter[str],
 ) -> RoundReport:  # fmt: skip
+    batch = [s for step in steps for s in step.batch]
     external = [s for s in batch if s.rollout.author != node.me]
-    staleness = [t - s.round for s in external]
+    before = [kept for step in steps for kept in step.before]
+    staleness = [t - kept.scored.round for kept in before]
+    # Step i of this round is update `began` + i.
+    idle = [node.pool.began + i - kept.last_use for i, step in enumerate(steps, 1) for kept in step.before if kept.uses]
     rewards = [r for s in local for r in s.rewards]
     return RoundReport(
         round=t,
         seconds=watch.seconds,
         tokens_generated=sum(len(ids) for s in local if s.tokens for ids in s.tokens.ids),
-        update=update,
+        update=_merged([step.update for step in steps]),
         local=len(batch) - len(external),
         external=len(external),
         pool_size=len(node.pool),
@@ -108,8 +149,16 @@ def _report(
         rejected=dict(rejected),
         reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
         reward_sum=sum(rewards),
-        staleness_mean=sum(staleness) / len(staleness) if staleness else 0.0,
+        staleness_mean=_mean(staleness) or 0.0,
         staleness_max=max(staleness, default=0),
-        replays_mean=sum(replays) / len(replays) if replays else 0.0,
+        replays_mean=_mean([kept.uses for kept in before]) or 0.0,
         external_authors=tuple(s.rollout.author for s in external),
+        updates=len(steps),
+        since_use_mean=_mean(idle),
+        resting=resting,
+        generated=len(local),
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -2,9 +2,9 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, UpdateReport
+from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens, UpdateReport
 
 
 class TaskSource(Protocol):
@@ -29,6 +29,17 @@ class Policy(Protocol):
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
         """One policy-gradient step on the batch."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """What a policy may offer besides: then external rollouts can be replayed off-policy, like our own."""
+
+    def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
+        """Each rollout's completions in our own tokens, with the log-probabilities our policy as it is now gives them. Trains nothing.
+
+        As long and as cut as `update` would have them: it takes what it finds in `Scored.tokens` as the policy's of first use.
+        """
 
 
 class Sampler(Protocol):

@@ -32,13 +32,16 @@ def metrics_line(
     rejected: Mapping[str, int] | None = None,
     pool_external_share: float | None = None,
     replays_mean: float = 0.0,
+    mu: float | None = None,
+    gamma: float | None = None,
 ) -> dict[str, Any]:
     """One line of metrics.jsonl (DESIGN.md, "Contracts others rely on").
 
     time: seconds since the epoch at the round's end. judge: `{"score", "n"}` of the last evaluation, or None.
     rejected: what was refused before the round saw it (the daemon's inbox), added to what the round itself refused.
     pool_external_share: of the pool, 0..1; None: the pool holds others' rollouts only. replays_mean: how often the external
-    rollouts of this batch had been trained on before. A figure that is not a finite number is written as null.
+    rollouts of this batch had been trained on before. mu: what generating a rollout cost over what training on one did; gamma: the
+    round's cost over that of one that generates all it trains on. A figure that is not a finite number is written as null.
     """
     refused = dict(report.rejected)
     for reason, count in (rejected or {}).items():
@@ -62,6 +65,12 @@ def metrics_line(
         "entropy": report.update.entropy,
         "staleness": {"mean": report.staleness_mean, "max": report.staleness_max},
         "replays_mean": replays_mean,
+        "since_use_mean": report.since_use_mean,
+        "clip_fraction": report.update.clip_fraction,
+        "updates": report.updates,
+        "replay_resting": report.resting,
+        "mu": mu,
+        "gamma": gamma,
         "peers": peers,
         "judge": dict(judge) if judge is not None else None,
     }

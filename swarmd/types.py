@@ -106,7 +106,7 @@ class RoundReport:
     seconds: Mapping[str, float]  # generate, score, share, collect, train
     tokens_generated: int
     update: UpdateReport
-    local: int  # rollouts in the batch
+    local: int  # rollouts in the batch, of all updates
     external: int
     pool_size: int
     pool_fresh: int  # arrived this round
@@ -114,7 +114,12 @@ class RoundReport:
     rejected: Mapping[str, int]  # reason -> count, this round
     reward_mean: float  # over our own completions of this round
     reward_sum: float
-    staleness_mean: float  # own rounds since an external rollout of the batch arrived
+    # Of the rollouts of all batches that came from the pool: others' alone without replay, our own too with it.
+    staleness_mean: float  # own rounds since they arrived, or were generated
     staleness_max: int
-    replays_mean: float  # how often the batch's external rollouts had been trained on before
+    replays_mean: float  # how often they had been trained on before
     external_authors: tuple[PeerId, ...]  # of the batch
+    updates: int = 1
+    since_use_mean: float | None = None  # updates since they were last trained on, of those that had been; None: none had
+    resting: int = 0  # rounds for which the guard has ended reuse, this one included
+    generated: int = 0  # our own rollouts

@@ -1,73 +1,179 @@
-"""The pool: scored rollouts of others that we may train on. Pure; the caller says which round it is."""
+"""The pool: scored rollouts that we may train on. Pure; the caller says which round it is.
 
+Two uses. Without replay it holds others' rollouts only, and a round's own are trained on once and gone (the paper's round). With replay
+(`Limits.own` set) it holds the freshest N of our own and of others', and a rollout may be trained on several times.
+"""
+
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
-from swarmd.types import Scored, TaskRef
+from swarmd.types import Scored, TaskRef, Tokens
 
 CAPACITY = 1024  # rollouts; a swarm that publishes faster than this in max_age rounds loses its oldest here
+
+Key = tuple[PeerId, TaskRef]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a pool with replay keeps. Shares are of the capacity."""
+
+    own: PeerId  # whose rollouts are ours
+    max_age: int  # our own rollouts are kept so many rounds at most
+    positive_bias: float = 0.0  # delta: share of the older ones with a correct completion
+    external_share: float = 1.0  # of all others together, so that a crowd does not wash out what we ask ourselves
+    author_share: float = 1.0  # of any one other author
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A rollout of the pool and what was done with it."""
+
+    scored: Scored
+    uses: int = 0  # how often it was trained on
+    last_use: int = 0  # the update (counted from 1) that trained on it last; 0: none
 
 
 class Pool:
     """First in, first out. One rollout per (author, task): a second one from the same author is the same experience again.
 
-    A rollout that arrived in round r may be trained on in rounds r … r + max_age − 1. Fresh experience matters: a pool of four
-    rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md).
+    A rollout of others that arrived in round r may be trained on in rounds r … r + max_age − 1. Fresh experience matters: a pool of
+    four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md).
     """
 
-    def __init__(self, max_age: int, capacity: int = CAPACITY) -> None:
-        self.max_age, self.capacity = max_age, capacity
-        self._rollouts: OrderedDict[tuple[PeerId, TaskRef], Scored] = OrderedDict()
-        self._uses: Counter[tuple[PeerId, TaskRef]] = Counter()
+    def __init__(self, max_age: int, capacity: int = CAPACITY, limits: Limits | None = None) -> None:
+        self.max_age, self.capacity, self.limits = max_age, capacity, limits
+        self.updates = 0  # so far: what last_use is counted in
+        self.round, self.began = 0, 0  # this round, and the updates before it
+        self._kept: OrderedDict[Key, Kept] = OrderedDict()  # oldest first
 
     def add(self, rollouts: Iterable[Scored]) -> int:
-        """Take them in; returns how many were new. Over capacity the oldest go."""
+        """Take others' in; returns how many were new. Over a limit the oldest go.
+
+        With replay, rollouts without advantage are not taken: SAPO drops them from the choice (section 5), and here they would cost room.
+        """
         new = 0
         for scored in rollouts:
-            key = (scored.rollout.author, scored.rollout.ref)
-            if key not in self._rollouts:
-                self._rollouts[key] = scored
+            key = _key(scored)
+            if key not in self._kept and (self.limits is None or scored.informative):
+                self._kept[key] = Kept(scored)
                 new += 1
-        while len(self._rollouts) > self.capacity:
-            key, _ = self._rollouts.popitem(last=False)
-            del self._uses[key]
+        self._trim()
         return new
 
-    def use(self, batch: Iterable[Scored]) -> Sequence[int]:
-        """They are trained on once more; returns how often each had been before. What is not of this pool does not count."""
-        before = []
-        for scored in batch:
-            key = (scored.rollout.author, scored.rollout.ref)
-            if key in self._rollouts:
-                before.append(self._uses[key])
-                self._uses[key] += 1
+    def add_own(self, rollouts: Iterable[Scored]) -> None:
+        """Take our own in, where replay is on. The second time we are asked the same, the later answers replace the earlier."""
+        if self.limits is None:
+            return
+        for scored in rollouts:
+            self._kept.pop(_key(scored), None)
+            self._kept[_key(scored)] = Kept(scored)
+        self._trim()
+
+    def use(self, batch: Iterable[Scored]) -> Sequence[Kept]:
+        """One more update trains on them; returns what they were before. What is not of this pool does not count."""
+        self.updates += 1
+        before = [self._kept[key] for scored in batch if (key := _key(scored)) in self._kept]
+        for kept in before:
+            self._kept[_key(kept.scored)] = replace(kept, uses=kept.uses + 1, last_use=self.updates)
         return before
 
-    def forget(self, round_number: int) -> None:
-        """Drop what is too old to be trained on in this round."""
-        stale = [key for key, s in self._rollouts.items() if round_number - s.round >= self.max_age]
-        for key in stale:
-            del self._rollouts[key], self._uses[key]
+    def remember(self, batch: Sequence[Scored], logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]) -> Sequence[Scored]:
+        """The batch with tokens for those that had none, from then on in the pool too: log-probabilities of first use."""
+        unseen = [scored for scored in batch if scored.tokens is None]
+        if not unseen:
+            return batch
+        tokens = {_key(s): t for s, t in zip(unseen, logprobs(unseen), strict=True)}
+        for key in tokens.keys() & self._kept.keys():
+            kept = self._kept[key]
+            self._kept[key] = replace(kept, scored=replace(kept.scored, tokens=tokens[key]))
+        return [replace(s, tokens=tokens[_key(s)]) if s.tokens is None else s for s in batch]
 
-    def __contains__(self, key: tuple[PeerId, TaskRef]) -> bool:
-        return key in self._rollouts
+    def forget(self, round_number: int) -> None:
+        """A round begins: drop what is too old to be trained on in it."""
+        self.round, self.began = round_number, self.updates
+        for key, kept in list(self._kept.items()):
+            ours = self.limits is not None and key[0] == self.limits.own
+            limit = self.limits.max_age if self.limits is not None and ours else self.max_age  # of ours, of others'
+            if round_number - kept.scored.round >= limit:
+                del self._kept[key]
+
+    def _trim(self) -> None:
+        """With replay: the freshest (1 − delta)·N, and of the rest the freshest delta·N that can still teach.
+
+        One walk from the freshest, in which no author and not all others together get more than their share. What is dropped never
+        returns, so walking at each arrival leaves what one walk over everything would, shares apart.
+        """
+        limits = self.limits
+        if limits is None:
+            while len(self._kept) > self.capacity:
+                self._kept.popitem(last=False)
+            return
+        older = math.floor(limits.positive_bias * self.capacity)
+        fresh = self.capacity - older
+        crowd, each = math.floor(limits.external_share * self.capacity), max(1, math.floor(limits.author_share * self.capacity))
+        authors: Counter[PeerId] = Counter()  # of others
+        for key, kept in reversed(list(self._kept.items())):
+            author, ours = key[0], key[0] == limits.own
+            barred = not ours and (authors[author] >= each or crowd == 0)
+            if not barred and fresh:
+                fresh -= 1
+            elif not barred and older and teaches(kept.scored):
+                older -= 1
+            else:
+                del self._kept[key]
+                continue
+            if not ours:
+                authors[author] += 1
+                crowd -= 1
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._kept
 
     def __iter__(self) -> Iterator[Scored]:
-        return iter(self._rollouts.values())
+        return (kept.scored for kept in self._kept.values())
 
     def __len__(self) -> int:
-        return len(self._rollouts)
+        return len(self._kept)
+
+    @property
+    def external_share(self) -> float:
+        """Of the rollouts here, how many are others'; 0 where there are none."""
+        others = len(self) if self.limits is None else sum(author != self.limits.own for author, _ in self._kept)
+        return others / len(self) if len(self) else 0.0
+
+    def kept(self) -> Sequence[Kept]:
+        """Oldest first."""
+        return tuple(self._kept.values())
 
     def snapshot(self) -> Sequence[Scored]:
         """Oldest first."""
-        return tuple(self._rollouts.values())
+        return tuple(self)
 
     def uses(self) -> Sequence[int]:
         """How often each of `snapshot` was trained on."""
-        return tuple(self._uses[key] for key in self._rollouts)
+        return tuple(kept.uses for kept in self._kept.values())
 
-    def restore(self, rollouts: Sequence[Scored], uses: Sequence[int]) -> None:
-        """What `snapshot` and `uses` gave."""
-        self.add(rollouts)
-        self._uses.update(dict(zip(self._rollouts, uses, strict=True)))
+    def last_uses(self) -> Sequence[int]:
+        """The update that trained on each of `snapshot` last."""
+        return tuple(kept.last_use for kept in self._kept.values())
+
+    def restore(self, rollouts: Sequence[Scored], uses: Sequence[int], last_uses: Sequence[int] = (), updates: int = 0) -> None:
+        """What `snapshot`, `uses`, `last_uses` and `updates` gave. Under stricter limits than then, less comes back."""
+        self.updates = updates
+        for scored, used, last in zip(rollouts, uses, last_uses or [0] * len(uses), strict=True):
+            if self.limits is not None or scored.tokens is None:  # replay may have been switched off since
+                self._kept[_key(scored)] = Kept(scored, used, last)
+        self._trim()
+
+
+def teaches(scored: Scored) -> bool:
+    """Has a correct completion, and another: answered all right it has no gradient, however correct."""
+    return scored.informative and any(reward > 0 for reward in scored.rewards)
+
+
+def _key(scored: Scored) -> Key:
+    return scored.rollout.author, scored.rollout.ref

@@ -1,8 +1,11 @@
-"""Which rollouts make the batch. Pure. To add a strategy, write a function of the `Sampler` shape and a line in SAMPLERS."""
+"""Which rollouts make the batch. Pure. To add a strategy of replay, write a `Strategy` and a line in STRATEGIES."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+from swarmd.experience.pool import Kept, Pool
+from swarmd.experience.reuse import Schedule
 from swarmd.types import Scored
 
 
@@ -21,3 +24,54 @@ def uniform(
 
 
 SAMPLERS: Mapping[str, Callable[..., Sequence[Scored]]] = {"uniform": uniform}
+
+
+Strategy = Callable[[Kept, int], bool]
+"""Whether a rollout must wait until the others are drawn. The number is of the updates before this round."""
+
+
+def any_of_them(_kept: Kept, _before: int) -> bool:
+    return False
+
+
+def drawn_this_round(kept: Kept, before: int) -> bool:
+    return kept.last_use > before
+
+
+def used_before(kept: Kept, _before: int) -> bool:
+    return kept.uses > 0
+
+
+# All draw uniformly, and none twice in one batch. The replay paper found no clear difference between them.
+STRATEGIES: Mapping[str, Strategy] = {
+    "uniform": any_of_them,
+    "without_replacement": drawn_this_round,
+    "never_used_first": used_before,
+}
+
+
+@dataclass
+class Replay:
+    """A `Sampler` that draws every batch from the pool, our own rollouts of this round being there already.
+
+    While the schedule rests, what `plain` chooses of this round's own and of others' no older than the paper's round allows (`fresh`).
+    """
+
+    pool: Pool
+    schedule: Schedule
+    strategy: str  # of STRATEGIES
+    batch: int  # B: rollouts of one update, at most
+    plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
+    fresh: int
+
+    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+        if not self.schedule.resting:
+            return draw(self.pool.kept(), self.batch, STRATEGIES[self.strategy], self.pool.began, rng)
+        own = {s.rollout.author for s in local}
+        theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round < self.fresh]
+        return self.plain(local, theirs, rng)
+
+
+def draw(kept: Sequence[Kept], batch: int, waits: Strategy, before: int, rng: random.Random) -> Sequence[Scored]:
+    """At most `batch` of them, each of those that come first as likely; see Strategy."""
+    return [k.scored for k in sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))[:batch]]

@@ -58,6 +58,12 @@ def test_a_line_is_what_the_design_promises() -> None:
         "entropy": 1.25,
         "staleness": {"mean": 0.5, "max": 1},
         "replays_mean": 0.75,
+        "since_use_mean": None,
+        "clip_fraction": 0.0,
+        "updates": 1,
+        "replay_resting": 0,
+        "mu": None,
+        "gamma": None,
         "peers": 2,
         "judge": None,
     }

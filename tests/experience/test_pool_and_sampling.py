@@ -39,11 +39,12 @@ def test_uses_are_counted_and_survive_a_restart() -> None:
     pool = Pool(max_age=2)
     first, second = scored(1, 0, 1), scored(2, 0, 1)
     pool.add([first, second])
-    assert pool.use([first, scored(9, 0, 1, author="me")]) == [0]
-    assert pool.use([first, second]) == [1, 0]
+    assert [k.uses for k in pool.use([first, scored(9, 0, 1, author="me")])] == [0]
+    assert [(k.uses, k.last_use) for k in pool.use([first, second])] == [(1, 1), (0, 0)]
     again = Pool(max_age=2)
-    again.restore(pool.snapshot(), pool.uses())
-    assert again.use([first, second]) == [2, 1]
+    again.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    assert [(k.uses, k.last_use) for k in again.use([first, second])] == [(2, 2), (1, 2)]
+    assert again.updates == 3
 
 
 def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None:

@@ -1,0 +1,54 @@
+"""How often a round trains on what was generated, and the guard that ends reuse where it does harm. Pure."""
+
+from dataclasses import dataclass, field
+
+SMOOTHING = 0.25  # weight of the newest round in the clip fraction that is watched: one noisy round trips nothing, a burst does
+FIRST_REST, LONGEST_REST = 8, 1024  # rounds; each rest is twice the one before
+
+
+@dataclass(frozen=True, slots=True)
+class GuardState:
+    """Survives restarts with the checkpoint."""
+
+    clip_fraction: float = 0.0  # smoothed, over rounds with reuse
+    resting: int = 0  # rounds left of one update each, on fresh experience only
+    rests: int = 0  # so far
+
+
+@dataclass
+class Schedule:
+    """Updates a round. One update a round (the default) is never guarded: it is what the guard falls back to.
+
+    A clip fraction above the limit means that the policy has moved away from what its experience was drawn with. Healthy runs on the
+    tiny model had .03 to .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one update on the round's
+    own rollouts and the newest of others. Rests double, so a setting that is too aggressive ends as a plain run.
+    """
+
+    configured: int = 1
+    limit: float = 0.09
+    state: GuardState = field(default_factory=GuardState)
+
+    @property
+    def resting(self) -> bool:
+        return self.state.resting > 0
+
+    @property
+    def updates(self) -> int:
+        """Of this round."""
+        return 1 if self.resting else self.configured
+
+    def saw(self, clip_fraction: float) -> bool:
+        """A round is over; its mean clip fraction. True where that ended reuse for a while."""
+        state = self.state
+        if self.resting:
+            self.state = GuardState(0.0, state.resting - 1, state.rests)
+            return False
+        if self.configured == 1:
+            return False
+        smoothed = (1 - SMOOTHING) * state.clip_fraction + SMOOTHING * clip_fraction
+        if smoothed <= self.limit:
+            self.state = GuardState(smoothed, 0, state.rests)
+            return False
+        rest = min(FIRST_REST << min(state.rests, 16), LONGEST_REST)
+        self.state = GuardState(0.0, rest, state.rests + 1)
+        return True

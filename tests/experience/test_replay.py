@@ -1,0 +1,212 @@
+"""The pool with replay, its strategies and its guard, by their rules, over random histories."""
+
+import math
+import random
+from collections import Counter
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.types import PeerId
+from swarmd.experience.pool import Kept, Limits, Pool
+from swarmd.experience.reuse import FIRST_REST, GuardState, Schedule
+from swarmd.experience.sampling import STRATEGIES, Replay, draw, uniform
+from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
+
+ME = PeerId("me")
+REWARDS = ((0.0, 0.0), (0.0, 1.0), (1.0, 1.0))
+
+
+def scored(n: int, rewards: tuple[float, ...] = (0.0, 1.0), author: str = "me", born: int = 1) -> Scored:
+    completions = tuple(Completion(str(r), True) for r in rewards)
+    tokens = Tokens(((1,), (2,)), ((-0.5,), (-0.25,))) if author == "me" else None
+    return Scored(Rollout(TaskRef("bf", n), completions, PeerId(author)), "q", rewards, born, tokens)
+
+
+def numbers(pool: Pool) -> list[int]:
+    return [s.rollout.ref.n for s in pool]
+
+
+def fill(pool: Pool, rollouts: list[Scored]) -> None:
+    """One by one, as they would arrive."""
+    for s in rollouts:
+        if s.rollout.author == ME:
+            pool.add_own([s])
+        else:
+            pool.add([s])
+
+
+histories = st.lists(st.tuples(st.sampled_from(["me", "a", "b", "c"]), st.sampled_from(REWARDS)), max_size=60).map(
+    lambda drawn: [scored(n, rewards, author) for n, (author, rewards) in enumerate(drawn)]
+)
+shares = st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.8])
+
+
+@settings(derandomize=True, max_examples=150)
+@given(histories, st.integers(1, 20), shares, shares, shares)
+def test_no_limit_is_ever_exceeded(history: list[Scored], capacity: int, delta: float, crowd: float, each: float) -> None:
+    pool = Pool(9, capacity, Limits(ME, 9, delta, crowd, each))
+    for s in history:
+        fill(pool, [s])
+        authors = Counter(x.rollout.author for x in pool)
+        assert len(pool) <= capacity
+        assert authors.total() - authors[ME] <= math.floor(crowd * capacity)
+        assert all(n <= max(1, math.floor(each * capacity)) for author, n in authors.items() if author != ME)
+        assert numbers(pool) == sorted(numbers(pool)), "oldest first"
+        assert pool.external_share == ((authors.total() - authors[ME]) / len(pool) if len(pool) else 0.0)
+
+
+@settings(derandomize=True, max_examples=150)
+@given(histories, st.integers(1, 20), shares)
+def test_positive_bias_keeps_the_freshest_and_of_the_rest_the_freshest_that_teach(
+    history: list[Scored], capacity: int, delta: float
+) -> None:
+    pool = Pool(9, capacity, Limits(ME, 9, delta))
+    fill(pool, history)
+    taken = [s for s in history if s.rollout.author == ME or s.informative]
+    older = math.floor(delta * capacity)
+    fresh = taken[len(taken) - min(len(taken), capacity - older) :]
+    rest = [s for s in taken[: len(taken) - len(fresh)] if s.rewards == (0.0, 1.0)]
+    assert list(pool) == [*rest[max(0, len(rest) - older) :], *fresh]
+
+
+@settings(derandomize=True, max_examples=50)
+@given(histories, st.integers(1, 20))
+def test_without_shares_and_bias_it_is_first_in_first_out(history: list[Scored], capacity: int) -> None:
+    pool = Pool(9, capacity, Limits(ME, 9))
+    fill(pool, history)
+    assert list(pool) == [s for s in history if s.rollout.author == ME or s.informative][-capacity:]
+
+
+def test_an_author_over_its_share_loses_its_own_oldest() -> None:
+    pool = Pool(9, 10, Limits(ME, 9, author_share=0.2))
+    fill(pool, [scored(1, author="a"), scored(2), scored(3, author="a"), scored(4, author="a"), scored(5, author="b")])
+    assert numbers(pool) == [2, 3, 4, 5]
+
+
+def test_what_is_too_old_is_forgotten_ours_and_others_by_their_own_limits() -> None:
+    pool = Pool(2, 10, Limits(ME, 4))
+    fill(pool, [scored(1), scored(2, author="a")])
+    for t, there in ((2, [1, 2]), (3, [1]), (4, [1]), (5, [])):
+        pool.forget(t)
+        assert numbers(pool) == there
+
+
+def test_asked_the_same_again_our_later_answers_count() -> None:
+    pool = Pool(9, 10, Limits(ME, 9))
+    fill(pool, [scored(1, born=1), scored(2, born=1), scored(1, born=5)])
+    assert [(s.rollout.ref.n, s.round) for s in pool] == [(2, 1), (1, 5)]
+    fill(pool, [scored(3, author="a", born=1), scored(3, author="a", born=5)])
+    assert [s.round for s in pool if s.rollout.ref.n == 3] == [1], "others cannot refresh what they sent before"
+
+
+def test_without_replay_our_own_are_not_kept() -> None:
+    pool = Pool(9)
+    pool.add_own([scored(1)])
+    assert len(pool) == 0
+
+
+def test_external_text_keeps_the_log_probabilities_of_its_first_use() -> None:
+    pool = Pool(9, 10, Limits(ME, 9))
+    mine, theirs = scored(1), scored(2, author="a")
+    fill(pool, [mine, theirs])
+    asked: list[Scored] = []
+
+    def now(batch: object, value: float) -> list[Tokens]:
+        assert isinstance(batch, list)
+        asked.extend(batch)
+        return [Tokens(((7,), (8,)), ((value,), (value,))) for _ in batch]
+
+    first = pool.remember([mine, theirs], partial(now, value=-1.0))
+    again = pool.remember(pool.snapshot(), partial(now, value=-2.0))
+    assert asked == [theirs]
+    assert first[0] == mine and first[1].tokens is not None and first[1].tokens.logprobs == ((-1.0,), (-1.0,))
+    assert list(again) == list(first)
+
+
+def test_a_pool_comes_back_as_it_was() -> None:
+    pool = Pool(9, 10, Limits(ME, 9))
+    fill(pool, [scored(n) for n in range(6)])
+    pool.use(pool.snapshot()[:3])
+    pool.use(pool.snapshot()[:1])
+    again = Pool(9, 10, Limits(ME, 9))
+    again.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    assert again.kept() == pool.kept() and again.updates == 2
+    smaller = Pool(9, 4, Limits(ME, 9))
+    smaller.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    assert numbers(smaller) == [2, 3, 4, 5]
+    off = Pool(9)
+    off.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    assert len(off) == 0, "replay was switched off: our own are no longer trained on again"
+
+
+@settings(derandomize=True, max_examples=100)
+@given(st.sampled_from(sorted(STRATEGIES)), st.lists(st.integers(0, 3), max_size=20), st.integers(0, 12), st.integers(0, 9))
+def test_a_batch_holds_none_twice_and_as_many_as_there_are(strategy: str, uses: list[int], batch: int, seed: int) -> None:
+    kept = [Kept(scored(n), u, u) for n, u in enumerate(uses)]
+    drawn = [s.rollout.ref.n for s in draw(kept, batch, STRATEGIES[strategy], 1, random.Random(seed))]
+    assert len(drawn) == len(set(drawn)) == min(batch, len(kept))
+    if strategy == "never_used_first":
+        assert sum(uses[n] == 0 for n in drawn) == min(batch, uses.count(0))
+    if strategy == "without_replacement":
+        assert sum(uses[n] <= 1 for n in drawn) == min(batch, sum(u <= 1 for u in uses))
+
+
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_among_equals_each_is_as_likely(strategy: str) -> None:
+    rng, kept = random.Random(0), [Kept(scored(n)) for n in range(6)]
+    drawn = Counter(s.rollout.ref.n for _ in range(3000) for s in draw(kept, 2, STRATEGIES[strategy], 0, rng))
+    assert all(abs(n / 6000 - 1 / 6) < 0.02 for n in drawn.values()) and len(drawn) == 6
+
+
+def replay(strategy: str, batch: int, updates: int = 4) -> tuple[Pool, Replay]:
+    pool = Pool(9, 8, Limits(ME, 9))
+    schedule = Schedule(updates)
+    return pool, Replay(pool, schedule, strategy, batch, partial(uniform, n_local=2, n_external=1), fresh=2)
+
+
+def test_without_replacement_a_round_goes_through_the_whole_pool_before_it_repeats() -> None:
+    pool, sample = replay("without_replacement", 2)
+    fill(pool, [scored(n) for n in range(8)])
+    for t in (1, 2):
+        pool.forget(t)
+        seen: Counter[int] = Counter()
+        for _ in range(4):
+            batch = sample([], pool.snapshot(), random.Random(t))
+            pool.use(batch)
+            seen.update(s.rollout.ref.n for s in batch)
+        assert set(seen) == set(range(8))
+
+
+def test_while_it_rests_the_batch_is_the_papers() -> None:
+    pool, sample = replay("uniform", 8)
+    fill(pool, [scored(1), scored(2, author="a", born=1), scored(3, author="a", born=6)])
+    pool.forget(6)
+    local = [scored(8, born=6), scored(9, born=6)]
+    pool.add_own(local)
+    sample.schedule.state = GuardState(resting=3)
+    assert [s.rollout.ref.n for s in sample(local, pool.snapshot(), random.Random(0))] == [8, 9, 3]
+
+
+def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
+    burst = Schedule(4)
+    assert burst.saw(0.4) and burst.updates == 1 and burst.state.resting == FIRST_REST
+    creep = Schedule(4)
+    assert any(creep.saw(0.1) for _ in range(20))
+    noisy = Schedule(4)
+    assert not any(noisy.saw(x) for x in [0.05, 0.12, 0.04] * 30) and noisy.updates == 4
+
+
+def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
+    schedule, updates = Schedule(4), []
+    for _ in range(2000):
+        updates.append(schedule.updates)
+        schedule.saw(0.5 if schedule.updates > 1 else 0.0)
+    assert updates.count(4) <= 10 and updates[:10] == [4, *[1] * FIRST_REST, 4]
+
+
+def test_one_update_a_round_is_never_guarded() -> None:
+    schedule = Schedule()
+    assert not any(schedule.saw(1.0) for _ in range(50)) and schedule.state == GuardState()

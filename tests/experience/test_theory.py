@@ -1,0 +1,70 @@
+"""The closed forms of Theorem 3.5 against a numeric minimum that knows nothing of them."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+
+from swarmd.experience.theory import Reuse, best_reuse, compute_ratio, cost
+
+MUS = (0.05, 0.6, 1.0, 2.0, 5.28, 6.84, 10.0, 20.0)
+RHOS = (0.0, 0.01, 0.1, 0.5, 1.0)  # 1/mu = rho at (10, 0.1), (2, 0.5), (1, 1): there the printed form divides by zero
+ALPHAS = (0.05, 0.1, 0.25, 0.4, 0.45)
+
+
+def lowest(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function with one minimum has it, by golden sections."""
+    ratio = (math.sqrt(5) - 1) / 2
+    for _ in range(45):
+        a, b = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, b) if function(a) < function(b) else (a, high)
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize(("mu", "rho", "alpha"), [*itertools.product(MUS, RHOS, ALPHAS)])
+def test_the_closed_form_is_the_minimum(mu: float, rho: float, alpha: float) -> None:
+    def best_y(log_x: float) -> float:
+        return lowest(lambda log_y: math.log(cost(Reuse(math.exp(log_x), math.exp(log_y)), mu, rho, alpha)), -12, 12)
+
+    def at(log_x: float) -> float:
+        return math.log(cost(Reuse(math.exp(log_x), math.exp(best_y(log_x))), mu, rho, alpha))
+
+    log_x = lowest(at, 0, 16)  # x from 1
+    found, closed = Reuse(math.exp(log_x), math.exp(best_y(log_x))), best_reuse(mu, rho, alpha)
+    assert closed.kept == pytest.approx(found.kept, rel=1e-4) and closed.trained == pytest.approx(found.trained, rel=1e-4)
+    assert cost(closed, mu, rho, alpha) <= cost(found, mu, rho, alpha) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("mu", "rho", "alpha"), [(6.84, 0.1, 0.1), (20.0, 0.5, 0.2), (5.28, 0.01, 0.25)])
+def test_it_equals_the_printed_forms_where_those_are_defined(mu: float, rho: float, alpha: float) -> None:
+    m, root = 1 / mu, math.sqrt((alpha / mu) ** 2 + rho / mu * (1 - 2 * alpha))
+    y = (-alpha * m + root) / (rho * m)
+    x = (-(alpha * m + rho * (1 - 2 * alpha)) + root) / (2 * alpha * rho * (m - rho))
+    best = best_reuse(mu, rho, alpha)
+    assert best.kept == pytest.approx(x, rel=1e-9) and best.trained == pytest.approx(y, rel=1e-9)
+    assert best.trained == pytest.approx(1 / math.sqrt(m * (rho + 1 / best.kept)), rel=1e-9)
+    assert 4 * alpha**2 * rho * (m - rho) * x**2 + 4 * alpha * (alpha * m + rho * (1 - 2 * alpha)) * x == pytest.approx(
+        (1 - 2 * alpha) ** 2, rel=1e-9
+    )
+
+
+def test_the_dearer_generation_is_the_more_is_reused() -> None:
+    reuse = [best_reuse(mu, 0.1, 0.2) for mu in (5, 10, 20, 40)]
+    assert reuse == sorted(reuse, key=lambda r: (r.kept, r.trained)) and reuse[0] != reuse[-1]
+
+
+@pytest.mark.parametrize(("mu", "rho", "alpha"), [(0, 0.1, 0.2), (1, -0.1, 0.2), (1, 0.1, 0), (1, 0.1, 0.5), (math.nan, 0.1, 0.2)])
+def test_where_there_is_no_optimum_it_says_so(mu: float, rho: float, alpha: float) -> None:
+    with pytest.raises(ValueError, match="Theorem"):
+        best_reuse(mu, rho, alpha)
+
+
+def test_compute_ratio() -> None:
+    """Table 2 of the paper for Qwen3-0.6B, W generators and T trainers, with the (6,2) entry as its own formula has it."""
+    for (w, t), gamma in {(7, 1): 1.02, (6, 2): 0.51, (5, 3): 0.34, (4, 4): 0.26, (2, 6): 0.17, (1, 7): 0.15}.items():
+        ratio = compute_ratio(6.84, generated=w / t / 6.84, trained=1)
+        assert ratio == pytest.approx((1 + w / t) / 7.84) and ratio == pytest.approx(gamma, abs=0.006)
+    assert compute_ratio(3.0, 8, 8) == 1 and compute_ratio(6.0, 8, 32) == pytest.approx((48 + 32) / (7 * 32))
+    with pytest.raises(ValueError, match="compute ratio"):
+        compute_ratio(1, 8, 0)

@@ -1,0 +1,145 @@
+"""Rounds with experience replay, with their real parts: the tiny model, the contained verifier, the memory swarm."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from p2p.engines.memory import MemorySwarm
+from swarmd.checkpoint import Checkpoints, RunState
+from swarmd.config import NodeConfig
+from swarmd.node import build, reuse_figures
+from swarmd.policy.model import LanguagePolicy
+from swarmd.round import Node, run_round
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.scoring import Verifier
+from swarmd.types import RoundReport, Scored, Tokens
+from tests.node.test_round import join, weights, without_seconds
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9.name) as running:
+        yield running
+
+
+def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: object) -> NodeConfig:
+    sections = {"round": {"local": local, "external": external}, "model": {"device": "cpu"}, "train": {"learning_rate": rate}}
+    return NodeConfig.model_validate({**sections, "replay": {"mode": "on", **replay}})
+
+
+def test_a_round_trains_several_times_on_a_pool_of_its_own_rollouts(verifier: Verifier) -> None:
+    node, _, _ = join(MemorySwarm(), 1, verifier, config(size=10, updates_per_round=3, positive_bias=0.0))
+    reports = [run_round(t, node) for t in range(1, 5)]
+    assert [r.pool_size for r in reports] == [4, 8, 10, 10]
+    assert all((r.updates, r.local, r.external, r.generated) == (3, 12, 0, 4) for r in reports)
+    first, last = reports[0], reports[-1]
+    assert (first.staleness_max, first.replays_mean) == (0, 1.0), "the same four, for the first, second and third time"
+    assert last.staleness_mean > 0 and 1 <= last.staleness_max <= 3 and last.replays_mean > 1
+    assert last.since_use_mean is not None and last.since_use_mean >= 1
+    mu, gamma = reuse_figures(last)
+    assert mu is not None and gamma is not None and gamma == pytest.approx((mu + 3) / (3 * (1 + mu)))
+
+
+def test_old_log_probabilities_are_of_the_moment_of_generation(verifier: Verifier) -> None:
+    """The first update's ratio is 1 for what was just generated; a later one's, on the same rollouts, is not."""
+    node, policy, _ = join(MemorySwarm(), 1, verifier, config(rate=1e-3))
+    kept = []
+    for t in range(1, 5):
+        run_round(t, node)
+        kept.append([s for s in node.pool if s.informative])
+    drawn_with = {s.rollout.ref: s.tokens for s in kept[0]}
+    for s in kept[-1]:
+        assert s.tokens is not None and s.tokens == drawn_with.get(s.rollout.ref, s.tokens)
+    assert policy.update([s for s in node.pool if s.round < 4]).clip_fraction > 0
+
+
+def test_others_rollouts_share_the_pool_within_their_limits(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(local=2, external=2, size=16, author_share=0.2, updates_per_round=2))
+    others = [join(swarm, i, verifier, config(local=4, updates_per_round=1))[0] for i in (2, 3)]
+    reports = []
+    for t in range(1, 6):
+        for other in others:
+            run_round(t, other)
+        reports.append(run_round(t, node))
+        by = [s.rollout.author for s in node.pool]
+        assert len(by) <= 16 and by.count(node.me) >= min(8, 2 * t) - 2
+        assert all(by.count(other.me) <= 3 for other in others), "a fifth of 16"
+        assert all(s.informative and t - s.round < 2 for s in node.pool if s.rollout.author != node.me)
+    assert any(r.external for r in reports)
+
+
+def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_path: Path) -> None:
+    """The section's other keys change nothing while it is off."""
+    plain = NodeConfig.model_validate({"round": {"local": 2, "external": 0}, "model": {"device": "cpu"}})
+    off = config(local=2, mode="off", size=99, updates_per_round=9, positive_bias=0.5)
+    ends = []
+    for name, settings in (("plain", plain), ("off", off)):
+        node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
+        reports = [without_seconds(run_round(t, node)) for t in (1, 2)]
+        ends.append((reports, weights(policy, tmp_path / name), len(node.pool)))
+    assert ends[0] == ends[1] and ends[0][2] == 0
+
+
+def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_path: Path) -> None:
+    settings = config(local=4, size=12, strategy="without_replacement", updates_per_round=2)
+
+    def new() -> tuple[Node, LanguagePolicy]:
+        node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
+        return node, policy
+
+    node, policy = new()
+    checkpoints, reports = Checkpoints(tmp_path / "checkpoints"), []
+    for t in range(1, 5):
+        reports.append(without_seconds(run_round(t, node)))
+        if t == 2:
+            pool = node.pool
+            rngs = node.task_rng.getstate(), node.batch_rng.getstate()
+            figures = (tuple(pool.last_uses()), pool.updates, node.schedule.state)
+            checkpoints.save(RunState(2, 1, *rngs, tuple(pool), tuple(pool.uses()), 1, *figures), policy.save)
+    again, again_policy = new()
+    found = checkpoints.newest()
+    assert found is not None
+    state, folder, _ = found
+    again_policy.restore(folder)
+    again.task_rng.setstate(state.task_rng)
+    again.batch_rng.setstate(state.batch_rng)
+    again.pool.restore(state.pool, state.uses, state.last_uses, state.updates)
+    again.schedule.state = state.guard
+    assert [without_seconds(run_round(t, again)) for t in (3, 4)] == reports[2:]
+    assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
+
+
+def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
+    """At ten times the healthy rate the clip fraction soars; then a round is the paper's, with one update on fresh rollouts."""
+    node, _, _ = join(MemorySwarm(), 1, verifier, config(rate=3e-3, updates_per_round=6))
+    reports: list[RoundReport] = []
+    while not (reports and reports[-1].resting) and len(reports) < 12:
+        reports.append(run_round(len(reports) + 1, node))
+    rested = reports[-1]
+    assert rested.resting == 8 and (rested.updates, rested.local) == (1, 4) and rested.staleness_max == 0
+    assert reports[-2].updates == 6 and reports[-2].update.clip_fraction > 0.09
+
+
+class Remembering(LanguagePolicy):
+    """The tiny model, with a view of others' text that is easily told from any it could have: one token, and certain."""
+
+    def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
+        return [Tokens(((1,),) * len(s.rewards), ((0.0,),) * len(s.rewards)) for s in batch]
+
+
+def test_a_policy_that_remembers_has_others_text_replayed_from_its_first_use(verifier: Verifier) -> None:
+    swarm, settings = MemorySwarm(), config(local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0)
+    plain, _, _ = join(swarm, 1, verifier, settings)
+    other, _, _ = join(swarm, 2, verifier, config(local=4, updates_per_round=1))
+    node = build(settings, 1, plain.me, plain.swarm, Remembering.open(settings, 1), verifier)
+    assert (plain.pool.max_age, node.pool.max_age) == (settings.round.max_age, settings.replay.max_age)
+    for t in range(1, 6):
+        run_round(t, other)
+        run_round(t, node)
+    theirs = [kept for kept in node.pool.kept() if kept.scored.rollout.author == other.me]
+    assert any(kept.uses > 1 for kept in theirs)
+    for kept in theirs:
+        assert (kept.scored.tokens is not None) == (kept.uses > 0)
+        assert kept.scored.tokens is None or kept.scored.tokens.logprobs[0] == (0.0,)
