@@ -1,0 +1,55 @@
+"""`swarmd plan replay`: real measurements of the tiny model, and what is made of figures of any size."""
+
+import json
+
+import pytest
+
+from swarmd.cli import main
+from swarmd.experience.theory import best_reuse
+from swarmd.lab.plan import ALPHA, RHO, Measured, document, lines, plan
+
+
+def measured(mu: float) -> Measured:
+    return Measured(mu * 0.01, 0.01, mu, 0.9 * mu, 1.1 * mu, 5)
+
+
+@pytest.mark.parametrize("mu", [0.6, 1.0, 4.9])
+def test_where_generation_is_cheap_it_says_to_leave_replay_off(mu: float) -> None:
+    made = plan(measured(mu), 4, 8)
+    assert not made.pays
+    assert any("cannot pay" in line and "off" in line for line in lines(made))
+    assert not any("mode =" in line for line in lines(made))
+
+
+def test_where_it_is_dear_the_plan_is_the_theorems_in_whole_numbers() -> None:
+    made = plan(measured(6.84), 8, 8)
+    best = best_reuse(6.84, RHO, ALPHA)
+    assert made.pays and made.new == 8
+    assert made.size == pytest.approx(best.kept * 8, abs=1) and made.batch * made.updates == pytest.approx(best.trained * 8, abs=4)
+    assert 0 < made.gamma < 1 and 0 < made.same_progress < 1
+    text = "\n".join(lines(made))
+    assert 'mode = "on"' in text and f"size = {made.size}" in text and "Assumed: rho = 0.1, alpha = 0.15" in text
+
+
+def test_the_pool_always_holds_a_batch_and_a_round_always_updates() -> None:
+    made = plan(measured(5.0), 1, 32)
+    assert made.size >= made.batch == 32 and made.updates == 1
+
+
+def test_the_document_says_what_was_measured_what_was_assumed_and_what_follows() -> None:
+    told = document(plan(measured(0.8), 8, 8))
+    assert told["schema"] == 1 and told["pays"] is False and told["measured"]["mu"] == 0.8
+    assert told["assumed"] == {"rho": RHO, "alpha": ALPHA} and told["plan"]["R"] == 8 and len(told["assumptions"]) == 4
+
+
+@pytest.mark.slow
+def test_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "replay", "--model", "tiny", "--device", "cpu", "--rounds", "2", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0.05 < told["measured"]["mu"] < 50 and told["measured"]["low"] <= told["measured"]["mu"] <= told["measured"]["high"]
+    assert told["pays"] == (told["measured"]["mu"] >= told["pays_from"])
+
+
+def test_a_wrong_assumption_is_refused_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "replay", "--alpha", "0.5"]) == 2
+    assert "alpha" in capsys.readouterr().err
