@@ -6,7 +6,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ def swarmd(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return swarmd("join", *COMMON, "--state-dir", str(state), *words)
+
+
+def until(state: Path, condition: Callable[[dict[str, Any]], bool], process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The first status document for which it holds, while the node lives; asked for ten times a second, at most two minutes."""
+    for _ in range(1200):
+        assert process.poll() is None, "the node ended"
+        status = control.call(state, "status")
+        if condition(status):
+            return status
+        time.sleep(0.1)
+    raise AssertionError(f"waited in vain; the last status was {status}")
 
 
 @pytest.fixture
@@ -95,13 +107,10 @@ def test_status_peers_pause_resume_and_stop(running: subprocess.Popen[str], tmp_
     assert json.loads(swarmd("peers", "--json", *state).stdout) == {"schema": 1, "peers": []}
 
     assert swarmd("pause", *state).returncode == 0
-    while (paused := control.call(tmp_path / "state", "status"))["state"] != "paused":
-        pass
+    paused = until(tmp_path / "state", lambda s: s["state"] == "paused", running)
     assert paused["cause"] and "swarmd resume" in paused["remedy"]
     assert swarmd("resume", *state).returncode == 0
-    at = paused["round"]
-    while control.call(tmp_path / "state", "status")["round"] <= at:
-        pass
+    until(tmp_path / "state", lambda s: s["round"] > paused["round"], running)
 
     second = join(tmp_path / "state", "--rounds", "1")
     assert second.returncode == 5 and "Traceback" not in second.stderr
@@ -126,8 +135,7 @@ def test_a_signal_finishes_the_round_saves_and_leaves(running: subprocess.Popen[
 def test_a_killed_trainer_comes_back_and_the_connection_stays_up(running: subprocess.Popen[str], tmp_path: Path) -> None:
     before = control.call(tmp_path / "state", "status")
     os.kill(before["trainer"]["pid"], signal.SIGKILL)
-    while (after := control.call(tmp_path / "state", "status"))["round"] <= before["round"] + 1 or after["state"] != "training":
-        assert running.poll() is None
+    after = until(tmp_path / "state", lambda s: s["round"] > before["round"] + 1 and s["state"] == "training", running)
     assert after["trainer"]["restarts"] == 1 and after["trainer"]["pid"] != before["trainer"]["pid"]
     assert (after["pid"], after["addresses"]) == (before["pid"], before["addresses"])
 
@@ -196,12 +204,10 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
                 while True:
                     ballast.write(bytes(1 << 16))
                     ballast.flush()
-            while (status := control.call(state, "status"))["state"] != "paused":
-                assert process.poll() is None
+            status = until(state, lambda s: s["state"] == "paused", process)
             assert "space" in status["cause"] + status["remedy"]
             (state / "ballast").unlink()
-            while (status := control.call(state, "status"))["state"] != "training":
-                assert process.poll() is None
+            until(state, lambda s: s["state"] == "training", process)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         found = Checkpoints(state / "checkpoints").newest()
