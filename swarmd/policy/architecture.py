@@ -55,7 +55,7 @@ def shape_of(network: nn.Module) -> Shape:
     return Shape(
         parameters=sum(p.numel() for p in network.parameters()),
         layers=text.num_hidden_layers,
-        norms=max(2, len(norms) // text.num_hidden_layers),
+        norms=max(1, (len(norms) - 1) // text.num_hidden_layers),  # less the one behind the last layer
         width=text.hidden_size,
         query_width=text.num_attention_heads * head_width,
         key_width=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_width,

@@ -95,12 +95,12 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
 @pytest.mark.parametrize("rank", [None, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations_are_right_within_a_factor(family: str, rank: int | None, dtype: torch.dtype) -> None:
-    """One layer, and three, of what autograd keeps: the plan's figure for the two in between is never much below it, nor far above."""
+    """By what autograd keeps of three layers more than of one: the plan's figure is never much below it, nor far above."""
     one, three = (kept_for_backward(network_of(family, dtype, layers, rank)) for layers in (1, 3))
     name = str(dtype).removeprefix("torch.")
     plans = [make_plan(shape_of(network_of(family, dtype, n, None)), name, rank, GB, Work(micro_batch_tokens=LENGTH)) for n in (1, 3)]
     planned = [next(item.bytes for item in plan.items if item.name == "activations") for plan in plans]
-    assert 0.8 < (planned[1] - planned[0]) / (three - one) < 1.7
+    assert 0.9 < (planned[1] - planned[0]) / (three - one) < 1.5
 
 
 def test_checkpointing_keeps_an_input_a_layer(folders: dict[str, Path]) -> None:
