@@ -1,6 +1,7 @@
-"""What a round costs: wall and CPU seconds of each stage, one torch thread, in one process.
+"""What a round costs: wall and CPU seconds of each stage, one torch thread, in one process. With --peer, beside another trainer.
 
     python -m benchmarks.round [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30] [--json]
+    python -m benchmarks.round --peer trl …      (its options: python -m benchmarks.compare --help)
 
 With --external, a second node of the same kind shares over the memory engine; its cost is not counted. CPU seconds are this process's
 alone: the verifier's show up in the wall time of "score". Wall and CPU are taken in alternate rounds; medians, after two
@@ -16,6 +17,7 @@ import time
 from functools import partial
 from typing import Any
 
+from benchmarks import compare
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
@@ -33,6 +35,9 @@ STAGES = ("generate", "score", "share", "collect", "train")
 
 
 def main() -> None:
+    if "--peer" in sys.argv:
+        compare.main()
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks.round", description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--local", type=int, default=8)
