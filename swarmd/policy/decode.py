@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
-COMPACT: Final = 0.85  # drop finished rows once fewer than this share are alive: copying the cache costs about one step
+from swarmd.policy.adapter import merged
+from swarmd.policy.attention import adopt
+from swarmd.policy.padded import PaddedRows
+from swarmd.policy.prefix import SharedPrefix
+
+COMPACT: Final = 0.9  # finished rows leave once at most this share is alive: copying the others' keys and values costs a part of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,6 @@ class Sample:
     ended: bool
 
 
-@torch.inference_mode()
 def decode(
     network: nn.Module,
     prompts: Sequence[Sequence[int]],
@@ -43,10 +46,15 @@ def decode(
     gets empty samples.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
-    for group in _groups(prompts, copies, sampling, cache_tokens):
-        samples = _decode_group(network, [prompts[i] for i in group], copies, sampling, generator)
-        for place, i in enumerate(group):
-            answers[i] = samples[place * copies : (place + 1) * copies]
+    device, shared = generator.device, adopt(network)
+    with merged(network), torch.inference_mode():
+        for group in _groups(prompts, copies, sampling, cache_tokens, shared):
+            asked = [prompts[i] for i in group]
+            room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in asked], device=device).repeat_interleave(copies)
+            rows = SharedPrefix(network, asked, copies, int(room.max()), device) if shared else PaddedRows(network, asked, copies, device)
+            samples = _decode_rows(rows, room, sampling, generator)
+            for place, i in enumerate(group):
+                answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
 
 
@@ -58,12 +66,15 @@ def cache_bytes(config: Any, dtype: torch.dtype) -> int:
     return int(2 * text.num_hidden_layers * heads * head * dtype.itemsize)
 
 
-def _groups(prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int) -> Iterator[list[int]]:
-    """Indices of prompts that are decoded together, of like length so that little is padding."""
+def _groups(
+    prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool
+) -> Iterator[list[int]]:
+    """Indices of prompts that are decoded together, of like length so that little is padding. shared: a prompt is stored once."""
     group: list[int] = []
     for i in sorted((i for i, p in enumerate(prompts) if len(p) < sampling.context), key=lambda i: -len(prompts[i])):
-        longest = len(prompts[(group or [i])[0]]) + sampling.limit
-        if group and (len(group) + 1) * copies * longest > cache_tokens:
+        longest = len(prompts[(group or [i])[0]])
+        each = longest + copies * sampling.limit if shared else copies * (longest + sampling.limit)
+        if group and (len(group) + 1) * each > cache_tokens:
             yield group
             group = []
         group.append(i)
@@ -71,19 +82,28 @@ def _groups(prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, c
         yield group
 
 
-def _decode_group(
-    network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
-) -> list[Sample]:
+class _Rows(Protocol):
+    def first(self) -> Tensor:
+        """Compute the prompts: the logits [B, V] of each row's first token."""
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Add one token to each row, [B]: the logits [B, V] of the one after it."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in this order: ascending."""
+
+
+def _decode_rows(rows: _Rows, room: Tensor, sampling: Sampling, generator: torch.Generator) -> list[Sample]:
+    """room: how many tokens each row may become, [B]."""
     device = generator.device
-    cache, logits, mask, position = _prefill(network, prompts, copies, device)
-    room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in prompts], device=device).repeat_interleave(copies)
     ends = torch.tensor(sorted(sampling.ends), device=device)
-    total, steps = len(prompts) * copies, int(room.max())
+    total, steps = len(room), int(room.max())
     ids = torch.full((total, steps), -1, device=device)
     logprobs = torch.zeros(total, steps, device=device)
     row = torch.arange(total, device=device)  # of ids: where a batch row's tokens go
     alive = torch.ones(total, dtype=torch.bool, device=device)
 
+    logits = rows.first()
     for step in range(steps):
         token, logprob = _pick(logits, sampling.temperature, generator)
         ids[row, step] = torch.where(alive, token, -1)
@@ -94,39 +114,25 @@ def _decode_group(
             break
         if left <= COMPACT * len(alive):
             keep = alive.nonzero()[:, 0]
-            row, token, position, mask, alive = row[keep], token[keep], position[keep], mask[keep], alive[keep]
-            cache.batch_select_indices(keep)
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        position = position + 1
-        out = network(input_ids=token[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache, use_cache=True)
-        logits = out.logits[:, -1]
+            row, token, alive = row[keep], token[keep], alive[keep]
+            rows.keep(keep)
+        logits = rows.next(token)
     return [_sample(r, p, sampling.ends) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
 
-def _prefill(
-    network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device
-) -> tuple[DynamicCache, Tensor, Tensor, Tensor]:
-    """Each prompt once, padded on the left; then, `copies` times: its keys and values, logits [rows, V], mask [rows, T], last position."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    position = (mask.cumsum(1) - 1).clamp_(min=0)
-    cache = DynamicCache(config=network.config)
-    out: Any = network(input_ids=ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    cache.batch_repeat_interleave(copies)
-    logits, mask, position = (t.repeat_interleave(copies, dim=0) for t in (out.logits[:, -1], mask, position[:, -1]))
-    return cache, logits, mask, position
-
-
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """One token a row and its log-probability; logits [rows, V].
+    """One token a row and its log-probability; logits [B, V].
 
-    Of independent exponentials divided by p, the smallest falls on i with probability p_i: a draw without a cumulative sum.
+    One uniform number a row, looked up in the cumulative sum of its probabilities: a draw for every token of the vocabulary would cost
+    more than the rest of a small model's step. Summed in float64, so that the rare tokens keep their share.
     """
     logprobs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
     if temperature:
-        race = torch.empty_like(logprobs).exponential_(generator=generator)
-        token = (logprobs - race.log_()).argmax(dim=-1)
+        exact = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no float64
+        cumulative = logprobs.exp().cumsum(-1, dtype=exact)
+        uniform = torch.rand(len(logits), 1, dtype=exact, device=logits.device, generator=generator)
+        # Strictly above the number, and the number below the last sum: never a token of probability 0.
+        token = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
     else:
         token = logits.argmax(dim=-1)
     return token, logprobs.gather(1, token[:, None])[:, 0]

@@ -3,21 +3,22 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
-from swarmd.config import NodeConfig
+from swarmd.config import NodeConfig, TrainConfig
 from swarmd.errors import NoModel
-from swarmd.policy import saved
+from swarmd.policy import losses, saved
 from swarmd.policy.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode
 from swarmd.policy.device import free_memory, is_out_of_memory, release_cached, seeded, use_threads
 from swarmd.policy.load import LORA_FROM, Loaded, load_model
 from swarmd.policy.models.tiny import WEIGHTS as TINY
-from swarmd.policy.packing import rows_of
+from swarmd.policy.packing import Row, rows_of
 from swarmd.policy.update import Learner, Learning
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 
@@ -40,8 +41,18 @@ MICRO_BATCH_TOKENS = 16_384
 class LanguagePolicy:
     """Implements `swarmd.seams.Policy`. Build one with `open`."""
 
-    def __init__(self, loaded: Loaded, chat: Chat, learner: Learner, sampling: Sampling, generator: torch.Generator) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        chat: Chat,
+        learner: Learner,
+        rows: Callable[[Sequence[Scored]], list[Row]],
+        sampling: Sampling,
+        generator: torch.Generator,
+    ) -> None:
+        """rows: what an update trains on, of a batch."""
         self._loaded, self._chat, self._learner, self._sampling, self._generator = loaded, chat, learner, sampling, generator
+        self._rows = rows
         config: Any = loaded.network.config
         self._cache_tokens = CACHE_BYTES // cache_bytes(config, loaded.dtype)
 
@@ -72,8 +83,18 @@ class LanguagePolicy:
             max_grad_norm=config.train.max_grad_norm,
             temperature=sampling.temperature,
             micro_batch_tokens=config.train.micro_batch_tokens or MICRO_BATCH_TOKENS,
+            loss=config.train.loss,
+            importance_cap=config.train.importance_cap,
         )
-        return cls(loaded, chat, Learner(loaded.network, learning, loaded.device), sampling, seeded(loaded.device, seed))
+        rows = partial(
+            rows_of,
+            chat=chat,
+            limit=sampling.limit,
+            context=sampling.context,
+            advantages=_advantages(config.train),
+            mean=losses.sequence_mean if config.train.loss_mean == "sequence" else losses.token_mean,
+        )
+        return cls(loaded, chat, Learner(loaded.network, learning, loaded.device), rows, sampling, seeded(loaded.device, seed))
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -108,7 +129,7 @@ class LanguagePolicy:
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
         """One policy-gradient step on the batch; see `Learner.step`."""
-        return self._learner.step(*rows_of(batch, self._chat, self._sampling.limit, self._sampling.context))
+        return self._learner.step(self._rows(batch))
 
     def save(self, folder: Path) -> None:
         """Everything a later process needs to go on exactly from here, into an existing folder. OSError where the disk is full."""
@@ -139,6 +160,12 @@ class LanguagePolicy:
                 )
             self._cache_tokens = min(self._cache_tokens, len(prompts) * largest) // 2
             log.warning("out of memory while answering: at most %d tokens of keys and values from now on", self._cache_tokens)
+
+
+def _advantages(config: TrainConfig) -> Callable[[Scored], Sequence[float]]:
+    if config.loss == "asymre":
+        return lambda scored: losses.asymre_advantages(scored.rewards, config.asymre_shift)
+    return lambda scored: scored.advantages
 
 
 def _ends(eos: int | Sequence[int] | None) -> frozenset[int]:

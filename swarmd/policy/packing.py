@@ -1,6 +1,6 @@
-"""What is trained on, as tensors: rows of prompt and completion, in micro-batches that fit."""
+"""What is trained on, as tensors: completions behind their prompt in one stream, in micro-batches that fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from swarmd.policy.chat import Chat
+from swarmd.policy.stream import Span
 from swarmd.types import Scored
 
-WASTE_FROM: Final = 512  # padded tokens from which on a micro-batch is rather ended than padded: smaller ones cost more in calls
-RAGGED: Final = 0.75  # a row shorter than this share of the longest starts a new micro-batch
-
+WASTE_FROM: Final = 512  # padded tokens from which on a padded micro-batch is rather ended than padded: smaller ones cost more in calls
+RAGGED: Final = 0.75  # a row shorter than this share of the longest starts a new one
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -22,32 +22,65 @@ class Row:
     completion: tuple[int, ...]
     advantage: float
     old: tuple[float, ...] | None  # log-probabilities it was sampled with; None: take the current policy's
+    weight: float  # of each of its tokens in the batch's loss
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.completion)
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """What the loss needs of each completion token; every tensor is [N], in the order of the rows."""
+
+    targets: Tensor
+    advantages: Tensor
+    old: Tensor  # nan where the current policy's is to be taken
+    weights: Tensor
+
+    def __getitem__(self, part: slice) -> "Scores":
+        return Scores(self.targets[part], self.advantages[part], self.old[part], self.weights[part])
+
+
+@dataclass(frozen=True, slots=True)
 class Packed:
-    """A micro-batch of B rows padded on the right to T, with N completion tokens in all, in row order.
+    """A micro-batch of T tokens, N of them in completions: each prompt once, its completions behind it."""
+
+    ids: Tensor  # [T]
+    positions: Tensor  # [T], in the sequence of which a token is
+    spans: tuple[Span, ...]
+    sources: Tensor  # [N]: where in the stream the token is that predicts each completion token
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A micro-batch of B rows padded on the right to T, for networks that cannot read a stream.
 
     No attention mask is needed: attention is causal, and padding comes after everything that is looked at.
     """
 
     ids: Tensor  # [B, T]
     predicts: Tensor  # bool [B, T]: positions whose logits predict a completion token
-    targets: Tensor  # [N]
-    advantages: Tensor  # [N]
-    old: Tensor  # [N]; nan where the current policy's is to be taken
+    scores: Scores
 
 
-def rows_of(batch: Sequence[Scored], chat: Chat, limit: int, context: int) -> tuple[list[Row], int]:
-    """The completions that have a gradient, and the number of completion tokens of the whole batch: what its mean is taken over.
+def rows_of(
+    batch: Sequence[Scored],
+    chat: Chat,
+    limit: int,
+    context: int,
+    advantages: Callable[[Scored], Sequence[float]],
+    mean: Callable[[Sequence[int]], Sequence[float]],
+) -> list[Row]:
+    """The completions that have a gradient.
 
     Our own completions keep their token ids and the log-probabilities they were drawn with; others' are re-encoded. Both are cut where our
-    own sampling would have stopped: at `limit` tokens, or at the end of the context.
+    own sampling would have stopped: at `limit` tokens, or at the end of the context. mean: from the lengths of all completions of the
+    batch, those without gradient included, the weight of each one's tokens in the loss.
     """
-    rows, tokens = [], 0
+    rows: list[Row] = []
+    lengths: list[int] = []
+    places: list[int] = []  # of rows in lengths
     for scored in batch:
         prompt = tuple(chat.prompt(scored.question))
         room = max(0, min(limit, context - len(prompt)))
@@ -57,16 +90,84 @@ def rows_of(batch: Sequence[Scored], chat: Chat, limit: int, context: int) -> tu
             ids, old = scored.tokens.ids, [p[:room] for p in scored.tokens.logprobs]
         else:
             ids, old = [chat.encode(c, room) for c in scored.rollout.completions], [None] * len(scored.rewards)
-        for completion, drawn_with, advantage in zip(ids, old, scored.advantages, strict=True):
+        for completion, drawn_with, advantage in zip(ids, old, advantages(scored), strict=True):
             cut = tuple(completion[:room])
-            tokens += len(cut)
             if cut and advantage:
-                rows.append(Row(prompt, cut, advantage, drawn_with))
-    return rows, tokens
+                places.append(len(lengths))
+                rows.append(Row(prompt, cut, advantage, drawn_with, 0.0))
+            lengths.append(len(cut))
+    weights = mean(lengths) if rows else ()
+    return [Row(r.prompt, r.completion, r.advantage, r.old, weights[i]) for r, i in zip(rows, places, strict=True)]
 
 
-def micro_batches(rows: Sequence[Row], padded_tokens: int, head_tokens: int) -> Iterator[list[Row]]:
-    """Rows longest first, in groups of at most so many padded tokens and completion tokens; a single row may be over.
+def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    """Rows of one prompt together, in groups of at most `budget` tokens, a prompt counted once; a single row may be over.
+
+    The completions of one prompt are parted only where they are over the budget by themselves.
+    """
+    by_prompt: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt, []).append(row)
+    group: list[Row] = []
+    held = 0
+    for piece in (piece for members in by_prompt.values() for piece in _pieces(members, budget)):
+        tokens = packed_tokens(piece)
+        if group and held + tokens > budget:
+            yield group
+            group, held = [], 0
+        group = [*group, *piece]
+        held += tokens
+    if group:
+        yield group
+
+
+def packed_tokens(rows: Sequence[Row]) -> int:
+    """Length of the stream that these rows make."""
+    return sum(map(len, {row.prompt for row in rows})) + sum(len(row.completion) for row in rows)
+
+
+def _pieces(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    """Rows of one prompt."""
+    piece: list[Row] = []
+    held = 0
+    for row in rows:
+        if piece and held + len(row.completion) > budget:
+            yield piece
+            piece = []
+        held = (held if piece else len(row.prompt)) + len(row.completion)
+        piece.append(row)
+    yield piece
+
+
+def pack(rows: Sequence[Row], device: torch.device) -> Packed:
+    """Rows of one prompt must follow one another."""
+    ids: list[int] = []
+    positions: list[int] = []
+    sources: list[int] = []
+    spans: list[Span] = []
+    prompt = Span(0, 0)
+    for i, row in enumerate(rows):
+        if i == 0 or row.prompt != rows[i - 1].prompt:
+            prompt = Span(len(ids), len(row.prompt))
+            spans.append(prompt)
+            ids += row.prompt
+            positions += range(prompt.length)
+        start, length = len(ids), len(row.completion)
+        spans.append(Span(start, length, prompt.start, prompt.length))
+        ids += row.completion
+        positions += range(prompt.length, prompt.length + length)
+        sources += [prompt.start + prompt.length - 1, *range(start, start + length - 1)]
+    return Packed(
+        torch.tensor(ids, device=device),
+        torch.tensor(positions, device=device),
+        tuple(spans),
+        torch.tensor(sources, device=device),
+        _scores(rows, device),
+    )
+
+
+def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> Iterator[list[Row]]:
+    """Rows longest first, in groups of at most so many tokens, padding counted, and completion tokens; a single row may be over.
 
     head_tokens: completion tokens of one group, each of which costs a row of logits as wide as the vocabulary.
     """
@@ -75,7 +176,7 @@ def micro_batches(rows: Sequence[Row], padded_tokens: int, head_tokens: int) -> 
     for row in sorted(rows, key=len, reverse=True):
         if group:
             longest = len(group[0])
-            full = (len(group) + 1) * longest > padded_tokens or head + len(row.completion) > head_tokens
+            full = (len(group) + 1) * longest > budget or head + len(row.completion) > head_tokens
             ragged = len(group) * longest >= WASTE_FROM and len(row) < RAGGED * longest
             if full or ragged:
                 yield group
@@ -86,17 +187,20 @@ def micro_batches(rows: Sequence[Row], padded_tokens: int, head_tokens: int) -> 
         yield group
 
 
-def pack(rows: Sequence[Row], device: torch.device) -> Packed:
+def pad(rows: Sequence[Row], device: torch.device) -> Padded:
     width = max(map(len, rows))
     ids = [[*row.prompt, *row.completion, *[0] * (width - len(row))] for row in rows]
     predicts = torch.zeros(len(rows), width, dtype=torch.bool)
     for place, row in zip(predicts, rows, strict=True):
         place[len(row.prompt) - 1 : len(row) - 1] = True
+    return Padded(torch.tensor(ids, device=device), predicts.to(device), _scores(rows, device))
+
+
+def _scores(rows: Sequence[Row], device: torch.device) -> Scores:
     nan = float("nan")
-    return Packed(
-        torch.tensor(ids, device=device),
-        predicts.to(device),
+    return Scores(
         torch.tensor([t for row in rows for t in row.completion], device=device),
         torch.tensor([row.advantage for row in rows for _ in row.completion], device=device),
         torch.tensor([p for row in rows for p in (row.old or [nan] * len(row.completion))], device=device),
+        torch.tensor([row.weight for row in rows for _ in row.completion], device=device),
     )

@@ -11,7 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GraniteConfig,
     LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -46,6 +51,7 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 0,
     "pad_token_id": 0,
 }
+WINDOW = {"sliding_window": 16}
 FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen2": lambda: Qwen2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}, tie_word_embeddings=True),
     "qwen3": lambda: Qwen3Config(**SIZES, tie_word_embeddings=True),
@@ -53,6 +59,20 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma2": lambda: Gemma2Config(
         **SIZES, tie_word_embeddings=False, sliding_window=16, query_pre_attn_scalar=8, final_logit_softcapping=5.0
     ),
+}
+ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {  # and rarer traits: windows, scaled logits, what is not covered
+    "qwen2-window": lambda: Qwen2Config(
+        **{k: v for k, v in SIZES.items() if k != "head_dim"}, **WINDOW, use_sliding_window=True, max_window_layers=1
+    ),
+    "mistral": lambda: MistralConfig(**SIZES, tie_word_embeddings=False, **WINDOW),
+    "gemma": lambda: GemmaConfig(**SIZES, tie_word_embeddings=False),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SIZES, tie_word_embeddings=False, **WINDOW, query_pre_attn_scalar=8, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "granite": lambda: GraniteConfig(
+        **{k: v for k, v in SIZES.items() if k != "head_dim"}, logits_scaling=3.0, attention_multiplier=0.2, residual_multiplier=0.7
+    ),
+    "olmo2": lambda: Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),  # not covered: padded batches
 }
 
 
@@ -78,7 +98,7 @@ def make_model(
     **changes: Any,
 ) -> Path:
     """A model's folder. changes: of the architecture's configuration."""
-    config = FAMILIES[family]()
+    config = ALL_FAMILIES[family]()
     for key, value in changes.items():
         setattr(config, key, value)
     with torch.random.fork_rng(devices=[]):
@@ -96,7 +116,7 @@ def edit_json(path: Path, **changes: Any) -> None:
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One model of each family; not to be changed."""
-    return {family: make_model(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
+    return {family: make_model(tmp_path_factory.mktemp(family), family) for family in ALL_FAMILIES}
 
 
 def config_of(

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from swarmd.policy.attention import NAME, adopt, covers
 from swarmd.policy.chat import Chat
 from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode
 from swarmd.policy.device import seeded
-from tests.policy.conftest import FAMILIES, make_model, open_policy
+from tests.policy.conftest import ALL_FAMILIES, external, make_model, open_policy
 
 CPU = torch.device("cpu")
 QUESTIONS = ["1+1?", "a rather longer question about nothing at all", "x", "What is the capital?"]
@@ -25,38 +26,41 @@ def prompts_of(folder: Path) -> list[list[int]]:
     return [chat.prompt(q) for q in QUESTIONS]
 
 
+def plain_logprobs(network, prompt: list[int], sample: Sample, temperature: float = 1.0) -> torch.Tensor:
+    with torch.no_grad():
+        logits = network(torch.tensor([prompt + list(sample.ids)])).logits[0, len(prompt) - 1 : -1].float()
+    return torch.log_softmax(logits / temperature, -1)[torch.arange(len(sample.ids)), list(sample.ids)]
+
+
 def run(network, prompts, copies=1, temperature=1.0, limit=24, seed=0, cache_tokens=10_000, ends=frozenset({0}), context=128):
     sampling = Sampling(limit, context, ends, temperature)
     with torch.no_grad():
         return decode(network, prompts, copies, sampling, seeded(CPU, seed), cache_tokens)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_greedy_tokens_are_those_of_generate(family: str, folders: dict[str, Path]) -> None:
-    network, prompts = network_of(folders[family]), prompts_of(folders[family])
+    network, plain, prompts = network_of(folders[family]), network_of(folders[family]), prompts_of(folders[family])
     ours = [samples[0].ids for samples in run(network, prompts, temperature=0.0)]
     theirs = []
     for p in prompts:
-        out = network.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), do_sample=False, max_new_tokens=24, pad_token_id=0)
+        out = plain.generate(torch.tensor([p]), attention_mask=torch.ones(1, len(p)), do_sample=False, max_new_tokens=24, pad_token_id=0)
         theirs.append(tuple(out[0, len(p) :].tolist()))
     assert ours == theirs
     assert len(set(ours)) > 1
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_logprobs_are_those_of_a_plain_forward(family: str, temperature: float, folders: dict[str, Path]) -> None:
-    network, prompts = network_of(folders[family]), prompts_of(folders[family])
+    network, plain, prompts = network_of(folders[family]), network_of(folders[family]), prompts_of(folders[family])
     ends = frozenset(range(40))  # many, so that rows leave the batch at different steps
     answers = run(network, prompts, copies=5, temperature=temperature, ends=ends)
     lengths = {len(s.ids) for samples in answers for s in samples}
     assert len(lengths) > 4
     for prompt, samples in zip(prompts, answers, strict=True):
         for s in samples:
-            with torch.no_grad():
-                logits = network(torch.tensor([prompt + list(s.ids)])).logits[0, len(prompt) - 1 : -1]
-            expected = torch.log_softmax(logits / temperature, -1)[torch.arange(len(s.ids)), list(s.ids)]
-            torch.testing.assert_close(torch.tensor(s.logprobs), expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(plain, prompt, s, temperature), atol=1e-5, rtol=0)
             assert s.ended == (s.ids[-1] in ends)
             assert not set(s.ids[:-1]) & ends
 
@@ -99,11 +103,69 @@ def test_stops_at_the_end_of_the_context(folders: dict[str, Path]) -> None:
     assert answers[1] == [Sample((), (), ended=False)] * 2
 
 
-def test_bfloat16(folders: dict[str, Path]) -> None:
-    policy = open_policy(folders["llama"], dtype="bfloat16")
-    (a,) = policy.generate(["1+1?"], 3)
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "olmo2"])
+def test_bfloat16(family: str, folders: dict[str, Path]) -> None:
+    policy = open_policy(folders[family], dtype="bfloat16")
+    network, prompts = policy._loaded.network, prompts_of(folders[family])
     assert policy.description["dtype"] == "bfloat16"
-    assert len(a.completions) == 3
+    for prompt, samples in zip(prompts, run(network, prompts, copies=5), strict=True):
+        for s in samples:
+            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(network, prompt, s), atol=0.25, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_is_merged_while_answering_and_leaves_no_trace(dtype: str, folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen3"], lora="on", lora_rank=4, dtype=dtype, train={"learning_rate": 1e-1})
+    for _ in range(2):
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    network, prompts = policy._loaded.network, prompts_of(folders["qwen3"])
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    products = []
+    hooks = [m.register_forward_hook(lambda *_: products.append(1)) for n, m in network.named_modules() if n.endswith("lora_A.default")]
+    answers = run(network, prompts, copies=3)
+    assert hooks
+    assert not products
+    tolerance = {"atol": 1e-5, "rtol": 0} if dtype == "float32" else {"atol": 0.25, "rtol": 0.05}
+    for prompt, samples in zip(prompts, answers, strict=True):
+        for s in samples:
+            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(network, prompt, s), **tolerance)
+    assert products
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_an_adapter_is_taken_out_also_where_answering_fails(folders: dict[str, Path]) -> None:
+    policy = open_policy(folders["qwen3"], lora="on", lora_rank=4)
+    network = policy._loaded.network
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    with pytest.raises(IndexError):
+        run(network, [[10_000]])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert not any(getattr(m, "merged_adapters", None) for m in network.modules())
+
+
+def test_what_is_not_covered_keeps_its_own_attention(folders: dict[str, Path]) -> None:
+    ours, others = network_of(folders["llama"]), network_of(folders["olmo2"])
+    assert adopt(ours)
+    assert adopt(ours)
+    assert not adopt(others)
+    assert (ours.config._attn_implementation, others.config._attn_implementation) == (NAME, "sdpa")
+    stretched = LlamaConfig(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    chunked = LlamaConfig(num_hidden_layers=1, layer_types=["chunked_attention"])
+    assert [covers(c) for c in (LlamaConfig(), stretched, chunked)] == [True, False, False]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_adopted_network_still_takes_padded_batches(family: str, folders: dict[str, Path]) -> None:
+    prompts = prompts_of(folders[family])
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    network = network_of(folders[family])
+    position = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+    with torch.no_grad():
+        expected = network(ids, **position).logits[:, -1]
+        assert adopt(network)
+        torch.testing.assert_close(network(ids, **position).logits[:, -1], expected)
 
 
 def test_every_end_of_the_models_settings_ends_an_answer(tmp_path: Path) -> None:

@@ -41,15 +41,38 @@ def test_ratio_one_is_the_policy_gradient() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_token_logprobs(temperature: float) -> None:
-    logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
+def test_token_logprobs_and_their_gradient(temperature: float) -> None:
+    logits = torch.randn(7, 11, generator=torch.Generator().manual_seed(0)).requires_grad_()
     targets = torch.tensor([0, 1, 2, 3, 4, 5, 10])
-    got, entropy = losses.token_logprobs(logits, targets, temperature)
+    got, entropy, probabilities = losses.token_logprobs(logits, targets, temperature)
     there = torch.distributions.Categorical(logits=logits / temperature)
-    torch.testing.assert_close(got, there.log_prob(targets))
-    torch.testing.assert_close(entropy, there.entropy())
+    torch.testing.assert_close(got, there.log_prob(targets).detach())
+    torch.testing.assert_close(entropy, there.entropy().detach())
+    upstream = torch.linspace(-1, 2, 7)
+    (expected,) = torch.autograd.grad(there.log_prob(targets), logits, upstream)
+    torch.testing.assert_close(losses.logits_gradient(probabilities, targets, upstream, temperature), expected)
 
 
 def test_uniform_distribution_has_the_entropy_of_its_size() -> None:
-    _, entropy = losses.token_logprobs(torch.zeros(1, 50), torch.tensor([3]), 1.0)
+    _, entropy, _ = losses.token_logprobs(torch.zeros(1, 50), torch.tensor([3]), 1.0)
     assert entropy.item() == pytest.approx(math.log(50))
+
+
+def test_asymre_leans_on_what_went_well() -> None:
+    assert losses.asymre_advantages((1.0, 0.0, 0.0, 1.0), -0.1) == pytest.approx((0.6, -0.4, -0.4, 0.6))
+    assert losses.asymre_advantages((1.0, 1.0), 0.0) == (0.0, 0.0)
+    new = torch.tensor([-0.3, -2.0], requires_grad=True)
+    losses.asymre(new, torch.tensor([0.6, -0.4])).sum().backward()
+    assert new.grad.tolist() == pytest.approx([-0.6, 0.4])
+
+
+def test_importance_weights_are_cut_from_above_alone_and_have_no_gradient() -> None:
+    new = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    weights = losses.truncated_weights(new, torch.tensor([-1.0, -5.0, -0.5]), 2.0)
+    assert weights.tolist() == pytest.approx([1.0, 2.0, math.exp(-0.5)])
+    assert not weights.requires_grad
+
+
+def test_means() -> None:
+    assert losses.token_mean([3, 0, 1]) == [0.25, 0.0, 0.25]
+    assert losses.sequence_mean([2, 0]) == [0.25, 0.0]

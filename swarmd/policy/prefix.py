@@ -1,0 +1,161 @@
+"""Rows that are being decoded, several to a prompt: the prompt's keys and values are stored once, and looked at by all of its rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from swarmd.policy.attention import Rules, capped, run
+from swarmd.policy.stream import Span, Stream
+
+PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not one prompt is longer
+
+
+class SharedPrefix:
+    """B rows in the order of their Q questions. Is the layout of its own forward passes, one token of each row at a time."""
+
+    def __init__(self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, steps: int, device: torch.device) -> None:
+        """network: adopted. steps: tokens of each row, at most. Nothing is computed yet."""
+        model: Any = network
+        self._network, self._prompts, self._copies, self._steps, self._device = network, prompts, copies, steps, device
+        self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        self._lengths = torch.tensor([len(p) for p in prompts], device=device)  # [Q]
+        self._width = max(map(len, prompts))  # P
+        self._prefix: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [Q, K, P, D], padded on the right
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [B, K, steps, D]
+        self._done = 0  # own tokens whose keys and values are stored
+        self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q, 1, 1, P], of this step
+        self._question = torch.arange(len(prompts), device=device).repeat_interleave(copies)  # [B]
+        self._regroup()
+
+    def first(self) -> Tensor:
+        """Compute the prompts: the logits [B, V] of each row's first token."""
+        last = []
+        for block in _blocks(self._prompts):
+            spans, tokens = [], 0
+            for i in block:
+                spans.append(Span(tokens, len(self._prompts[i])))
+                tokens += len(self._prompts[i])
+            ids = torch.tensor([t for i in block for t in self._prompts[i]], device=self._device)
+            positions = torch.tensor([p for s in spans for p in range(s.length)], device=self._device)
+            question = torch.tensor([i for i, s in zip(block, spans, strict=True) for _ in range(s.length)], device=self._device)
+            ends = torch.tensor([s.start + s.length - 1 for s in spans], device=self._device)
+            layout = _Prefill(self, Stream(spans, self._device, self._dtype), question, positions)
+            last.append(run(self._network, ids, positions, layout, logits_to_keep=ends).logits[0])
+        return torch.cat(last).repeat_interleave(self._copies, dim=0)
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Add one token to each row, [B]: the logits [B, V] of the one after it."""
+        self._masks.clear()
+        logits: Tensor = run(self._network, tokens, self._lengths[self._question] + self._done, self).logits[0]
+        self._done += 1
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in this order: ascending."""
+        self._own = {layer: (self._kept(k, rows), self._kept(v, rows)) for layer, (k, v) in self._own.items()}
+        self._question = self._question[rows]
+        self._regroup()
+
+    def store(self, layer: int, question: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keys and values [T, K, D] of prompts' tokens."""
+        if layer not in self._prefix:
+            shape = (len(self._lengths), key.shape[1], self._width)
+            # Zeros: what is masked is multiplied by 0, which must not be 0 times whatever was in memory.
+            self._prefix[layer] = (key.new_zeros(*shape, key.shape[2]), value.new_zeros(*shape, value.shape[2]))
+        keys, values = self._prefix[layer]
+        keys.transpose(1, 2)[question, positions] = key
+        values.transpose(1, 2)[question, positions] = value
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        """Scores of the prompt and of the row's own tokens, one softmax over both."""
+        keys, values = self._append(layer, key, value)
+        first = 0 if rules.window is None else max(0, self._done + 1 - rules.window)
+        keys, values = keys[:, :, first : self._done + 1], values[:, :, first : self._done + 1]
+        prefix_keys, prefix_values = self._prefix[layer]
+        rows, heads, width = query.shape
+        query = (query * rules.scale).view(rows, key.shape[1], heads // key.shape[1], width)  # [B, K, H/K, D]
+
+        on_prefix = capped(self._by_question(query) @ prefix_keys.transpose(-1, -2), rules.softcap)
+        mask = self._mask(rules.window)
+        on_prefix = self._by_row(on_prefix if mask is None else on_prefix + mask)
+        on_own = capped(query @ keys.transpose(-1, -2), rules.softcap)
+        shares = torch.cat([on_prefix, on_own], dim=-1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        of_prefix, of_own = shares[..., : on_prefix.shape[-1]], shares[..., on_prefix.shape[-1] :]
+        out = self._by_row(self._by_question(of_prefix) @ prefix_values) + of_own @ values
+        return out.reshape(rows, heads, -1)
+
+    def _append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if layer not in self._own:
+            self._own[layer] = tuple(x.new_empty(x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value))  # type: ignore[assignment]
+        keys, values = self._own[layer]
+        keys[:, :, self._done] = key
+        values[:, :, self._done] = value
+        return keys, values
+
+    def _kept(self, buffer: Tensor, rows: Tensor) -> Tensor:
+        kept = buffer.new_empty(len(rows), *buffer.shape[1:])
+        kept[:, :, : self._done] = buffer[:, :, : self._done].index_select(0, rows)
+        return kept
+
+    def _regroup(self) -> None:
+        """Forget questions without rows; note how the rest are spread: Q questions of at most G rows each."""
+        there, index, counts = torch.unique_consecutive(self._question, return_inverse=True, return_counts=True)
+        if len(there) < len(self._lengths):
+            self._lengths = self._lengths[there]
+            self._width = int(self._lengths.max())
+            self._prefix = {layer: (k[there, :, : self._width], v[there, :, : self._width]) for layer, (k, v) in self._prefix.items()}
+        self._question, self._group = index, int(counts.max())
+        rank = torch.arange(len(index), device=self._device) - (counts.cumsum(0) - counts)[index]
+        self._ragged = len(index) < len(there) * self._group
+        self._slot = index * self._group + rank  # [B]: where each row stands in [Q * G]
+        self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)  # and back; absent ones repeat row 0
+        self._row[self._slot] = torch.arange(len(index), device=self._device)
+        self._masks.clear()
+
+    def _by_question(self, x: Tensor) -> Tensor:
+        """[B, K, R, *] -> [Q, K, G R, *]"""
+        x = x.index_select(0, self._row) if self._ragged else x
+        return x.reshape(-1, self._group, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+    def _by_row(self, x: Tensor) -> Tensor:
+        """[Q, K, G R, *] -> [B, K, R, *]"""
+        x = x.view(*x.shape[:2], self._group, -1, x.shape[-1]).transpose(1, 2).flatten(0, 1)
+        return x.index_select(0, self._slot) if self._ragged else x
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """To be added to scores [Q, K, G R, P]; None where every row sees its whole prompt and all prompts are of one length."""
+        if window not in self._masks:
+            lengths, j = self._lengths[:, None], torch.arange(self._width, device=self._device)
+            hidden = j >= lengths
+            if window is not None:
+                hidden = hidden | (j <= lengths + self._done - window)
+            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
+            self._masks[window] = mask[:, None, None] if bool(hidden.any()) else None
+        return self._masks[window]
+
+
+class _Prefill:
+    """The layout of prompts alone; leaves their keys and values behind."""
+
+    def __init__(self, to: SharedPrefix, stream: Stream, question: Tensor, positions: Tensor) -> None:
+        self._to, self._stream, self._question, self._positions = to, stream, question, positions
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        self._to.store(layer, self._question, self._positions, key, value)
+        return self._stream.attend(layer, query, key, value, rules)
+
+
+def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Indices of prompts of at most PREFILL tokens together."""
+    block: list[int] = []
+    tokens = 0
+    for i, prompt in enumerate(prompts):
+        if block and tokens + len(prompt) > PREFILL:
+            yield block
+            block, tokens = [], 0
+        block.append(i)
+        tokens += len(prompt)
+    if block:
+        yield block
