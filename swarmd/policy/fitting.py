@@ -95,7 +95,7 @@ def too_large(fit: Fit) -> str:
 
 
 def gigabytes(count: int) -> str:
-    return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e9:.2f} GB" if count >= 10**8 else f"{count / 1e6:.2f} MB"
 
 
 def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:

@@ -79,7 +79,7 @@ def card(origin: Origin, figures: Figures) -> str:
         "",
         f"- Curriculum: {origin.curriculum}",
         f"- Trained: {method}{merged}; {origin.dtype}",
-        f"- Rounds: {figures.rounds:,}, {figures.hours:.1f} hours; {figures.tokens_generated:,} tokens generated, "
+        f"- Rounds: {figures.rounds:,}, {_duration(figures.hours)}; {figures.tokens_generated:,} tokens generated, "
         f"{figures.tokens_trained:,} trained on",
         f"- Rollouts of others in what was trained on: {_percent(figures.external_share)}",
         "",
@@ -104,6 +104,10 @@ def _number(value: object) -> bool:
 
 def _three(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.3f}"
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
 
 
 def _percent(value: float | None) -> str:

@@ -1,6 +1,7 @@
 """What is exported answers as the policy does, for plain transformers and for peft; nothing is half written."""
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -164,7 +165,15 @@ def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:
     lines = [line(n, judge={"score": 0.5, "n": 90} if n == 3 else None) for n in range(1, 5)]
     out = export(files, lines, "tiny-9", tmp_path / "out").folder
     text = (out / "README.md").read_text()
-    for words in ("Curriculum: tiny-9", "Rounds: 4,", "400 tokens generated", "200 trained on", "33 %", "| 0.150 |", "| 0.350 |"):
+    for words in (
+        "Curriculum: tiny-9",
+        "Rounds: 4, 0.2 minutes",
+        "400 tokens generated",
+        "200 trained on",
+        "33 %",
+        "| 0.150 |",
+        "| 0.350 |",
+    ):
         assert words in text
     assert "pass@1 of 90 answers | 0.500 |" in text
     assert ModelCard(text).data.library_name == "transformers"
@@ -216,7 +225,24 @@ def test_damaged_checkpoint_is_passed_over_and_left_where_it_is(tmp_path: Path) 
         read_snapshot(tmp_path, FILES)
 
 
-def test_checkpoint_that_the_node_removes_meanwhile(tmp_path: Path) -> None:
+def test_checkpoint_that_goes_away_while_it_is_read(tmp_path: Path) -> None:
+    first = save_round(tmp_path, 1, b"one") / "weights.safetensors"
+    first.unlink()
+    os.mkfifo(first)  # whose reader waits for the node
+
+    def node() -> None:
+        with first.open("wb"):
+            save_round(tmp_path, 2, b"two")
+            save_round(tmp_path, 3, b"three")  # and the first is gone
+
+    thread = threading.Thread(target=node)
+    thread.start()
+    run = read_snapshot(tmp_path, FILES)
+    thread.join()
+    assert (run.round, run.files["weights.safetensors"]) == (3, b"three")
+
+
+def test_checkpoints_of_a_node_that_never_rests(tmp_path: Path) -> None:
     """A node that saves as fast as it can: what is read is one checkpoint, and whole."""
     stop = threading.Event()
 

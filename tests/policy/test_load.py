@@ -172,7 +172,7 @@ def test_tokenizer_larger_than_the_network(tmp_path: Path) -> None:
 def test_memory_is_checked_before_weights_are_looked_at(tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(NoModel, match=r"not enough memory.*at least 0\.\d\d GB.*0\.00 GB free"):
+    with pytest.raises(NoModel, match=r"not enough memory.*at least \d+\.\d\d MB.*0\.00 MB free"):
         load(tmp_path, free=1000)
 
 

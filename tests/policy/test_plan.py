@@ -198,7 +198,7 @@ def test_what_cannot_fit_is_told_with_the_largest_that_would(tmp_path: Path, fre
     found = fit(config, Work(), lambda _: free)
     with pytest.raises(NoModel, match=remedy) as caught:
         require(found)
-    assert f"cpu has {free / GB:.2f} GB free" in str(caught.value)
+    assert f"cpu has {f'{free / GB:.2f} GB' if free >= GB else '0.00 MB'} free" in str(caught.value)
     assert "Close other programs" in str(caught.value)
 
 
@@ -221,6 +221,7 @@ def test_a_short_context_bounds_the_work(tmp_path: Path) -> None:
     make_model(tmp_path)  # of 128 tokens
     found = fit(ModelConfig(name=str(tmp_path), device="cpu"), Work(), lambda _: GB)
     assert found.plan.context == 128
+    assert found.plan.least < make_plan(replace(found.shape, context=None), "float32", None, GB, Work()).least
     assert Work().within(128).row == 128
     assert Work().within(300) == Work(new_tokens=256, prompt_tokens=44)
 
