@@ -105,18 +105,8 @@ class Trainer:
         self.link.tell(link.RoundDone(line, authors, self.verifier.pid))
 
     def _save(self) -> None:
-        node, begun = self.node, time.perf_counter()
-        state = RunState(
-            self.round,
-            self.seed,
-            node.task_rng.getstate(),
-            node.batch_rng.getstate(),
-            tuple(node.pool.snapshot()),
-            tuple(node.pool.uses()),
-            last_uses=tuple(node.pool.last_uses()),
-            updates=node.pool.updates,
-            guard=node.schedule.state,
-        )
+        begun = time.perf_counter()
+        state = run_state(self.round, self.seed, self.node)
         self._insist(lambda: self.checkpoints.save(state, self.policy.save))
         self.saved, self.save_seconds = self.round, time.perf_counter() - begun
 
@@ -168,7 +158,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         exchange = RolloutExchange(daemon, config.model.name, partial(trainable, curriculum))
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         checkpoints = Checkpoints(state_dir / "checkpoints")
-        behind, notes = _resume(checkpoints, node, policy)
+        behind, notes = resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         daemon.tell(link.Ready(dict(policy.description), behind, notes))
         yield Trainer(config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, metrics, behind, behind)
@@ -225,7 +215,23 @@ def reuse_figures(report: RoundReport) -> tuple[float | None, float | None]:
     return mu, compute_ratio(mu, report.generated, trained)
 
 
-def _resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
+def run_state(rounds: int, seed: int, node: Node) -> RunState:
+    """What the node's next rounds depend on, its policy apart. `resume` takes it up."""
+    return RunState(
+        rounds,
+        seed,
+        node.task_rng.getstate(),
+        node.batch_rng.getstate(),
+        tuple(node.pool.snapshot()),
+        tuple(node.pool.uses()),
+        last_uses=tuple(node.pool.last_uses()),
+        updates=node.pool.updates,
+        guard=node.schedule.state,
+    )
+
+
+def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
+    """Go on from the newest whole checkpoint: the rounds behind it, and what is to be said. (0, []) where there is none."""
     found = checkpoints.newest()
     if found is None:
         return 0, []

@@ -147,6 +147,7 @@ def document(made: ReplayPlan) -> dict[str, Any]:
 def lines(made: ReplayPlan) -> Sequence[str]:
     """For people."""
     m = made.measured
+    updates = f"{made.updates} update{'s' if made.updates > 1 else ''} of {made.batch}"
     head = [
         f"generating a rollout took {1000 * m.generate:.1f} ms, training on one {1000 * m.train:.1f} ms: mu = {m.mu:.2f} "
         f"({m.low:.2f} to {m.high:.2f} over {m.rounds} rounds)",
@@ -154,7 +155,7 @@ def lines(made: ReplayPlan) -> Sequence[str]:
     if made.pays:
         verdict = [
             f"Replay can pay here. Theorem 3.5: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round "
-            f"({made.updates} updates of {made.batch}).",
+            f"({updates}).",
             f"A round then costs {made.gamma:.2f} of one that generates all it trains on (gamma); "
             f"the theorem expects {made.same_progress:.2f} of the cost to the same point.",
             "To use it:",
@@ -170,6 +171,6 @@ def lines(made: ReplayPlan) -> Sequence[str]:
             f"Replay cannot pay here: mu is below {PAYS_FROM:g}, so what is generated anew costs too little to be worth reusing. "
             "Leave replay.mode off.",
             f"Theorem 3.5 alone would say: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round "
-            f"({made.updates} updates of {made.batch}).",
+            f"({updates}).",
         ]
     return [*head, *verdict, "", f"Assumed: rho = {made.rho:g}, alpha = {made.alpha:g}.", *(f"- {one}" for one in ASSUMPTIONS)]

@@ -164,7 +164,7 @@ def test_among_equals_each_is_as_likely(strategy: str) -> None:
 def replay(strategy: str, batch: int, updates: int = 4) -> tuple[Pool, Replay]:
     pool = Pool(9, 8, Limits(ME, 9))
     schedule = Schedule(updates)
-    return pool, Replay(pool, schedule, strategy, batch, partial(uniform, n_local=2, n_external=1), fresh=2)
+    return pool, Replay(pool, schedule, strategy, batch, partial(uniform, n_local=2, n_external=2), fresh=2)
 
 
 def test_without_replacement_a_round_goes_through_the_whole_pool_before_it_repeats() -> None:

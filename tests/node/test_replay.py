@@ -1,14 +1,16 @@
 """Rounds with experience replay, with their real parts: the tiny model, the contained verifier, the memory swarm."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from swarmd.checkpoint import Checkpoints, RunState
+from swarmd.checkpoint import Checkpoints
 from swarmd.config import NodeConfig
-from swarmd.node import build, reuse_figures
+from swarmd.experience.reuse import GuardState
+from swarmd.node import build, resume, reuse_figures, run_state
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
 from swarmd.tasks.curriculum import TINY_9
@@ -94,19 +96,11 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
     for t in range(1, 5):
         reports.append(without_seconds(run_round(t, node)))
         if t == 2:
-            pool = node.pool
-            rngs = node.task_rng.getstate(), node.batch_rng.getstate()
-            figures = (tuple(pool.last_uses()), pool.updates, node.schedule.state)
-            checkpoints.save(RunState(2, 1, *rngs, tuple(pool), tuple(pool.uses()), 1, *figures), policy.save)
+            node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
+            checkpoints.save(run_state(2, 1, node), policy.save)
     again, again_policy = new()
-    found = checkpoints.newest()
-    assert found is not None
-    state, folder, _ = found
-    again_policy.restore(folder)
-    again.task_rng.setstate(state.task_rng)
-    again.batch_rng.setstate(state.batch_rng)
-    again.pool.restore(state.pool, state.uses, state.last_uses, state.updates)
-    again.schedule.state = state.guard
+    assert resume(checkpoints, again, again_policy)[0] == 2
+    assert again.schedule.state == GuardState(0.03, 0, 2) and again.pool.updates == 4
     assert [without_seconds(run_round(t, again)) for t in (3, 4)] == reports[2:]
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
 
