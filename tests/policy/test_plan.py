@@ -1,7 +1,10 @@
 """The plan against what models really hold, and against machines of known size."""
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from swarmd.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.architecture import shape_of, skeleton_of
+from swarmd.policy.attention import adopt
 from swarmd.policy.doctor import examine
 from swarmd.policy.fitting import fit, require, work_of
+from swarmd.policy.head import Decoder, recomputing
 from swarmd.policy.load import with_adapter
+from swarmd.policy.packing import Row, pack
 from swarmd.policy.plan import MOST_TOKENS, Shape, Work, make_plan
 from tests.policy.conftest import FAMILIES, VOCABULARY, make_model
 
@@ -58,8 +64,8 @@ def network_of(family: str, dtype: torch.dtype, layers: int, rank: int | None) -
     return with_adapter(network, rank, 0) if rank else network
 
 
-def kept_for_backward(network: Any) -> int:
-    """Bytes of what autograd keeps of one sequence, the head left out and every storage counted once."""
+def kept_for_backward(network: Any, forward: Callable[[], object]) -> int:
+    """Bytes of what autograd keeps of a forward pass, every storage counted once and the weights left out."""
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
     storages: dict[int, int] = {}
     held = []  # a storage that is freed may come again under another's address
@@ -72,7 +78,7 @@ def kept_for_backward(network: Any) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        network.model(input_ids=torch.arange(LENGTH)[None] % VOCABULARY, use_cache=False)
+        forward()
     return sum(storages.values())
 
 
@@ -91,19 +97,49 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
     assert sum(item.bytes for item in plan.items if item.phase == "always") == held
 
 
+def plain(network: Any) -> tuple[int, int]:
+    """Tokens, and bytes kept, of one sequence through the model that transformers made; the head left out."""
+    ids = torch.arange(LENGTH)[None] % VOCABULARY
+    return LENGTH, kept_for_backward(network, lambda: network.model(input_ids=ids, use_cache=False))
+
+
+def packed(network: Any, checkpointing: bool) -> tuple[int, int]:
+    """The same of two questions with four completions each, as an update takes them."""
+    rows = [Row(tuple(range(6 + q, 38 + q)), tuple(range(6, 54)), 1.0, None, 1.0) for q in range(2) for _ in range(4)]
+    batch = pack(rows, torch.device("cpu"))
+    assert adopt(network)
+    decoder = Decoder(network, torch.device("cpu"))
+    with recomputing(network) if checkpointing else nullcontext():
+        return len(batch.ids), kept_for_backward(network, lambda: decoder.hidden(batch))
+
+
+def planned(network: Any, dtype: torch.dtype, rank: int | None, tokens: int, room: int) -> int:
+    plan = make_plan(shape_of(network), str(dtype).removeprefix("torch."), rank, room, Work(micro_batch_tokens=tokens))
+    return next(item.bytes for item in plan.items if item.name == "activations")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rank", [None, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations_are_right_within_a_factor(family: str, rank: int | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("way, low, high", [(plain, 0.9, 1.5), (partial(packed, checkpointing=False), 0.75, 1.4)])
+def test_activations_are_right_within_a_factor(
+    family: str, rank: int | None, dtype: torch.dtype, way: Callable[[Any], tuple[int, int]], low: float, high: float
+) -> None:
     """By what autograd keeps of three layers more than of one: the plan's figure is never much below it, nor far above."""
-    one, three = (kept_for_backward(network_of(family, dtype, layers, rank)) for layers in (1, 3))
-    name = str(dtype).removeprefix("torch.")
-    plans = [make_plan(shape_of(network_of(family, dtype, n, None)), name, rank, GB, Work(micro_batch_tokens=LENGTH)) for n in (1, 3)]
-    planned = [next(item.bytes for item in plan.items if item.name == "activations") for plan in plans]
-    assert 0.9 < (planned[1] - planned[0]) / (three - one) < 1.5
+    (tokens, one), (_, three) = (way(network_of(family, dtype, layers, rank)) for layers in (1, 3))
+    less, more = (planned(network_of(family, dtype, layers, None), dtype, rank, tokens, GB) for layers in (1, 3))
+    assert low < (more - less) / (three - one) < high
 
 
-def test_checkpointing_keeps_an_input_a_layer(folders: dict[str, Path]) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checkpointing_keeps_exactly_an_input_a_layer(family: str, dtype: torch.dtype) -> None:
+    (tokens, one), (_, three) = (packed(network_of(family, dtype, layers, None), checkpointing=True) for layers in (1, 3))
+    less, more = (planned(network_of(family, dtype, layers, None), dtype, None, tokens, 1000) for layers in (1, 3))
+    assert three - one == more - less == 2 * tokens * 128 * dtype.itemsize
+
+
+def test_checkpointing_where_memory_is_short() -> None:
     shape, work = shape_05b(), Work()
     with_room, without = make_plan(shape, "float32", None, 80 * GB, work), make_plan(shape, "float32", None, 12 * GB, work)
     assert (with_room.checkpointing, without.checkpointing) == (False, True)
