@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-SMOOTHING = 0.25  # weight of the newest round in the clip fraction that is watched: one noisy round trips nothing, a burst does
+SMOOTHING = 0.1  # weight of the newest round in the clip fraction that is watched: single rounds are noisy by half their value
+BURST = 2.0  # times the limit: too much even for a single round
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds; each rest is twice the one before
 
 
@@ -12,7 +13,8 @@ class GuardState:
 
     clip_fraction: float = 0.0  # smoothed, over rounds with reuse
     resting: int = 0  # rounds left of one update each, on fresh experience only
-    rests: int = 0  # so far
+    rests: int = 0  # so far, less one for each stretch of reuse as long as the rest before it
+    healthy: int = 0  # rounds of reuse since that was counted
 
 
 @dataclass
@@ -21,7 +23,8 @@ class Schedule:
 
     A clip fraction above the limit means that the policy has moved away from what its experience was drawn with. Healthy runs on the
     tiny model had .03 to .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one update on the round's
-    own rollouts and the newest of others. Rests double, so a setting that is too aggressive ends as a plain run.
+    own rollouts and the newest of others. Rests double, so a setting that is too aggressive ends as a plain run; where reuse then lasts,
+    they halve again.
     """
 
     configured: int = 1
@@ -46,9 +49,14 @@ class Schedule:
         if self.configured == 1:
             return False
         smoothed = (1 - SMOOTHING) * state.clip_fraction + SMOOTHING * clip_fraction
-        if smoothed <= self.limit:
-            self.state = GuardState(smoothed, 0, state.rests)
-            return False
-        rest = min(FIRST_REST << min(state.rests, 16), LONGEST_REST)
-        self.state = GuardState(0.0, rest, state.rests + 1)
-        return True
+        if smoothed > self.limit or clip_fraction > BURST * self.limit:
+            self.state = GuardState(0.0, _rest(state.rests), state.rests + 1)
+            return True
+        forgiven = bool(state.rests) and state.healthy + 1 >= _rest(state.rests - 1)
+        self.state = GuardState(smoothed, 0, state.rests - forgiven, 0 if forgiven else state.healthy + 1)
+        return False
+
+
+def _rest(rests: int) -> int:
+    """Rounds of the one that follows so many."""
+    return min(FIRST_REST << min(rests, 16), LONGEST_REST)

@@ -192,11 +192,11 @@ def test_while_it_rests_the_batch_is_the_papers() -> None:
 
 def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
     burst = Schedule(4)
-    assert burst.saw(0.4) and burst.updates == 1 and burst.state.resting == FIRST_REST
+    assert burst.saw(0.2) and burst.updates == 1 and burst.state.resting == FIRST_REST
     creep = Schedule(4)
-    assert any(creep.saw(0.1) for _ in range(20))
+    assert any(creep.saw(0.1) for _ in range(40))
     noisy = Schedule(4)
-    assert not any(noisy.saw(x) for x in [0.05, 0.12, 0.04] * 30) and noisy.updates == 4
+    assert not any(noisy.saw(x) for x in [0.06, 0.13, 0.05] * 100) and noisy.updates == 4
 
 
 def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
@@ -205,6 +205,18 @@ def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
         updates.append(schedule.updates)
         schedule.saw(0.5 if schedule.updates > 1 else 0.0)
     assert updates.count(4) <= 10 and updates[:10] == [4, *[1] * FIRST_REST, 4]
+
+
+def test_where_reuse_lasts_again_the_next_rest_is_shorter() -> None:
+    schedule = Schedule(4)
+    for _ in range(2):
+        assert schedule.saw(0.5)
+        while schedule.resting:
+            schedule.saw(0.0)
+    assert schedule.state.rests == 2
+    for _ in range(2 * FIRST_REST + FIRST_REST):  # as long as each rest was, the longest first
+        schedule.saw(0.05)
+    assert schedule.state.rests == 0
 
 
 def test_one_update_a_round_is_never_guarded() -> None:
