@@ -100,7 +100,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
             checkpoints.save(run_state(2, 1, node), policy.save)
     again, again_policy = new()
     assert resume(checkpoints, again, again_policy)[0] == 2
-    assert again.schedule.state == GuardState(0.03, 0, 2) and again.pool.updates == 4
+    assert again.schedule.state == GuardState(0.03, rests=2, healthy=2) and again.pool.updates == 4
     assert [without_seconds(run_round(t, again)) for t in (3, 4)] == reports[2:]
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
 
