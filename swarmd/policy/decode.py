@@ -52,7 +52,7 @@ def decode(
             asked = [prompts[i] for i in group]
             room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in asked], device=device).repeat_interleave(copies)
             rows = SharedPrefix(network, asked, copies, int(room.max()), device) if shared else PaddedRows(network, asked, copies, device)
-            samples = _decode_rows(rows, room, sampling, generator)
+            samples = decode_rows(rows, room, sampling, generator)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
@@ -82,7 +82,7 @@ def _groups(
         yield group
 
 
-class _Rows(Protocol):
+class Rows(Protocol):
     def first(self) -> Tensor:
         """Compute the prompts: the logits [B, V] of each row's first token."""
 
@@ -93,7 +93,7 @@ class _Rows(Protocol):
         """Go on with these rows alone, in this order: ascending."""
 
 
-def _decode_rows(rows: _Rows, room: Tensor, sampling: Sampling, generator: torch.Generator) -> list[Sample]:
+def decode_rows(rows: Rows, room: Tensor, sampling: Sampling, generator: torch.Generator) -> list[Sample]:
     """room: how many tokens each row may become, [B]."""
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
