@@ -24,7 +24,8 @@ from types import MappingProxyType
 from typing import Final
 
 ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-USABLE: Final = 0.9  # of what is free: allocators leave gaps, and libraries take workspace
+USABLE: Final = 0.9  # of what is free: allocators leave gaps
+WORKSPACE: Final = 2**28  # bytes that libraries take at the first step, besides: 200 to 290 MB where it was measured, on a CPU
 MOST_TOKENS: Final = 8_192  # of a micro-batch: a larger one is no quicker
 ENOUGH_TOKENS: Final = 4_096  # of a micro-batch: below it, checkpointing costs less than it saves
 CACHE_BYTES: Final = 2**31  # keys and values held at once while answering, at most
@@ -119,7 +120,7 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
     """free: bytes on the device. A plan that does not fit says so (`fits`), and is the least there is."""
     size, work = ITEMSIZE[dtype], work.within(shape.context)
     always = _always(shape, size, lora_rank)
-    held, usable = sum(item.bytes for item in always), int(USABLE * free)
+    held, usable = sum(item.bytes for item in always), max(0, int(USABLE * free) - WORKSPACE)
     room = max(0, usable - held)
 
     head_tokens = chunk_of(shape.vocabulary)

@@ -11,6 +11,7 @@ from swarmd.config import ModelConfig
 from swarmd.errors import NoModel
 from swarmd.policy.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16
 from swarmd.policy.load import load_model
+from swarmd.policy.plan import WORKSPACE
 from tests.policy.conftest import edit_json, make_model, open_policy
 
 CPU = torch.device("cpu")
@@ -178,9 +179,9 @@ def test_memory_is_checked_before_weights_are_looked_at(tmp_path: Path) -> None:
 
 def test_what_is_loaded_is_what_was_planned(folders: dict[str, Path]) -> None:
     whole = load(folders["llama"])
-    assert load(folders["llama"], free=-(-whole.plan.least * 10 // 9) + 1).plan.fits
+    assert load(folders["llama"], free=(whole.plan.least + WORKSPACE) * 10 // 9 + 2).plan.fits
     with pytest.raises(NoModel, match="not enough memory"):
-        load(folders["llama"], free=whole.plan.least)
+        load(folders["llama"], free=(whole.plan.least + WORKSPACE) * 10 // 9 - 2)
     adapted = load(folders["llama"], lora="on", lora_rank=4)
     assert (adapted.plan.lora_rank, adapted.plan.dtype) == (4, "float32")
     assert adapted.plan.trained == sum(p.numel() for p in adapted.network.parameters() if p.requires_grad)
