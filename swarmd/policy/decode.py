@@ -12,7 +12,7 @@ from swarmd.policy.attention import adopt
 from swarmd.policy.padded import PaddedRows
 from swarmd.policy.prefix import SharedPrefix
 
-COMPACT: Final = 0.9  # finished rows leave once at most this share is alive: copying the others' keys and values costs a part of a step
+COMPACT: Final = 0.98  # finished rows leave once at most this share is alive: copying the others' own keys and values is cheap
 
 
 @dataclass(frozen=True, slots=True)

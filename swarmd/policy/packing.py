@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swarmd.policy.chat import Chat
-from swarmd.policy.stream import Span
+from swarmd.policy.stream import Span, shared_prefix
 from swarmd.types import Scored
 
 WASTE_FROM: Final = 512  # padded tokens from which on a padded micro-batch is rather ended than padded: smaller ones cost more in calls
@@ -43,7 +43,11 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A micro-batch of T tokens, N of them in completions: each prompt once, its completions behind it."""
+    """A micro-batch of T tokens, N of them in completions.
+
+    What all prompts begin with, then what is left of each prompt, once, with its completions behind it.
+    """
+
 
     ids: Tensor  # [T]
     positions: Tensor  # [T], in the sequence of which a token is
@@ -122,7 +126,7 @@ def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
 
 
 def packed_tokens(rows: Sequence[Row]) -> int:
-    """Length of the stream that these rows make."""
+    """Length of the stream that these rows make, were there nothing that their prompts begin with in common."""
     return sum(map(len, {row.prompt for row in rows})) + sum(len(row.completion) for row in rows)
 
 
@@ -145,18 +149,21 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
     positions: list[int] = []
     sources: list[int] = []
     spans: list[Span] = []
-    prompt = Span(0, 0)
+
+    def add(tokens: Sequence[int], *prefix: Span) -> Span:
+        span = Span(len(ids), len(tokens), prefix)
+        spans.append(span)
+        ids.extend(tokens)
+        positions.extend(range(span.position, span.position + span.length))
+        return span
+
+    common = shared_prefix(list({row.prompt for row in rows}))
+    head = (add(rows[0].prompt[:common]),) if common else ()
     for i, row in enumerate(rows):
         if i == 0 or row.prompt != rows[i - 1].prompt:
-            prompt = Span(len(ids), len(row.prompt))
-            spans.append(prompt)
-            ids += row.prompt
-            positions += range(prompt.length)
-        start, length = len(ids), len(row.completion)
-        spans.append(Span(start, length, prompt.start, prompt.length))
-        ids += row.completion
-        positions += range(prompt.length, prompt.length + length)
-        sources += [prompt.start + prompt.length - 1, *range(start, start + length - 1)]
+            prompt = add(row.prompt[common:], *head)
+        completion = add(row.completion, *head, prompt)
+        sources += [prompt.start + prompt.length - 1, *range(completion.start, completion.start + completion.length - 1)]
     return Packed(
         torch.tensor(ids, device=device),
         torch.tensor(positions, device=device),

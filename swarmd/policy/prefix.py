@@ -1,13 +1,13 @@
 """Rows that are being decoded, several to a prompt: the prompt's keys and values are stored once, and looked at by all of its rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Rules, capped, run
-from swarmd.policy.stream import Span, Stream
+from swarmd.policy.stream import Span, Stream, shared_prefix
 
 PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not one prompt is longer
 
@@ -31,19 +31,31 @@ class SharedPrefix:
 
     def first(self) -> Tensor:
         """Compute the prompts: the logits [B, V] of each row's first token."""
-        last = []
-        for block in _blocks(self._prompts):
-            spans, tokens = [], 0
-            for i in block:
-                spans.append(Span(tokens, len(self._prompts[i])))
-                tokens += len(self._prompts[i])
-            ids = torch.tensor([t for i in block for t in self._prompts[i]], device=self._device)
-            positions = torch.tensor([p for s in spans for p in range(s.length)], device=self._device)
-            question = torch.tensor([i for i, s in zip(block, spans, strict=True) for _ in range(s.length)], device=self._device)
-            ends = torch.tensor([s.start + s.length - 1 for s in spans], device=self._device)
-            layout = _Prefill(self, Stream(spans, self._device, self._dtype), question, positions)
-            last.append(run(self._network, ids, positions, layout, logits_to_keep=ends).logits[0])
-        return torch.cat(last).repeat_interleave(self._copies, dim=0)
+        last = torch.cat([self._prefill(block) for block in _blocks(self._prompts)])
+        return last.repeat_interleave(self._copies, dim=0)
+
+    def _prefill(self, block: Sequence[int]) -> Tensor:
+        """The logits [prompts, V] behind the prompts of these indices; what they begin with in common is computed once."""
+        prompts = [list(self._prompts[i]) for i in block]
+        common = shared_prefix(prompts)
+        head = (Span(0, common),) if common else ()
+        spans, ids = list(head), prompts[0][:common]
+        for prompt in prompts:
+            spans.append(Span(len(ids), len(prompt) - common, head))
+            ids += prompt[common:]
+        own = spans[len(head) :]
+
+        def tensor(values: Iterable[int]) -> Tensor:
+            return torch.tensor(list(values), device=self._device)
+
+        sources = tensor(t for s in own for part in (*head, s) for t in range(part.start, part.start + part.length))
+        question = tensor(i for i, p in zip(block, prompts, strict=True) for _ in p)
+        places = tensor(j for p in prompts for j in range(len(p)))
+        layout = _Prefill(self, Stream(spans, self._device, self._dtype), sources, question, places)
+        positions = tensor(j for s in spans for j in range(s.position, s.position + s.length))
+        ends = tensor(s.start + s.length - 1 for s in own)
+        logits: Tensor = run(self._network, tensor(ids), positions, layout, logits_to_keep=ends).logits[0]
+        return logits
 
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]: the logits [B, V] of the one after it."""
@@ -139,11 +151,12 @@ class SharedPrefix:
 class _Prefill:
     """The layout of prompts alone; leaves their keys and values behind."""
 
-    def __init__(self, to: SharedPrefix, stream: Stream, question: Tensor, positions: Tensor) -> None:
-        self._to, self._stream, self._question, self._positions = to, stream, question, positions
+    def __init__(self, to: SharedPrefix, stream: Stream, sources: Tensor, question: Tensor, positions: Tensor) -> None:
+        """sources: tokens of the stream, and of which question and which of its positions they are. One may be of several questions."""
+        self._to, self._stream, self._sources, self._question, self._positions = to, stream, sources, question, positions
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
-        self._to.store(layer, self._question, self._positions, key, value)
+        self._to.store(layer, self._question, self._positions, key[self._sources], value[self._sources])
         return self._stream.attend(layer, query, key, value, rules)
 
 

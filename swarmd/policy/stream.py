@@ -19,16 +19,29 @@ LARGEST_TILE: Final = 2**20  # pairs: bounds what an attention kernel without ti
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive tokens of a stream that see their prefix, which is elsewhere in the stream, and of themselves what came before."""
+    """Consecutive tokens of a stream that see the spans of their prefix, and of themselves what came before."""
 
     start: int
     length: int
-    prefix: int = 0  # where the prefix starts
-    prefix_length: int = 0
+    prefix: tuple["Span", ...] = ()  # in order; of them only start and length count
+
+    @property
+    def position(self) -> int:
+        """In its sequence, of its first token."""
+        return sum(s.length for s in self.prefix)
 
     @property
     def keys(self) -> int:
-        return self.prefix_length + self.length
+        return self.position + self.length
+
+
+def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens these prompts begin with in common, such as a system prompt's; at least one is left to each."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # of the sorted prompts, the two that differ the soonest
+    most = max(0, min(map(len, prompts)) - 1)
+    return next((i for i in range(most) if first[i] != last[i]), most)
 
 
 class Stream:
@@ -57,11 +70,13 @@ class _Tile:
     def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:
         self.spans, self._dtype = spans, dtype
         self.queries, self._keys = max(s.length for s in spans), max(s.keys for s in spans)
-        start, length, prefix, before = torch.tensor([[s.start, s.length, s.prefix, s.prefix_length] for s in spans]).T[:, :, None]
-        q, k = torch.arange(self.queries)[None], torch.arange(self._keys)[None]
+        start, length, before = torch.tensor([[s.start, s.length, s.position] for s in spans]).T[:, :, None]
+        q = torch.arange(self.queries)[None]
         self._query_places = (start + q.minimum(length - 1)).flatten().to(device)
-        own = start + (k - before).clamp(min=0).minimum(length - 1)
-        self._key_places = torch.where(k < before, prefix + k, own).flatten().to(device)
+        places = torch.zeros(len(spans), self._keys, dtype=torch.long)  # padded with any token: no query sees so far
+        for row, span in zip(places, spans, strict=True):
+            row[: span.keys] = torch.cat([torch.arange(s.start, s.start + s.length) for s in (*span.prefix, span)])
+        self._key_places = places.flatten().to(device)
         # A query that is padding stands for the last one: it must see something, or its row would be nan.
         self._positions = (before + q.minimum(length - 1)).to(device)
         self._masks: dict[int | None, Tensor] = {}
@@ -89,7 +104,7 @@ def _group(spans: Sequence[Span]) -> list[list[Span]]:
     """Spans of like size together; see SMALL_TILE."""
     groups: list[list[Span]] = []
     queries = keys = pairs = 0
-    for span in sorted((s for s in spans if s.length), key=lambda s: (s.prefix_length > 0, s.keys, s.length)):
+    for span in sorted((s for s in spans if s.length), key=lambda s: (s.keys, s.length)):
         wide, high, used = max(keys, span.keys), max(queries, span.length), pairs + span.length * span.keys
         padded = wide * high * (len(groups[-1]) + 1) if groups else 0
         if groups and (padded <= SMALL_TILE or (padded - used <= WASTE * padded and padded <= LARGEST_TILE)):

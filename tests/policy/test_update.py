@@ -16,6 +16,7 @@ from swarmd.policy.attention import NAME
 from swarmd.policy.chat import Chat
 from swarmd.policy.packing import Row, micro_batches, pack, packed_tokens, pad, padded_micro_batches
 from swarmd.policy.packing import rows_of as all_rows_of
+from swarmd.policy.stream import shared_prefix
 from swarmd.policy.update import Diverged, Learner, Learning
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 from tests.policy.conftest import ALL_FAMILIES, external, local, open_policy
@@ -280,6 +281,22 @@ def test_a_stream_holds_each_prompt_once() -> None:
     assert packed.scores.advantages.tolist() == [1, 1, 1, -1, 2]
     assert packed.scores.weights.tolist() == [0.5, 0.5, 0.5, 0.25, 0.25]
     assert packed.scores.old.isnan().tolist() == [True, True, True, False, True]
+
+
+def test_a_stream_holds_once_what_all_prompts_begin_with() -> None:
+    rows = [Row((9, 8, 5), (1,), 1.0, None, 1.0), Row((9, 8, 5), (2, 3), 1.0, None, 1.0), Row((9, 8), (4,), 1.0, None, 1.0)]
+    packed = pack(rows, CPU)
+    assert packed.ids.tolist() == [9, 8, 5, 1, 2, 3, 8, 4]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 3, 4, 1, 2]
+    assert packed.sources.tolist() == [2, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "common"),
+    [([[1, 2], [1, 2, 3]], 1), ([[1, 2]], 0), ([[1, 2], [3, 2]], 0), ([[1, 2, 3], [1, 2, 4], [1, 5, 6]], 1), ([[], [1]], 0)],
+)
+def test_what_prompts_begin_with(prompts: list[list[int]], common: int) -> None:
+    assert shared_prefix(prompts) == common
 
 
 def test_padded_targets_follow_their_positions() -> None:
