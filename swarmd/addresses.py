@@ -1,6 +1,7 @@
 """The form of the addresses an operator types, as a configuration wants it: the text itself, or a ValueError. Nothing is resolved."""
 
 import re
+from collections.abc import Callable
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -12,20 +13,12 @@ _DEFAULT_PORT = {"http": 80, "https": 443}
 
 def listen_address(text: str) -> str:
     """`text`, where a node could listen there: /ip4/<address>/tcp/<port>; else ValueError."""
-    try:
-        parse_listen(text)
-    except BadAddress as error:
-        raise ValueError(str(error)) from None
-    return text
+    return _checked(parse_listen, text)
 
 
 def bootstrap_address(text: str) -> str:
     """`text`, where a node could be dialled there: a multiaddress ending in /p2p/<peer id>; else ValueError."""
-    try:
-        parse_bootstrap(text)
-    except BadAddress as error:
-        raise ValueError(str(error)) from None
-    return text
+    return _checked(parse_bootstrap, text)
 
 
 def web_origin(text: str) -> str:
@@ -43,6 +36,14 @@ def web_address(text: str) -> str:
     """`text`, where it is empty or the address of a web service; else ValueError."""
     if text:
         web_origin(text)
+    return text
+
+
+def _checked(parse: Callable[[str], object], text: str) -> str:
+    try:
+        parse(text)
+    except BadAddress as error:
+        raise ValueError(str(error)) from None
     return text
 
 

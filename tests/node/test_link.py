@@ -74,12 +74,13 @@ def test_a_question_is_given_out_once_and_the_newest_counts() -> None:
 
 def test_pause_and_resume() -> None:
     daemon, trainer, _ = opened()
-    daemon.sendall(link.pack(link.Pause()))
-    while not trainer.paused:
-        trainer.wait(10)
-    daemon.sendall(link.pack(link.Resume()))
-    while trainer.paused:
-        trainer.wait(10)
+    for message, paused in ((link.Pause(), True), (link.Resume(), False)):
+        daemon.sendall(link.pack(message))
+        for _ in range(100):
+            if trainer.paused == paused:
+                break
+            trainer.wait(0.1)
+        assert trainer.paused == paused
 
 
 def test_the_end_of_the_daemon_is_noticed_at_once() -> None:
