@@ -57,7 +57,7 @@ class TrainConfig(_Section):
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    micro_batch_tokens: Annotated[int, Field(ge=0)] = 0  # tokens a forward pass may hold; 0: 16,384
+    micro_batch_tokens: Annotated[int, Field(ge=0)] = 0  # tokens a forward pass may hold; 0: what fits this machine
     loss: Literal["grpo", "asymre"] = "grpo"
     loss_mean: Literal["token", "sequence"] = "token"  # what weighs the same: every token of the batch, or every completion
     asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline

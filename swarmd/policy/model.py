@@ -16,6 +16,7 @@ from swarmd.policy import losses, saved
 from swarmd.policy.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode
 from swarmd.policy.device import free_memory, is_out_of_memory, release_cached, seeded, use_threads
+from swarmd.policy.fitting import work_of
 from swarmd.policy.load import LORA_FROM, Loaded, load_model
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.packing import Row, rows_of
@@ -28,14 +29,12 @@ log = logging.getLogger(__name__)
 CACHE_BYTES: Final = 2**31
 NO_LIMIT: Final = 2**30  # context of a model that names none
 
-# What "0" in the configuration stands for.
-NEW_TOKENS_TINY, NEW_TOKENS = 16, 256
+# What train.learning_rate = 0 stands for.
 # All weights, below 100 million parameters. tiny on tiny-9, 300 rounds of 8/0: held-out pass@1 from 0.30 to 0.62, 0.64, 0.62 (three seeds);
 # at 2e-4 to 0.62, at 5e-4 to 0.58, 0.58.
 RATE_SMALL = 3e-4
 RATE_LORA = 1e-5
 RATE_LARGE = 1e-6  # all weights of a larger model
-MICRO_BATCH_TOKENS = 16_384
 
 
 class LanguagePolicy:
@@ -62,7 +61,8 @@ class LanguagePolicy:
 
         seed: of what is sampled and of a new adapter. free: bytes free on a device.
         """
-        loaded = load_model(config.model, seed, free)
+        work = work_of(config)
+        loaded = load_model(config.model, seed, free, work)
         use_threads(config.model.threads, loaded.device)
         tiny = config.model.name in TINY
         prompt = config.model.system_prompt
@@ -71,7 +71,7 @@ class LanguagePolicy:
         network: Any = loaded.network
         chat = Chat(loaded.tokenizer, prompt, _ends(network.generation_config.eos_token_id))
         sampling = Sampling(
-            limit=config.generate.max_new_tokens or (NEW_TOKENS_TINY if tiny else NEW_TOKENS),
+            limit=work.new_tokens,
             context=getattr(network.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT,
             ends=chat.ends,
             temperature=config.generate.temperature,
@@ -82,7 +82,8 @@ class LanguagePolicy:
             clip_high=config.train.clip_high,
             max_grad_norm=config.train.max_grad_norm,
             temperature=sampling.temperature,
-            micro_batch_tokens=config.train.micro_batch_tokens or MICRO_BATCH_TOKENS,
+            micro_batch_tokens=loaded.plan.micro_batch_tokens,
+            checkpointing="on" if loaded.plan.checkpointing else "auto",
             loss=config.train.loss,
             importance_cap=config.train.importance_cap,
         )

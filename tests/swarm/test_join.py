@@ -61,7 +61,7 @@ def test_rounds_are_played_written_down_and_resumed_without_asking(tmp_path: Pat
     lines = [json.loads(line) for line in first.stdout.splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert [{k: v for k, v in line.items() if k != "schema"} for line in lines] == list(read_metrics(tmp_path / "metrics.jsonl"))
-    assert set(lines[0]) == {
+    assert set(lines[0]) >= {  # what others rely on; more may come
         "schema", "round", "time", "seconds", "tokens", "local", "external", "pool", "zero_advantage_dropped", "rejected",
         "reward_mean", "reward_sum", "loss", "grad_norm", "entropy", "staleness", "replays_mean", "peers", "judge",
     }  # fmt: skip
