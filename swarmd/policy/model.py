@@ -1,7 +1,7 @@
 """The policy of a node: a language model that answers questions and learns from scored rollouts."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -134,7 +134,17 @@ class LanguagePolicy:
 
     def save(self, folder: Path) -> None:
         """Everything a later process needs to go on exactly from here, into an existing folder. OSError where the disk is full."""
-        saved.write(folder, self._identity(), self._learner, self._generator)
+        for name, content in self.files():
+            (folder / name).write_bytes(content)
+
+    def files(self) -> Iterator[tuple[str, bytes]]:
+        """What `save` writes, one file at a time: its name and its content as of now."""
+        return saved.contents(self._identity(), self._learner, self._generator)
+
+    @property
+    def state_bytes(self) -> int:
+        """What `files` comes to, nearly."""
+        return saved.size(self._learner)
 
     def restore(self, folder: Path) -> None:
         """Go on from where `save` was called. CheckpointUnfit where the folder is damaged or of another base model."""

@@ -7,6 +7,7 @@
 Whoever calls makes the folder atomic (swarmd/checkpoint.py).
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,15 +47,22 @@ class _Document:
     schema: int = SCHEMA
 
 
-def write(folder: Path, identity: Identity, learner: Learner, generator: torch.Generator) -> None:
-    """Into an existing folder. OSError where the disk will not take it."""
+def contents(identity: Identity, learner: Learner, generator: torch.Generator) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file, made when it is asked for: a copy, which later updates leave alone."""
     training = {_RANDOM: generator.get_state()}
     for name, weight in learner.weights.items():
         training |= {f"{field}/{name}": value for field, value in learner.optimizer.state[weight].items()}
-    _write_tensors(folder / "weights.safetensors", {name: p.detach() for name, p in learner.weights.items()})
-    _write_tensors(folder / "training.safetensors", training)
+    # Through bytes: safetensors' own file writer hides the errno of a full disk.
+    yield "weights.safetensors", save({name: p.detach().contiguous() for name, p in learner.weights.items()})
+    yield "training.safetensors", save({name: value.contiguous() for name, value in training.items()})
     document = asdict(_Document(identity, learner.updates))
-    (folder / "policy.json").write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    yield "policy.json", msgspec.json.format(msgspec.json.encode(document), indent=1)
+
+
+def size(learner: Learner) -> int:
+    """Bytes that `contents` comes to, nearly."""
+    state = (value for values in learner.optimizer.state.values() for value in values.values())
+    return sum(tensor.nbytes for tensor in (*learner.weights.values(), *state))
 
 
 def described(document: bytes) -> Identity:
@@ -69,7 +77,7 @@ def described(document: bytes) -> Identity:
 
 
 def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Generator) -> list[str]:
-    """Put back what `write` wrote, all of it or nothing; returns what an operator should know. CheckpointUnfit."""
+    """Put back what `contents` gave, all of it or nothing; returns what an operator should know. CheckpointUnfit."""
     try:
         document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
         _check(document, identity)
@@ -147,7 +155,3 @@ def _adam_state(training: dict[str, Tensor], learner: Learner) -> dict[int, dict
             state.setdefault(places[name], {})[field] = value
     return state
 
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    # Through bytes: safetensors' own file writer hides the errno of a full disk.
-    path.write_bytes(save({name: tensor.contiguous() for name, tensor in tensors.items()}))
