@@ -74,6 +74,7 @@ class ReplayConfig(_Section):
     author_share: Annotated[float, Field(gt=0, le=1)] = 0.2  # of the pool that any one other author may fill
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32  # rollouts older than this many of our own rounds are forgotten
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while
+    max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1  # nats a token between the policy and the one that drew: above it, the same
 
 
 class SwarmConfig(_Section):

@@ -79,9 +79,10 @@ class Trainer:
         self.round += 1
         if (guard := self.node.schedule.state).rests > rested:
             log.warning(
-                "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction above %g): one update a round "
-                "for %d rounds. If it comes again, lower replay.updates_per_round or train.learning_rate.",
+                "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction above %g or drift above %g): "
+                "one update a round for %d rounds. If it comes again, lower replay.updates_per_round or train.learning_rate.",
                 self.node.schedule.limit,
+                self.node.schedule.drift_limit,
                 guard.resting,
             )
         mu, gamma = reuse_figures(report)
@@ -199,7 +200,7 @@ def _switch_on_replay(node: Node, config: NodeConfig) -> None:
     share = config.round.external / mixed
     limits = Limits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
     node.pool = Pool(replay.max_age if node.remember else config.round.max_age, replay.size or 8 * batch, limits)
-    node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction)
+    node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
     node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age)
 
 

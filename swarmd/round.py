@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import mul
+from typing import Any
 
 from p2p.types import PeerId
 from swarmd.experience.pool import Kept, Pool
@@ -58,8 +59,9 @@ def run_round(t: int, node: Node) -> RoundReport:
 
     resting = node.schedule.state.resting
     steps = [_step(node, watch, local) for _ in range(node.schedule.updates)]
-    node.schedule.saw(_merged([step.update for step in steps]).clip_fraction)
-    return _report(t, node, watch, local, theirs, fresh, steps, resting, Counter(rejected))
+    whole = _merged([step.update for step in steps])
+    node.schedule.saw(whole.clip_fraction, whole.drift)
+    return _report(t, node, watch, local, theirs, fresh, steps, whole, resting, Counter(rejected))
 
 
 @dataclass(frozen=True)
@@ -115,19 +117,22 @@ def _merged(updates: Sequence[UpdateReport]) -> UpdateReport:
     """Of one update its own report; of several their sums where they count, and means over tokens where they do not."""
     if len(updates) == 1:
         return updates[0]
-    weights = [u.tokens for u in updates]
-    figures = {f.name: [getattr(u, f.name) for u in updates] for f in fields(UpdateReport)}
-    return UpdateReport(
-        **{
-            name: sum(values) if isinstance(values[0], int) else sum(map(mul, values, weights)) / max(1, sum(weights))
-            for name, values in figures.items()
-        }
-    )
+    figures: dict[str, Any] = {}
+    for name in (f.name for f in fields(UpdateReport)):
+        there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]  # not every update measures all
+        if not there:
+            continue
+        values, weights = zip(*there, strict=True)
+        if isinstance(values[0], int):
+            figures[name] = sum(values)
+        else:
+            figures[name] = sum(map(mul, values, weights)) / max(1, sum(weights))
+    return UpdateReport(**figures)
 
 
 def _report(
     t: int, node: Node, watch: _Stopwatch, local: list[Scored], theirs: list[Scored], fresh: int,
-    steps: Sequence[_Step], resting: int, rejected: Counter[str],
+    steps: Sequence[_Step], whole: UpdateReport, resting: int, rejected: Counter[str],
 ) -> RoundReport:  # fmt: skip
     batch = [s for step in steps for s in step.batch]
     external = [s for s in batch if s.rollout.author != node.me]
@@ -140,7 +145,7 @@ def _report(
         round=t,
         seconds=watch.seconds,
         tokens_generated=sum(len(ids) for s in local if s.tokens for ids in s.tokens.ids),
-        update=_merged([step.update for step in steps]),
+        update=whole,
         local=len(batch) - len(external),
         external=len(external),
         pool_size=len(node.pool),

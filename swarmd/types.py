@@ -89,13 +89,17 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """Figures of one policy update. Means are over completion tokens."""
+    """Figures of one policy update. Means are over completion tokens that had a gradient, unless said."""
 
     loss: float = 0.0
     grad_norm: float = 0.0  # before clipping
     entropy: float = 0.0  # nats
     clip_fraction: float = 0.0
     tokens: int = 0  # completion tokens trained on
+    drift: float = 0.0  # nats: KL of the policy from the one that drew the tokens, over those whose log-probabilities were kept
+    kl: float | None = None  # nats: KL of the policy from the one training began with; None: not measured in this update
+    rate: float = 0.0  # learning rate
+    skipped: int = 0  # 1: loss or gradient was not finite, and nothing moved
 
 
 @dataclass(frozen=True, slots=True)

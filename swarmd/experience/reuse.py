@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-SMOOTHING = 0.1  # weight of the newest round in the clip fraction that is watched: single rounds are noisy by half their value
+SMOOTHING = 0.1  # weight of the newest round in the figures that are watched: single rounds are noisy by half their value
 BURST = 2.0  # times the limit: too much even for a single round
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds; each rest is twice the one before
 
@@ -15,20 +15,23 @@ class GuardState:
     resting: int = 0  # rounds left of one update each, on fresh experience only
     rests: int = 0  # so far, less one for each stretch of reuse as long as the rest before it
     healthy: int = 0  # rounds of reuse since that was counted
+    drift: float = 0.0  # smoothed like the clip fraction
 
 
 @dataclass
 class Schedule:
     """Updates a round. One update a round (the default) is never guarded: it is what the guard falls back to.
 
-    A clip fraction above the limit means that the policy has moved away from what its experience was drawn with. Healthy runs on the
-    tiny model had .03 to .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one update on the round's
-    own rollouts and the newest of others. Rests double, so a setting that is too aggressive ends as a plain run; where reuse then lasts,
-    they halve again.
+    A clip fraction above the limit means that the policy has moved away from what its experience was drawn with; so does a drift above its
+    own: the KL divergence, in nats a token, of the policy as it is from the one that drew (not from the start of the run). Healthy runs on
+    the tiny model had clip fractions of .03 to .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one
+    update on the round's own rollouts and the newest of others. Rests double, so a setting that is too aggressive ends as a plain run;
+    where reuse then lasts, they halve again.
     """
 
     configured: int = 1
     limit: float = 0.09
+    drift_limit: float = 0.1
     state: GuardState = field(default_factory=GuardState)
 
     @property
@@ -40,8 +43,8 @@ class Schedule:
         """Of this round."""
         return 1 if self.resting else self.configured
 
-    def saw(self, clip_fraction: float) -> bool:
-        """A round is over; its mean clip fraction. True where that ended reuse for a while."""
+    def saw(self, clip_fraction: float, drift: float = 0.0) -> bool:
+        """A round is over; its mean clip fraction and drift. True where they ended reuse for a while."""
         state = self.state
         if self.resting:
             self.state = GuardState(0.0, state.resting - 1, state.rests)
@@ -49,11 +52,13 @@ class Schedule:
         if self.configured == 1:
             return False
         smoothed = (1 - SMOOTHING) * state.clip_fraction + SMOOTHING * clip_fraction
-        if smoothed > self.limit or clip_fraction > BURST * self.limit:
+        drifted = (1 - SMOOTHING) * state.drift + SMOOTHING * drift
+        clips = smoothed > self.limit or clip_fraction > BURST * self.limit
+        if clips or drifted > self.drift_limit or drift > BURST * self.drift_limit:
             self.state = GuardState(0.0, _rest(state.rests), state.rests + 1)
             return True
         forgiven = bool(state.rests) and state.healthy + 1 >= _rest(state.rests - 1)
-        self.state = GuardState(smoothed, 0, state.rests - forgiven, 0 if forgiven else state.healthy + 1)
+        self.state = GuardState(smoothed, 0, state.rests - forgiven, 0 if forgiven else state.healthy + 1, drifted)
         return False
 
 

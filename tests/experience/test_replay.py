@@ -199,6 +199,16 @@ def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
     assert not any(noisy.saw(x) for x in [0.06, 0.13, 0.05] * 100) and noisy.updates == 4
 
 
+def test_the_guard_trips_on_drift_alone() -> None:
+    """As on the clip fraction: the policy has left the one that drew, though few of its ratios reach the clip."""
+    burst = Schedule(4)
+    assert burst.saw(0.0, 0.25) and burst.state.resting == FIRST_REST
+    creep = Schedule(4)
+    assert any(creep.saw(0.0, 0.12) for _ in range(40))
+    wide = Schedule(4, drift_limit=1.0)
+    assert not any(wide.saw(0.05, 0.25) for _ in range(40)) and wide.state.drift == pytest.approx(0.25, abs=0.01)
+
+
 def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
     schedule, updates = Schedule(4), []
     for _ in range(2000):
