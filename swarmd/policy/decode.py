@@ -1,6 +1,6 @@
 """Answers, sampled: each prompt computed once for all its completions, and no work for rows that are done."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -30,6 +30,7 @@ class Sample:
     ids: tuple[int, ...]  # the end-of-sequence included where it was drawn
     logprobs: tuple[float, ...]
     ended: bool
+    versions: tuple[int, ...] = ()  # of the weights each token was drawn from, where `between` tells them
 
 
 def decode(
@@ -39,11 +40,13 @@ def decode(
     sampling: Sampling,
     generator: torch.Generator,
     cache_tokens: int,
+    between: Callable[[], int] | None = None,
 ) -> list[list[Sample]]:
     """`copies` samples of each prompt, in order.
 
     cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the least. A prompt that fills the context
-    gets empty samples.
+    gets empty samples. between: called before each forward pass; returns the version of the weights, which it may have changed in place:
+    keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section 4), nothing else that comes of weights may outlive a pass.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared = generator.device, adopt(network)
@@ -52,7 +55,7 @@ def decode(
             asked = [prompts[i] for i in group]
             room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in asked], device=device).repeat_interleave(copies)
             rows = SharedPrefix(network, asked, copies, int(room.max()), device) if shared else PaddedRows(network, asked, copies, device)
-            samples = decode_rows(rows, room, sampling, generator)
+            samples = decode_rows(rows, room, sampling, generator, between)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
@@ -93,8 +96,10 @@ class Rows(Protocol):
         """Go on with these rows alone, in this order: ascending."""
 
 
-def decode_rows(rows: Rows, room: Tensor, sampling: Sampling, generator: torch.Generator) -> list[Sample]:
-    """room: how many tokens each row may become, [B]."""
+def decode_rows(
+    rows: Rows, room: Tensor, sampling: Sampling, generator: torch.Generator, between: Callable[[], int] | None = None
+) -> list[Sample]:
+    """room: how many tokens each row may become, [B]. between: see `decode`."""
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
     total, steps = len(room), int(room.max())
@@ -103,6 +108,7 @@ def decode_rows(rows: Rows, room: Tensor, sampling: Sampling, generator: torch.G
     row = torch.arange(total, device=device)  # of ids: where a batch row's tokens go
     alive = torch.ones(total, dtype=torch.bool, device=device)
 
+    versions = [between()] if between else []  # of each step
     logits = rows.first()
     for step in range(steps):
         token, logprob = _pick(logits, sampling.temperature, generator)
@@ -116,8 +122,10 @@ def decode_rows(rows: Rows, room: Tensor, sampling: Sampling, generator: torch.G
             keep = alive.nonzero()[:, 0]
             row, token, alive = row[keep], token[keep], alive[keep]
             rows.keep(keep)
+        if between:
+            versions.append(between())
         logits = rows.next(token)
-    return [_sample(r, p, sampling.ends) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+    return [_sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
 
 def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -138,6 +146,6 @@ def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tup
     return token, logprobs.gather(1, token[:, None])[:, 0]
 
 
-def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int]) -> Sample:
+def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int], versions: list[int]) -> Sample:
     length = ids.index(-1) if -1 in ids else len(ids)
-    return Sample(tuple(ids[:length]), tuple(logprobs[:length]), ended=length > 0 and ids[length - 1] in ends)
+    return Sample(tuple(ids[:length]), tuple(logprobs[:length]), length > 0 and ids[length - 1] in ends, tuple(versions[:length]))

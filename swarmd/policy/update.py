@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -43,7 +43,7 @@ class Learning:
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     """Over the completion tokens that were computed."""
 
     loss: float = 0.0  # weighted
@@ -60,6 +60,8 @@ class Learner:
         self.optimizer = torch.optim.AdamW(self.weights.values(), lr=learning.learning_rate, weight_decay=0.0, fused=True)
         self.updates = 0
         self.skipped = 0  # in a row
+        # Of several trainers: makes everybody's gradients and sums those of all. Then a step with no rows of its own is a step, too.
+        self.combine: Callable[[Sequence[nn.Parameter], Sums], None] | None = None
         self._network, self._learning, self._device = network, learning, device
         self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None  # None: padded batches
@@ -73,9 +75,11 @@ class Learner:
         0 tokens; Diverged after five in a row. Out of memory: recomputation where it may, then smaller micro-batches, from then on; NoModel
         when not even one row fits.
         """
-        if not rows:
+        if not rows and self.combine is None:
             return UpdateReport()
         sums = self._gradients(rows)
+        if self.combine is not None:
+            self.combine(tuple(self.weights.values()), sums)
         norm = float(nn.utils.clip_grad_norm_(self.weights.values(), self._learning.max_grad_norm))
         if not (math.isfinite(sums.loss) and math.isfinite(norm)):
             return self._skip(sums.loss, norm)
@@ -83,7 +87,7 @@ class Learner:
         self.updates, self.skipped = self.updates + 1, 0
         return UpdateReport(sums.loss, norm, sums.entropy / sums.tokens, sums.clipped / sums.tokens, sums.tokens)
 
-    def _gradients(self, rows: Sequence[Row]) -> _Sums:
+    def _gradients(self, rows: Sequence[Row]) -> Sums:
         while True:
             groups = list(self._micro_batches(rows))
             self.optimizer.zero_grad(set_to_none=True)
@@ -115,8 +119,8 @@ class Learner:
         self._budget = max(packed_tokens(g) if self._decoder else len(g) * len(g[0]) for g in groups if len(g) > 1) // 2
         log.warning("out of memory in the update: micro-batches of at most %d tokens from now on", self._budget)
 
-    def _accumulate(self, groups: Sequence[Sequence[Row]]) -> _Sums:
-        sums = _Sums()
+    def _accumulate(self, groups: Sequence[Sequence[Row]]) -> Sums:
+        sums = Sums()
         with recomputing(self._network) if self._recompute else nullcontext():
             for group in groups:
                 if self._decoder:
@@ -126,7 +130,7 @@ class Learner:
                     self._backward_logits(self._padded_logits(batch), batch.scores, sums)
         return sums
 
-    def _backward_packed(self, decoder: Decoder, batch: Packed, sums: _Sums) -> None:
+    def _backward_packed(self, decoder: Decoder, batch: Packed, sums: Sums) -> None:
         """The head and its loss forward and backward in chunks, then the rest backward at once: no more than a chunk of logits is held."""
         hidden = decoder.hidden(batch)
         gradient = torch.empty_like(hidden)
@@ -138,7 +142,7 @@ class Learner:
             gradient[part] = seen.grad
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
 
-    def _backward_logits(self, logits: Tensor, scores: Scores, sums: _Sums) -> None:
+    def _backward_logits(self, logits: Tensor, scores: Scores, sums: Sums) -> None:
         """logits: [N, V], with a graph. Adds their weights' gradients and the sums."""
         temperature = self._learning.temperature
         logprobs, entropy, probabilities = losses.token_logprobs(logits, scores.targets, temperature)
