@@ -55,6 +55,7 @@ class Tokens:
 
     ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[tuple[float, ...], ...]
+    versions: tuple[tuple[int, ...], ...] = ()  # updates behind the weights that each was drawn from; (): of one policy, all of them
 
 
 @dataclass(frozen=True, slots=True)
