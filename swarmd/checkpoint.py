@@ -6,7 +6,11 @@
         …                 what the policy saves: weights or adapter, optimizer, its random state
 
 A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever has a round's name is
-whole as far as the disk keeps its promises, and the manifest finds the rest. kill -9 at any moment loses at most the round in hand.
+whole as far as the disk keeps its promises, and the manifest finds the rest.
+
+While a save is written, the next round generates and scores, and that is all: a round is behind us when its checkpoint is durable, and
+before that nothing of a later one is shared, trained on, written down or said (`Saver`, and `settle` in round.py). So kill -9 at any
+moment loses at most the last round that was finished, while it was being saved, with what the next had generated.
 """
 
 import errno
@@ -14,9 +18,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -63,22 +71,25 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, state: RunState, save_policy: Callable[[Path], None]) -> Path:
-        """Write one, and remove all but the two newest. DiskFull where there is no room: nothing is lost then."""
+    def save(self, state: RunState, files: Iterable[tuple[str, bytes]]) -> Path:
+        """Write one, and remove all but the two newest. Durable when this returns. DiskFull where there is no room: nothing is lost then.
+
+        files: name and content of each that the policy saves; held one at a time.
+        """
         final = self.folder / _name(state.round)
         partial = self.folder / f"partial-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            save_policy(partial)
-            (partial / "run.msgpack").write_bytes(_encoder.encode(state))
-            _write_manifest(partial)
+            written = {name: _write(partial / name, content) for name, content in files}
+            written["run.msgpack"] = _write(partial / "run.msgpack", _encoder.encode(state))
+            _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode())
             _sync(partial)
             if final.exists():  # the same round again, after a resume from the one before it
                 shutil.rmtree(final)
             partial.rename(final)
-            _sync(self.folder)
+            _sync_one(self.folder)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise _explained(error, self.folder) from error
@@ -118,13 +129,60 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
 
+class Saver:
+    """Saves in a thread of its own, one at a time, from copies: whoever saves goes on with other things meanwhile.
+
+        saver.begin(state, files, then)     # returns at once
+        …
+        saver.settle()                      # before anything that must not outlive the loss of what is being saved
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._begun: tuple[Callable[[], None], Future[None]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Wait for the save under way. Its failure is for `settle` to tell: who leaves without it has a worse one to tell already."""
+        self._thread.shutdown()
+
+    def begin(self, state: RunState, files: Sequence[tuple[str, bytes]], then: Callable[[], None]) -> None:
+        """Save, once the save before is settled; raises what that raises. then: called when it is durable, in the thread that saved."""
+        self.settle()
+        save = partial(self._save, state, files, then)
+        self._begun = save, self._thread.submit(save)
+
+    def settle(self) -> None:
+        """Return when the save begun last is durable and its `then` was called. Where it failed it is tried again, here and at each call.
+
+        Raises DiskFull or CheckpointRefused where it fails again.
+        """
+        if self._begun is None:
+            return
+        save, future = self._begun
+        failure = future.exception()  # waits
+        if isinstance(failure, SwarmdError):
+            save()
+        elif failure is not None:
+            raise failure
+        self._begun = None
+
+    def _save(self, state: RunState, files: Sequence[tuple[str, bytes]], then: Callable[[], None]) -> None:
+        self._checkpoints.save(state, files)
+        then()
+
+
 def _name(round_number: int) -> str:
     return f"round-{round_number:08d}"
 
 
-def _write_manifest(folder: Path) -> None:
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.iterdir())}
-    (folder / "manifest.json").write_text(json.dumps({"schema": SCHEMA, "files": files}, indent=1))
+def _write(path: Path, content: bytes) -> dict[str, int | str]:
+    """Its line of the manifest."""
+    path.write_bytes(content)
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _verify(folder: Path) -> None:
@@ -146,12 +204,17 @@ def _sha256(path: Path) -> str:
 
 
 def _sync(folder: Path) -> None:
+    """The files first: a folder that is durable before what it names would be worth nothing."""
     for path in [*(p for p in folder.iterdir() if p.is_file()), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _explained(error: OSError, folder: Path) -> SwarmdError:

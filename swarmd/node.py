@@ -16,7 +16,7 @@ from typing import Any
 
 from p2p.types import PeerId
 from swarmd import link
-from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState
+from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState, Saver
 from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
@@ -38,6 +38,7 @@ from swarmd.types import RoundReport, TaskRef
 log = logging.getLogger(__name__)
 
 RETRY_FULL_DISK = 10.0  # seconds
+COPIED = 2**28  # bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before it
 
 
 @dataclass
@@ -52,10 +53,11 @@ class Trainer:
     exchange: RolloutExchange
     link: link.TrainerLink
     checkpoints: Checkpoints
+    saver: Saver
     metrics: MetricsFile
     round: int  # rounds behind us
-    saved: int  # of them in a checkpoint
-    save_seconds: float = 0.0  # what the last save took
+    saved: int  # of them in a checkpoint, or on the way there
+    save_seconds: float = 0.0  # what the last save took out of the loop
 
     def run(self) -> None:
         """Round after round, until the limit is reached or the daemon says stop; then save and leave."""
@@ -70,7 +72,8 @@ class Trainer:
             self._answer_judge()
             self._rest(begun + self.config.round.pace)
         if self.saved < self.round:
-            self._save()
+            self._save(lambda: None)
+        self.settle()
         self.link.tell(link.Stopped(self.round))
 
     def _one_round(self) -> None:
@@ -100,16 +103,27 @@ class Trainer:
         )
         # The line first: after a kill between the two, the resumed run drops it and writes it again. No round is missing or there twice.
         self._insist(partial(self.metrics.append, line))
-        if self.round % self.config.round.checkpoint_every == 0:
-            self._save()
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
-        self.link.tell(link.RoundDone(line, authors, self.verifier.pid))
+        done = partial(self.link.tell, link.RoundDone(line, authors, self.verifier.pid))
+        if self.round % self.config.round.checkpoint_every == 0:
+            self._save(done)
+        else:
+            done()
 
-    def _save(self) -> None:
+    def _save(self, then: Callable[[], None]) -> None:
+        """Begin to save; then: called when it is durable. A large policy is saved before this returns: no second copy of it in memory."""
         begun = time.perf_counter()
         state = run_state(self.round, self.seed, self.node)
-        self._insist(lambda: self.checkpoints.save(state, self.policy.save))
+        if self.policy.state_bytes <= COPIED:
+            self.saver.begin(state, tuple(self.policy.files()), then)
+        else:
+            self._insist(lambda: self.checkpoints.save(state, self.policy.files()))
+            then()
         self.saved, self.save_seconds = self.round, time.perf_counter() - begun
+
+    def settle(self) -> None:
+        """Return when all that was saved is durable. A round asks for it before it says anything of itself."""
+        self._insist(self.saver.settle)
 
     def _insist(self, write: Callable[[], object]) -> None:
         """A full disk pauses the run until there is room, or until it is told to stop: then it ends with the last whole checkpoint."""
@@ -130,10 +144,12 @@ class Trainer:
     def _answer_judge(self) -> None:
         question = self.link.question()
         if question is not None:
+            self.settle()  # the judge's figure is that of weights which cannot be lost
             answer = self.policy.answer(question.text)
             self.link.tell(link.Answer(question.id, answer.text, answer.ended))
 
     def _pause(self) -> None:
+        self.settle()
         self.link.tell(link.State("paused", "you paused it", "swarmd resume"))
         while self.link.paused and not self.link.stopping:
             self.link.wait(60.0)
@@ -153,16 +169,18 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
     curriculum = curriculum_of(config)
-    with Verifier(curriculum.name) as verifier:
+    checkpoints = Checkpoints(state_dir / "checkpoints")
+    with Verifier(curriculum.name) as verifier, Saver(checkpoints) as saver:
         daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
         policy = LanguagePolicy.open(config, start.seed)
         exchange = RolloutExchange(daemon, config.model.name, partial(trainable, curriculum))
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
-        checkpoints = Checkpoints(state_dir / "checkpoints")
         behind, notes = resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         daemon.tell(link.Ready(dict(policy.description), behind, notes))
-        yield Trainer(config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, metrics, behind, behind)
+        trainer = Trainer(config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, behind)
+        node.settle = trainer.settle
+        yield trainer
 
 
 def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:

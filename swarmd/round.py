@@ -35,6 +35,7 @@ class Node:
     external: int = 4  # J
     completions: int = 8  # L
     schedule: Schedule = field(default_factory=Schedule)  # updates a round; one, unless replay is on
+    settle: Callable[[], None] = lambda: None  # returns when all that was saved is durable
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
 
 
@@ -47,6 +48,8 @@ def run_round(t: int, node: Node) -> RoundReport:
     with watch("score"):
         local = _score_own(t, node, tasks, answers)
 
+    with watch("checkpoint"):
+        node.settle()  # what we now say of this round must not outlive the loss of the one before
     with watch("share"):
         node.swarm.share([s.rollout for s in local], t)  # Communicate(C^n(q)), q in S^n = B^n
     with watch("collect"):
@@ -104,7 +107,7 @@ class _Stopwatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.seconds = dict.fromkeys(("generate", "score", "share", "collect", "train"), 0.0)
+        self.seconds = dict.fromkeys(("generate", "score", "checkpoint", "share", "collect", "train"), 0.0)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

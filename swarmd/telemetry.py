@@ -38,6 +38,8 @@ def metrics_line(
     """One line of metrics.jsonl (DESIGN.md, "Contracts others rely on").
 
     time: seconds since the epoch at the round's end. judge: `{"score", "n"}` of the last evaluation, or None.
+    checkpoint_seconds: what the save of the round before took out of the loop at its end; with what this round waited for that save before
+    it could share, it is the line's `seconds.checkpoint`. Its own save comes after the line.
     rejected: what was refused before the round saw it (the daemon's inbox), added to what the round itself refused.
     pool_external_share: of the pool, 0..1; None: the pool holds others' rollouts only. replays_mean: how often the external
     rollouts of this batch had been trained on before. mu: what generating a rollout cost over what training on one did; gamma: the
@@ -48,10 +50,11 @@ def metrics_line(
         refused[reason] = refused.get(reason, 0) + count
     if pool_external_share is None:
         pool_external_share = 1.0 if report.pool_size else 0.0
+    checkpoint = checkpoint_seconds + report.seconds.get("checkpoint", 0.0)
     line = {
         "round": report.round,
         "time": time,
-        "seconds": {**{stage: report.seconds.get(stage, 0.0) for stage in _STAGES}, "checkpoint": checkpoint_seconds},
+        "seconds": {**{stage: report.seconds.get(stage, 0.0) for stage in _STAGES}, "checkpoint": checkpoint},
         "tokens": {"generated": report.tokens_generated, "trained": report.update.tokens},
         "local": report.local,
         "external": report.external,

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ def state(number: int) -> RunState:
     return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2))
 
 
-def policy(text: str = "weights"):
-    return lambda folder: (folder / "policy.bin").write_text(text)
+def policy(text: str = "weights") -> list[tuple[str, bytes]]:
+    return [("policy.bin", text.encode())]
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
@@ -81,12 +82,12 @@ def test_a_full_disk_loses_nothing_and_says_what_to_do(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), policy())
 
-    def full(folder: Path) -> None:
-        (folder / "policy.bin").write_text("half")
+    def full() -> Iterator[tuple[str, bytes]]:
+        yield "policy.bin", b"half"
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(DiskFull, match="Free some space"):
-        checkpoints.save(state(2), full)
+        checkpoints.save(state(2), full())
     assert [p.name for p in tmp_path.iterdir()] == ["round-00000001"]
     found = checkpoints.newest()
     assert found is not None and found[0].round == 1
@@ -94,11 +95,8 @@ def test_a_full_disk_loses_nothing_and_says_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_really_full_device(tmp_path: Path) -> None:
-    def to_full(folder: Path) -> None:
-        Path("/dev/full").write_bytes(b"x" * 100_000)
-
     with pytest.raises(DiskFull):
-        Checkpoints(tmp_path).save(state(1), to_full)
+        Checkpoints(tmp_path).save(state(1), [("/dev/full", b"x" * 100_000)])
 
 
 @pytest.mark.slow

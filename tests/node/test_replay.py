@@ -97,7 +97,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
         reports.append(without_seconds(run_round(t, node)))
         if t == 2:
             node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
-            checkpoints.save(run_state(2, 1, node), policy.save)
+            checkpoints.save(run_state(2, 1, node), policy.files())
     again, again_policy = new()
     assert resume(checkpoints, again, again_policy)[0] == 2
     assert again.schedule.state == GuardState(0.03, rests=2, healthy=2) and again.pool.updates == 4

@@ -157,7 +157,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
         if t == 2:
             pool = tuple(node.pool.snapshot()), tuple(node.pool.uses())
             state = RunState(2, 1, node.task_rng.getstate(), node.batch_rng.getstate(), *pool)
-            checkpoints.save(state, policy.save)
+            checkpoints.save(state, policy.files())
 
     swarm = MemorySwarm()
     again, again_policy, _ = join(swarm, 1, verifier, config())

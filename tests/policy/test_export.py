@@ -197,11 +197,8 @@ def test_figures_of_runs_with_gaps() -> None:
 
 
 def save_round(state_dir: Path, number: int, weights: bytes) -> Path:
-    def write(folder: Path) -> None:
-        (folder / "policy.json").write_bytes(b"{}")
-        (folder / "weights.safetensors").write_bytes(weights)
-
-    return Checkpoints(state_dir / "checkpoints").save(RunState(number, 0, (3, (), None), (3, (), None), (), ()), write)
+    files = [("policy.json", b"{}"), ("weights.safetensors", weights)]
+    return Checkpoints(state_dir / "checkpoints").save(RunState(number, 0, (3, (), None), (3, (), None), (), ()), files)
 
 
 def test_newest_checkpoint_is_read_with_the_rounds_behind_it(tmp_path: Path) -> None:
