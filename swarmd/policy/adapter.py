@@ -21,8 +21,7 @@ def merged(network: nn.Module) -> Iterator[None]:
             for layer in network.modules():
                 if isinstance(layer, LoraLinear) and not layer.merged and not layer.disable_adapters:
                     weight = layer.get_base_layer().weight
-                    delta = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
-                    whole = (weight.float() + delta).to(weight.dtype)
+                    whole = _whole(layer, weight)
                     aside.append((layer, weight.data))
                     weight.data = whole
                     layer.merged_adapters.extend(layer.active_adapters)
@@ -31,3 +30,27 @@ def merged(network: nn.Module) -> Iterator[None]:
         for layer, base in aside:
             layer.get_base_layer().weight.data = base
             layer.merged_adapters.clear()
+
+
+class StandingMerge:
+    """Layers that stay folded in, for a network that only answers, and whose adapter comes from elsewhere; `merged` leaves them alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        """Holds the base weights of adapted layers a second time; does nothing where there is no adapter."""
+        self._base: list[tuple[LoraLinear, Tensor]] = []
+        for layer in network.modules():
+            if isinstance(layer, LoraLinear):
+                self._base.append((layer, layer.get_base_layer().weight.detach().clone()))
+                layer.merged_adapters.extend(layer.active_adapters)
+        self.refold()
+
+    def refold(self) -> None:
+        """The adapter has changed: compute W + s B A anew, from W as it was loaded, into the memory the network computes with."""
+        with torch.no_grad():
+            for layer, base in self._base:
+                layer.get_base_layer().weight.copy_(_whole(layer, base))
+
+
+def _whole(layer: LoraLinear, base: Tensor) -> Tensor:
+    delta: Tensor = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
+    return (base.float() + delta).to(base.dtype)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from swarmd.config import NodeConfig, TrainConfig
 from swarmd.errors import NoModel
@@ -52,6 +53,8 @@ class LanguagePolicy:
         """rows: what an update trains on, of a batch."""
         self._loaded, self._chat, self._learner, self._sampling, self._generator = loaded, chat, learner, sampling, generator
         self._rows = rows
+        self.between: Callable[[], int] | None = None  # see `decode`: of a generator, whose weights are another process's to change
+        self._step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step
         config: Any = loaded.network.config
         self._cache_tokens = CACHE_BYTES // cache_bytes(config, loaded.dtype)
 
@@ -118,7 +121,11 @@ class LanguagePolicy:
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),
-                Tokens(tuple(s.ids for s in samples), tuple(s.logprobs for s in samples)),
+                Tokens(
+                    tuple(s.ids for s in samples),
+                    tuple(s.logprobs for s in samples),
+                    tuple(s.versions for s in samples) if self.between else (),
+                ),
             )
             for samples in answers
         ]
@@ -130,7 +137,25 @@ class LanguagePolicy:
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
         """One policy-gradient step on the batch; see `Learner.step`."""
-        return self._learner.step(self._rows(batch))
+        return self._step(self._learner, self._rows(batch))
+
+    def train_with(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> None:
+        """Have `update` call this in place of `Learner.step`: where a step is more than one process's."""
+        self._step = step
+
+    @property
+    def network(self) -> nn.Module:
+        return self._loaded.network
+
+    @property
+    def trained(self) -> Mapping[str, nn.Parameter]:
+        """The network's weights that updates change: all, or the adapter's."""
+        return {name: p for name, p in self._loaded.network.named_parameters() if p.requires_grad}
+
+    @property
+    def version(self) -> int:
+        """Updates behind these weights."""
+        return self._learner.updates
 
     def save(self, folder: Path) -> None:
         """Everything a later process needs to go on exactly from here, into an existing folder. OSError where the disk is full."""
@@ -158,7 +183,7 @@ class LanguagePolicy:
     def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling) -> list[list[Sample]]:
         while True:
             try:
-                return decode(self._loaded.network, prompts, copies, sampling, self._generator, self._cache_tokens)
+                return decode(self._loaded.network, prompts, copies, sampling, self._generator, self._cache_tokens, self.between)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
