@@ -32,6 +32,8 @@ from swarmd.errors import SwarmdError
 from swarmd.experience.reuse import GuardState
 from swarmd.types import Scored
 
+Content = bytes | memoryview  # of a file
+
 SCHEMA = 1
 KEPT = 2
 
@@ -71,7 +73,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def save(self, state: RunState, files: Iterable[tuple[str, bytes]]) -> Path:
+    def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         """Write one, and remove all but the two newest. Durable when this returns. DiskFull where there is no room: nothing is lost then.
 
         files: name and content of each that the policy saves; held one at a time.
@@ -149,7 +151,7 @@ class Saver:
         """Wait for the save under way. Its failure is for `settle` to tell: who leaves without it has a worse one to tell already."""
         self._thread.shutdown()
 
-    def begin(self, state: RunState, files: Sequence[tuple[str, bytes]], then: Callable[[], None]) -> None:
+    def begin(self, state: RunState, files: Sequence[tuple[str, Content]], then: Callable[[], None]) -> None:
         """Save, once the save before is settled; raises what that raises. then: called when it is durable, in the thread that saved."""
         self.settle()
         save = partial(self._save, state, files, then)
@@ -170,7 +172,7 @@ class Saver:
             raise failure
         self._begun = None
 
-    def _save(self, state: RunState, files: Sequence[tuple[str, bytes]], then: Callable[[], None]) -> None:
+    def _save(self, state: RunState, files: Sequence[tuple[str, Content]], then: Callable[[], None]) -> None:
         self._checkpoints.save(state, files)
         then()
 
@@ -179,7 +181,7 @@ def _name(round_number: int) -> str:
     return f"round-{round_number:08d}"
 
 
-def _write(path: Path, content: bytes) -> dict[str, int | str]:
+def _write(path: Path, content: Content) -> dict[str, int | str]:
     """Its line of the manifest."""
     path.write_bytes(content)
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

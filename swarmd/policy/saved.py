@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from swarmd.errors import SwarmdError
+from swarmd.policy.tensor_file import tensor_file
 from swarmd.policy.update import Learner
 
 SCHEMA = 1
@@ -47,14 +48,14 @@ class _Document:
     schema: int = SCHEMA
 
 
-def contents(identity: Identity, learner: Learner, generator: torch.Generator) -> Iterator[tuple[str, bytes]]:
+def contents(identity: Identity, learner: Learner, generator: torch.Generator) -> Iterator[tuple[str, bytes | memoryview]]:
     """Name and content of each file, made when it is asked for: a copy, which later updates leave alone."""
     training = {_RANDOM: generator.get_state()}
     for name, weight in learner.weights.items():
         training |= {f"{field}/{name}": value for field, value in learner.optimizer.state[weight].items()}
     # Through bytes: safetensors' own file writer hides the errno of a full disk.
-    yield "weights.safetensors", save({name: p.detach().contiguous() for name, p in learner.weights.items()})
-    yield "training.safetensors", save({name: value.contiguous() for name, value in training.items()})
+    yield "weights.safetensors", tensor_file(learner.weights)
+    yield "training.safetensors", tensor_file(training)
     document = asdict(_Document(identity, learner.updates))
     yield "policy.json", msgspec.json.format(msgspec.json.encode(document), indent=1)
 
