@@ -50,6 +50,18 @@ class RoundConfig(_Section):
 class GenerateConfig(_Section):
     max_new_tokens: Annotated[int, Field(ge=0, le=32_768)] = 0  # 0: 16 for the tiny models, 256 for the rest
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    engine: Annotated[
+        str,
+        Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="auto, own, continuous or the name of an installed engine"),
+    ] = "auto"  # auto: the quicker of the built-in ones on CUDA, own elsewhere
+    # Of an engine that is a program of its own:
+    engine_url: Annotated[
+        str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")
+    ] = ""  # of one that runs already; "": the engine starts its own
+    engine_python: str = ""  # the interpreter of its own environment; "": the engine's own way to find one
+    engine_memory: Annotated[float, Field(gt=0, le=1)] = 0.4  # share of the device's memory it may take
+    engine_start_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0  # how long it may take to start, or to take new weights
+    engine_args: Annotated[tuple[str, ...], Field(description="a list of texts")] = ()  # more arguments for what it starts
 
 
 class TrainConfig(_Section):
@@ -61,7 +73,8 @@ class TrainConfig(_Section):
     loss: Literal["grpo", "asymre"] = "grpo"
     loss_mean: Literal["token", "sequence"] = "token"  # what weighs the same: every token of the batch, or every completion
     asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline
-    importance_cap: Annotated[float, Field(ge=0, le=100)] = 0.0  # grpo with truncated importance weights in place of clipping; 0: off
+    # grpo with truncated importance weights in place of clipping; 0: off; None: 2 where a foreign engine answers, without replay, else off
+    importance_cap: Annotated[float, Field(ge=0, le=100)] | None = None
 
 
 class ReplayConfig(_Section):

@@ -6,17 +6,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
 from swarmd.config import NodeConfig, TrainConfig
-from swarmd.errors import NoModel
 from swarmd.policy import losses, saved
 from swarmd.policy.chat import SYSTEM_PROMPT, Chat
-from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode
-from swarmd.policy.device import free_memory, is_out_of_memory, release_cached, seeded, use_threads
+from swarmd.policy.decode import Sample, Sampling
+from swarmd.policy.device import free_memory, seeded, use_threads
+from swarmd.policy.engine import Engine
+from swarmd.policy.engine_choice import NO_LIMIT, importance_cap, open_engine
+from swarmd.policy.engine_driver import Driver
 from swarmd.policy.fitting import work_of
 from swarmd.policy.load import LORA_FROM, Loaded, load_model
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -25,10 +27,6 @@ from swarmd.policy.update import Learner, Learning
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 
 log = logging.getLogger(__name__)
-
-# Keys and values held at once while answering. A fixed figure, because it decides which random number meets which row.
-CACHE_BYTES: Final = 2**31
-NO_LIMIT: Final = 2**30  # context of a model that names none
 
 # What train.learning_rate = 0 stands for.
 # All weights, below 100 million parameters. tiny on tiny-9, 300 rounds of 8/0: held-out pass@1 from 0.30 to 0.62, 0.64, 0.62 (three seeds);
@@ -49,18 +47,18 @@ class LanguagePolicy:
         rows: Callable[[Sequence[Scored]], list[Row]],
         sampling: Sampling,
         generator: torch.Generator,
+        engine: Engine,
     ) -> None:
-        """rows: what an update trains on, of a batch."""
+        """rows: what an update trains on, of a batch. engine: what answers; closed with the policy."""
         self._loaded, self._chat, self._learner, self._sampling, self._generator = loaded, chat, learner, sampling, generator
         self._rows = rows
         self.between: Callable[[], int] | None = None  # see `decode`: of a generator, whose weights are another process's to change
         self._step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step
-        config: Any = loaded.network.config
-        self._cache_tokens = CACHE_BYTES // cache_bytes(config, loaded.dtype)
+        self._driver = Driver(engine, loaded)
 
     @classmethod
     def open(cls, config: NodeConfig, seed: int, free: Callable[[torch.device], int] = free_memory) -> "LanguagePolicy":
-        """Load the configured model and make it ready. NoModel, Unreachable.
+        """Load the configured model and its engine and make them ready. NoModel, Unreachable, NoEngine, EngineFailed.
 
         seed: of what is sampled and of a new adapter. free: bytes free on a device.
         """
@@ -88,7 +86,7 @@ class LanguagePolicy:
             micro_batch_tokens=loaded.plan.micro_batch_tokens,
             checkpointing="on" if loaded.plan.checkpointing else "auto",
             loss=config.train.loss,
-            importance_cap=config.train.importance_cap,
+            importance_cap=importance_cap(config),
         )
         rows = partial(
             rows_of,
@@ -98,7 +96,8 @@ class LanguagePolicy:
             advantages=_advantages(config.train),
             mean=losses.sequence_mean if config.train.loss_mean == "sequence" else losses.token_mean,
         )
-        return cls(loaded, chat, Learner(loaded.network, learning, loaded.device), rows, sampling, seeded(loaded.device, seed))
+        learner, generator = Learner(loaded.network, learning, loaded.device), seeded(loaded.device, seed)
+        return cls(loaded, chat, learner, rows, sampling, generator, open_engine(config, loaded, sampling))
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -137,6 +136,7 @@ class LanguagePolicy:
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
         """One policy-gradient step on the batch; see `Learner.step`."""
+        self._driver.rest()
         return self._step(self._learner, self._rows(batch))
 
     def train_with(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> None:
@@ -171,31 +171,22 @@ class LanguagePolicy:
         """What `files` comes to, nearly."""
         return saved.size(self._learner)
 
+    def close(self) -> None:
+        """End what the engine has started. The policy is of no use afterwards."""
+        self._driver.close()
+
     def restore(self, folder: Path) -> None:
         """Go on from where `save` was called. CheckpointUnfit where the folder is damaged or of another base model."""
         for note in saved.read(folder, self._identity(), self._learner, self._generator):
             log.warning("%s", note)
+        self._driver.forget()
 
     def _identity(self) -> saved.Identity:
         x = self._loaded
         return saved.Identity(x.source, x.revision, x.fingerprint, x.lora_rank, _name(x.dtype), x.device.type)
 
     def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling) -> list[list[Sample]]:
-        while True:
-            try:
-                return decode(self._loaded.network, prompts, copies, sampling, self._generator, self._cache_tokens, self.between)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-            release_cached(self._loaded.device)
-            largest = copies * (max(map(len, prompts)) + sampling.limit)
-            if self._cache_tokens < largest:
-                raise NoModel(
-                    f"not enough memory on {self._loaded.device} to answer one question {copies} times. "
-                    "Lower generate.max_new_tokens or round.completions, or choose a smaller model."
-                )
-            self._cache_tokens = min(self._cache_tokens, len(prompts) * largest) // 2
-            log.warning("out of memory while answering: at most %d tokens of keys and values from now on", self._cache_tokens)
+        return self._driver.generate(prompts, copies, sampling, self._generator, self.version, self.between)
 
 
 def _advantages(config: TrainConfig) -> Callable[[Scored], Sequence[float]]:

@@ -55,6 +55,8 @@ def test_every_key_can_be_set_by_a_variable() -> None:
     others = {"model.device": "cpu", "model.dtype": "float32", "model.lora": "off", "swarm.engine": "none", "swarm.curriculum": "tiny-9"}
     others |= {
         "judge.url": "https://judge.example/",
+        "generate.engine_url": "http://127.0.0.1:8000",
+        "train.importance_cap": "2",
         "swarm.bootstrap": values["tuple"],
         "swarm.listen": "/ip4/127.0.0.1/tcp/7",
         "seed": "9",
