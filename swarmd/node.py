@@ -2,14 +2,15 @@
 
 import itertools
 import logging
+import math
 import os
 import random
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from p2p.types import PeerId
 from swarmd import link
 from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState, Saver
 from swarmd.config import NodeConfig
+from swarmd.crew import Crew, check_workers, for_trainer, free_for_trainer, is_apart, open_crew
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.exchange.topic import curriculum_of
@@ -38,6 +40,7 @@ from swarmd.types import RoundReport, TaskRef
 log = logging.getLogger(__name__)
 
 RETRY_FULL_DISK = 10.0  # seconds
+PATIENCE = 0.1  # seconds without a look at what the daemon wants, while waiting for generators
 COPIED = 2**28  # bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before it
 
 
@@ -58,6 +61,8 @@ class Trainer:
     round: int  # rounds behind us
     saved: int  # of them in a checkpoint, or on the way there
     save_seconds: float = 0.0  # what the last save took out of the loop
+    crew: Crew | None = None  # where others generate or train beside us (`[workers]`)
+    waited: float = 0.0  # seconds for their rollouts, since the last round
 
     def run(self) -> None:
         """Round after round, until the limit is reached or the daemon says stop; then save and leave."""
@@ -66,6 +71,8 @@ class Trainer:
         while not self.link.stopping and not (limit and self.round >= limit):
             if self.link.paused:
                 self._pause()
+                continue
+            if not self._supplied():
                 continue
             begun = time.monotonic()
             self._one_round()
@@ -88,7 +95,9 @@ class Trainer:
                 self.node.schedule.drift_limit,
                 guard.resting,
             )
-        mu, gamma = reuse_figures(report)
+        mu, gamma = reuse_figures(report, self.crew.seconds_per_rollout() if self.crew else None)
+        if self.crew:
+            report = with_waiting(report, self.waited)
         judged = self.link.judged
         line = metrics_line(
             report,
@@ -100,7 +109,9 @@ class Trainer:
             replays_mean=report.replays_mean,
             mu=mu,
             gamma=gamma,
+            workers=self.crew.figures(time.monotonic()) if self.crew else None,
         )
+        self.waited = 0.0
         # The line first: after a kill between the two, the resumed run drops it and writes it again. No round is missing or there twice.
         self._insist(partial(self.metrics.append, line))
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
@@ -109,6 +120,26 @@ class Trainer:
             self._save(done)
         else:
             done()
+
+    def _supplied(self) -> bool:
+        """Whether there is something to train on. Waits a moment for generators beside us where there is not, or not enough.
+
+        With replay the pool will do, and nobody ever waits for anybody; without it, and while the guard lets reuse rest, a round has as
+        many rollouts of our own as in one process.
+        """
+        if self.crew is None:
+            return True
+        reuse = self.config.replay.mode == "on" and not self.node.schedule.resting and any(s.informative for s in self.node.pool)
+        begun = time.monotonic()
+        there = self.crew.generators.wait(0 if reuse else self.config.round.local, PATIENCE)
+        self.waited += time.monotonic() - begun
+        if not there:
+            self._answer_judge()
+        return there
+
+    def _let_generators(self, rest: bool) -> None:
+        if self.crew is not None:
+            self.crew.generators.rest(rest)
 
     def _save(self, then: Callable[[], None]) -> None:
         """Begin to save; then: called when it is durable. A large policy is saved before this returns: no second copy of it in memory."""
@@ -150,17 +181,21 @@ class Trainer:
 
     def _pause(self) -> None:
         self.settle()
+        self._let_generators(rest=True)
         self.link.tell(link.State("paused", "you paused it", "swarmd resume"))
         while self.link.paused and not self.link.stopping:
             self.link.wait(60.0)
             self._answer_judge()
+        self._let_generators(rest=False)
         self.link.tell(link.State("training"))
 
     def _rest(self, until: float) -> None:
         """Leave the machine to others for what is left of the round's pace."""
         while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
+            self._let_generators(rest=True)
             self.link.wait(left)
             self._answer_judge()
+        self._let_generators(rest=False)
 
 
 @contextmanager
@@ -170,9 +205,12 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
     state_dir = Path(start.state_dir)
     curriculum = curriculum_of(config)
     checkpoints = Checkpoints(state_dir / "checkpoints")
-    with Verifier(curriculum.name) as verifier, Saver(checkpoints) as saver:
-        daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
-        policy = LanguagePolicy.open(config, start.seed)
+    daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
+    with (
+        Verifier(curriculum.name) as verifier,
+        Saver(checkpoints) as saver,
+        closing(_open_policy(config, start.seed)) as policy,
+    ):
         exchange = RolloutExchange(daemon, config.model.name, partial(trainable, curriculum))
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         behind, notes = resume(checkpoints, node, policy)
@@ -180,7 +218,26 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         daemon.tell(link.Ready(dict(policy.description), behind, notes))
         trainer = Trainer(config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, behind)
         node.settle = trainer.settle
-        yield trainer
+        with _open_crew(config, policy, start.seed, state_dir, node) as trainer.crew:
+            yield trainer
+
+
+def _open_policy(config: NodeConfig, seed: int) -> LanguagePolicy:
+    if not is_apart(config):
+        return LanguagePolicy.open(config, seed)
+    check_workers(config)
+    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config))
+
+
+@contextmanager
+def _open_crew(config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, node: Node) -> Iterator[Crew | None]:
+    if not is_apart(config):
+        yield None
+        return
+    with open_crew(config, policy, seed, state_dir, partial(node.tasks.draw, rng=node.task_rng)) as crew:
+        crew.lag.sample = node.sample
+        node.generators, node.sample = crew.generators, crew.lag
+        yield crew
 
 
 def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
@@ -222,12 +279,20 @@ def _switch_on_replay(node: Node, config: NodeConfig) -> None:
     node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age)
 
 
-def reuse_figures(report: RoundReport) -> tuple[float | None, float | None]:
+def with_waiting(report: RoundReport, waited: float) -> RoundReport:
+    """What generators beside the rounds cost a round: the seconds it waited for them. A round that got nothing new has no mean reward."""
+    reward = report.reward_mean if report.generated else math.nan
+    return replace(report, seconds={**report.seconds, "generate": waited}, reward_mean=reward)
+
+
+def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple[float | None, float | None]:
     """mu and gamma of one round (section 2 of the replay paper; `experience/theory.py`); None where the round cannot tell.
 
     What training on a rollout cost is taken over the whole batch, rollouts without gradient included: they cost nothing, here as there.
+    generating: seconds that a rollout took, where that was beside the round.
     """
-    trained, generate, train = report.local + report.external, report.seconds["generate"], report.seconds["train"]
+    trained, train = report.local + report.external, report.seconds["train"]
+    generate = report.seconds["generate"] if generating is None else generating * report.generated
     if not (report.generated and trained and report.update.tokens and generate > 0 and train > 0):
         return None, None
     mu = (generate / report.generated) / (train / trained)
