@@ -1,8 +1,8 @@
 """A safetensors file in memory, at the price of one copy.
 
 The format (huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the header, JSON, padded with spaces;
-the tensors' bytes, without a gap. `safetensors.torch.save` makes the same file, by way of NumPy and two more copies: fifteen times as long
-for the hundreds of small tensors of a small model.
+the tensors' bytes, without a gap. `safetensors.torch.save` makes the same file by way of NumPy and two more copies: two to five times as
+long for the hundreds of small tensors of a small model.
 """
 
 import json
