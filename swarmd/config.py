@@ -90,6 +90,12 @@ class ReplayConfig(_Section):
     max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1  # nats a token between the policy and the one that drew: above it, the same
 
 
+class WorkersConfig(_Section):
+    generators: Annotated[int, Field(ge=1, le=64)] = 1  # W: processes that answer; on CUDA each has a device, as far as there are enough
+    trainers: Annotated[int, Field(ge=1, le=64)] = 1  # T: processes that share every update
+    apart: bool = False  # True: the generator in a process of its own also where there is one of each; it never waits for the trainer
+
+
 class SwarmConfig(_Section):
     name: Annotated[
         str,
@@ -120,6 +126,7 @@ class NodeConfig(_Section):
     generate: GenerateConfig = GenerateConfig()
     train: TrainConfig = TrainConfig()
     replay: ReplayConfig = ReplayConfig()
+    workers: WorkersConfig = WorkersConfig()
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # None: drawn at the first start and kept with the state

@@ -11,7 +11,7 @@ from typing import Any
 from p2p.types import PeerId
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.reuse import Schedule
-from swarmd.seams import Policy, Reward, Sampler, Swarm, TaskSource
+from swarmd.seams import Answers, Policy, Reward, Sampler, Swarm, TaskSource
 from swarmd.types import Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
 
 SCORED_PER_ROUND = 256  # external rollouts; the newest. Bounds what a crowd of authors can cost us
@@ -37,14 +37,13 @@ class Node:
     schedule: Schedule = field(default_factory=Schedule)  # updates a round; one, unless replay is on
     settle: Callable[[], None] = lambda: None  # returns when all that was saved is durable
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
+    generators: Answers | None = None  # None: a round generates its own answers
 
 
 def run_round(t: int, node: Node) -> RoundReport:
     watch = _Stopwatch(node.clock)
 
-    tasks = node.tasks.draw(node.questions, node.task_rng)  # B^n
-    with watch("generate"):
-        answers = node.policy.generate([task.question for task in tasks], node.completions)  # R^n(q), q in B^n
+    tasks, answers = _answered(node, watch)  # B^n; R^n(q), q in B^n
     with watch("score"):
         local = _score_own(t, node, tasks, answers)
 
@@ -65,6 +64,16 @@ def run_round(t: int, node: Node) -> RoundReport:
     whole = _merged([step.update for step in steps])
     node.schedule.saw(whole.clip_fraction, whole.drift)
     return _report(t, node, watch, local, theirs, fresh, steps, whole, resting, Counter(rejected))
+
+
+def _answered(node: Node, watch: "_Stopwatch") -> tuple[Sequence[Task], Sequence[Generation]]:
+    """Our own questions, asked and answered now; or those that generators beside the rounds have finished since."""
+    if node.generators is None:
+        tasks = node.tasks.draw(node.questions, node.task_rng)
+        with watch("generate"):
+            return tasks, node.policy.generate([task.question for task in tasks], node.completions)
+    finished = node.generators.take()
+    return [task for task, _ in finished], [answers for _, answers in finished]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,13 @@ class Remembering(Protocol):
         """
 
 
+class Answers(Protocol):
+    """Answering that goes on beside the rounds, in processes of its own (`[workers]`)."""
+
+    def take(self) -> Sequence[tuple[Task, Generation]]:
+        """What was finished since, as much of it as a round takes, each once. Never waits."""
+
+
 class Sampler(Protocol):
     def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         """Which of our own rollouts of this round and of the others' in the pool make the batch."""

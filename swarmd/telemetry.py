@@ -34,6 +34,7 @@ def metrics_line(
     replays_mean: float = 0.0,
     mu: float | None = None,
     gamma: float | None = None,
+    workers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """One line of metrics.jsonl (DESIGN.md, "Contracts others rely on").
 
@@ -43,7 +44,8 @@ def metrics_line(
     rejected: what was refused before the round saw it (the daemon's inbox), added to what the round itself refused.
     pool_external_share: of the pool, 0..1; None: the pool holds others' rollouts only. replays_mean: how often the external
     rollouts of this batch had been trained on before. mu: what generating a rollout cost over what training on one did; gamma: the
-    round's cost over that of one that generates all it trains on. A figure that is not a finite number is written as null.
+    round's cost over that of one that generates all it trains on.
+    workers: how those beside the trainer stand. A figure that is not a finite number is written as null.
     """
     refused = dict(report.rejected)
     for reason, count in (rejected or {}).items():
@@ -78,6 +80,7 @@ def metrics_line(
         "replay_resting": report.resting,
         "mu": mu,
         "gamma": gamma,
+        "workers": dict(workers) if workers is not None else None,
         "peers": peers,
         "judge": dict(judge) if judge is not None else None,
     }

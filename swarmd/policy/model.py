@@ -156,6 +156,14 @@ class LanguagePolicy:
         return {name: p for name, p in self._loaded.network.named_parameters() if p.requires_grad}
 
     @property
+    def device(self) -> torch.device:
+        return self._loaded.device
+
+    @property
+    def learner(self) -> Learner:
+        return self._learner
+
+    @property
     def version(self) -> int:
         """Updates behind these weights."""
         return self._learner.updates

@@ -1,0 +1,40 @@
+"""A further trainer process: computes its share of each step, and takes the step that rank 0 takes.
+
+Started as `python -m swarmd.policy.rank FD`.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from swarmd.config import NodeConfig
+from swarmd.policy.data_parallel import combine, digest, join, rows_from
+from swarmd.policy.devices import free_share
+from swarmd.policy.model import LanguagePolicy
+from swarmd.workers.inside import Inside, run
+from swarmd.workers.messages import Begin, Join, Ready, Share, Stepped
+
+
+def train(begin: Begin, inside: Inside) -> None:
+    """Step after step, until the trainer is gone."""
+    config = NodeConfig.model_validate_json(begin.config)
+    policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
+    learner = policy.learner
+    inside.send(Ready())
+    while True:
+        match inside.messages.get():
+            case Join(state, meeting, rank, size):
+                policy.restore(Path(state))
+                join(meeting, rank, size, policy.device)
+                learner.combine = combine
+                inside.send(Ready())
+            case Share(rows, check):
+                learner.step(rows_from(rows))
+                inside.send(Stepped(learner.updates, digest(learner) if check else None))
+
+
+def main() -> None:
+    run(train)
+
+
+if __name__ == "__main__":
+    main()

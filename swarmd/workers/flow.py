@@ -1,0 +1,87 @@
+"""Questions on their way to the generators and rollouts on their way back. Pure: no threads, no clock.
+
+    drawn -> waiting -> at a generator -> finished -> taken by a round
+                 ^            |               |
+                 +-- it died --+               +-- overtaken by fresher ones
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from swarmd.types import Generation, Task
+
+TRIES = 3  # a question whose generator died so often is given up: it may be what kills them
+
+
+@dataclass(slots=True)
+class _Asked:
+    id: int
+    task: Task
+    deaths: int = 0
+
+
+class Flow:
+    """Neither side waits: a generator has `ahead` questions in hand, a round takes what is finished."""
+
+    def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, kept: int) -> None:
+        """draw: so many tasks more. ahead: questions a generator has at once. kept: finished rollouts that wait; over it the oldest go."""
+        self._draw, self._ahead, self._kept = draw, ahead, kept
+        self._waiting: deque[_Asked] = deque()  # put back; asked again before any new one
+        self._out: dict[int, dict[int, _Asked]] = {}  # generator -> id -> question
+        self._finished: deque[tuple[Task, Generation]] = deque()  # oldest first
+        self._ids = 0
+        self.put_back = 0  # questions, so far
+        self.given_up = 0
+        self.overtaken = 0  # rollouts that were finished and never taken
+        self.tokens = 0  # generated so far
+
+    @property
+    def finished(self) -> int:
+        """Rollouts that a round could take now."""
+        return len(self._finished)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(map(len, self._out.values()))
+
+    def hand_out(self, generator: int) -> list[tuple[int, str]]:
+        """Questions, with their ids, so that this generator has enough again; those that were put back first."""
+        out = self._out.setdefault(generator, {})
+        wanted = self._ahead - len(out)
+        while len(self._waiting) < wanted:
+            for task in self._draw(wanted - len(self._waiting)):
+                self._ids += 1
+                self._waiting.append(_Asked(self._ids, task))
+        asked = [self._waiting.popleft() for _ in range(wanted)]
+        out.update({question.id: question for question in asked})
+        return [(question.id, question.task.question) for question in asked]
+
+    def answered(self, generator: int, answers: Iterable[tuple[int, Generation]]) -> None:
+        """What a generator finished. An answer to what it was not asked is none."""
+        out = self._out.get(generator, {})
+        for number, generation in answers:
+            question = out.pop(number, None)
+            if question is None:
+                continue
+            self.tokens += sum(map(len, generation.tokens.ids))
+            self._finished.append((question.task, generation))
+        while len(self._finished) > self._kept:
+            self._finished.popleft()
+            self.overtaken += 1
+
+    def lost(self, generator: int) -> None:
+        """A generator died: what it had in hand is asked again, by whoever is next."""
+        for question in reversed(self._out.pop(generator, {}).values()):
+            question.deaths += 1
+            if question.deaths < TRIES:
+                self._waiting.appendleft(question)
+                self.put_back += 1
+            else:
+                self.given_up += 1
+
+    def take(self, most: int | None) -> list[tuple[Task, Generation]]:
+        """The freshest finished rollouts, at most so many (None: all), the oldest of them first. What stays may be taken later."""
+        count = len(self._finished) if most is None else min(most, len(self._finished))
+        taken = [self._finished.pop() for _ in range(count)]
+        return taken[::-1]

@@ -1,0 +1,139 @@
+"""What the trainer and its workers say to each other: length-prefixed msgpack over a socket pair, one message type per thing to be said.
+
+A worker is a process of ours with a copy of the model: a generator answers questions, a further trainer computes a share of each
+update. End of file means that the other end is gone: a worker without its trainer ends at once, and has nothing that could be lost.
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+
+import msgspec
+
+from swarmd.types import Generation
+
+MAX_MESSAGE = 1 << 30  # bytes; both ends are ours, so anything larger is a bug
+_HEADER = struct.Struct(">I")
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# Trainer to worker.
+
+
+class Begin(_Message, frozen=True):
+    """The first message: everything a worker needs to know."""
+
+    config: str  # NodeConfig as JSON
+    seed: int  # of what it samples
+    folder: str  # where weights are handed over
+    sharing: int  # processes of this run on its device, itself included
+
+
+class Ask(_Message, frozen=True):
+    """Questions to be answered when there is time for them."""
+
+    questions: list[tuple[int, str]]  # id, text
+
+
+class Rest(_Message, frozen=True):
+    """Nothing more, not even a token, until told to work."""
+
+
+class Work(_Message, frozen=True):
+    pass
+
+
+class Join(_Message, frozen=True):
+    """Take the weights and optimizer of this folder, and meet the other trainers."""
+
+    state: str  # folder of a saved policy
+    meeting: str  # a file for the process group to meet in; each meeting has its own
+    rank: int
+    size: int
+
+
+class Share(_Message, frozen=True):
+    """One step of all trainers, and what of it is yours."""
+
+    rows: bytes  # policy/data_parallel.py reads it
+    check: bool  # tell what the weights are then
+
+
+# Worker to trainer.
+
+
+class Ready(_Message, frozen=True):
+    """The model is loaded."""
+
+
+class Answered(_Message, frozen=True):
+    answers: list[tuple[int, Generation]]  # id and what came of it; the tokens tell their versions
+    seconds: float  # of computing
+
+
+class Stepped(_Message, frozen=True):
+    updates: int  # behind its weights now
+    digest: int | None  # of them, where it was asked for
+
+
+class Failed(_Message, frozen=True):
+    """The worker cannot go on, and starting it again would not help."""
+
+    message: str
+    exit_code: int
+
+
+Message = Begin | Ask | Rest | Work | Join | Share | Ready | Answered | Stepped | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+class Channel:
+    """One end of the pair: whole messages, sent by any thread, received by one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._sending = sock, threading.Lock()
+
+    def send(self, message: Message) -> bool:
+        """False where nobody is at the other end any more."""
+        payload = _encoder.encode(message)
+        try:
+            with self._sending:
+                self._socket.sendall(_HEADER.pack(len(payload)) + payload)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> Message | None:
+        """The next one; None at the end."""
+        header = self._exactly(_HEADER.size)
+        if header is None:
+            return None
+        (length,) = _HEADER.unpack(header)
+        if length > MAX_MESSAGE:
+            raise ValueError(f"a message of {length} bytes from a worker; the limit is {MAX_MESSAGE}")
+        payload = self._exactly(length)
+        return None if payload is None else _decoder.decode(payload)
+
+    def close(self) -> None:
+        """Wakes whoever receives, here and at the other end."""
+        with contextlib.suppress(OSError):  # the other end is gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _exactly(self, count: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                piece = self._socket.recv(min(count - len(data), 1 << 20))
+            except OSError:  # closed here, or torn down there: the same as end of file
+                return None
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)
