@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import os
 import random
 import subprocess
@@ -7,10 +8,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2p.types import PeerId
-from swarmd.checkpoint import Checkpoints, DiskFull, RunState
+from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState
 from swarmd.errors import SwarmdError
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -49,7 +51,72 @@ def test_the_two_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00000010", "round-00000011"]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "empty manifest"])
+def test_a_rounds_name_is_given_to_what_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power lost at any moment: each file is synced before its folder, that before it is renamed, and the name before the save returns."""
+    done: list[int | str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append(os.fstat(descriptor).st_ino)
+
+    def renamed(path: Path, target: Path) -> Path:
+        done.append("renamed")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    saved = Checkpoints(tmp_path).save(state(1), policy())
+    files = {path.stat().st_ino for path in saved.iterdir()}
+    assert len(files) == 3 and set(done[:3]) == files
+    assert done[3:] == [saved.stat().st_ino, "renamed", tmp_path.stat().st_ino]
+
+
+def test_a_round_saved_again_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for text in ("once", "again"):
+        assert (checkpoints.save(state(1), policy(text)) / "policy.bin").read_text() == text
+    found = checkpoints.newest()
+    assert found is not None and found[2] == []
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    (tmp_path / "partial-99999999").mkdir()
+    (tmp_path / f"partial-{os.getpid()}").mkdir()
+    (tmp_path / f"partial-{os.getpid()}" / "left.bin").write_bytes(b"x")
+    saved = Checkpoints(tmp_path).save(state(1), policy())
+    assert [p.name for p in tmp_path.iterdir()] == [saved.name] and not (saved / "left.bin").exists()
+
+
+def test_of_damaged_ones_the_last_is_kept_and_later_rounds_are_not_touched(tmp_path: Path) -> None:
+    """A run that goes on from before a damaged checkpoint removes neither that nor what is newer than what it saves."""
+    checkpoints = Checkpoints(tmp_path)
+    for name in ("damaged-round-00000003", "damaged-round-00000005", "round-00000009"):
+        (tmp_path / name).mkdir()
+    checkpoints.save(state(2), policy())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged-round-00000005", "round-00000002", "round-00000009"]
+
+
+@pytest.mark.parametrize(
+    "number, kind, said",
+    [
+        (errno.ENOSPC, DiskFull, "Free some space"),
+        (errno.EDQUOT, DiskFull, "Free some space"),
+        (errno.EACCES, CheckpointRefused, "owner and mode"),
+        (errno.EIO, CheckpointRefused, "owner and mode"),
+    ],
+)
+def test_what_the_disk_refuses_says_why_and_what_to_do(tmp_path: Path, number: int, kind: type[SwarmdError], said: str) -> None:
+    def refused() -> Iterator[tuple[str, bytes]]:
+        yield "policy.bin", b"half"
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(kind, match=said) as error:
+        Checkpoints(tmp_path).save(state(1), refused())
+    assert os.strerror(number) in str(error.value) and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["flip", "longer", "cut", "missing", "manifest", "empty manifest", "later", "undecodable"])
 def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), policy("old"))
@@ -63,6 +130,16 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path
             (newest / "policy.bin").unlink()
         case "manifest":
             (newest / "manifest.json").write_text("{")
+        case "longer":
+            (newest / "policy.bin").write_text("new and more")
+        case "later":
+            manifest = (newest / "manifest.json").read_text()
+            (newest / "manifest.json").write_text(manifest.replace('"schema": 1', '"schema": 2'))
+        case "undecodable":
+            run = msgspec.msgpack.encode({"round": "two"})
+            known = f'{{"bytes": {len(run)}, "sha256": "{hashlib.sha256(run).hexdigest()}"}}'
+            (newest / "run.msgpack").write_bytes(run)
+            (newest / "manifest.json").write_text(f'{{"schema": 1, "files": {{"run.msgpack": {known}}}}}')
         case "empty manifest":
             (newest / "manifest.json").write_text("{}")
     found = checkpoints.newest()
