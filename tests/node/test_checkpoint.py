@@ -91,10 +91,22 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
 def test_of_damaged_ones_the_last_is_kept_and_later_rounds_are_not_touched(tmp_path: Path) -> None:
     """A run that goes on from before a damaged checkpoint removes neither that nor what is newer than what it saves."""
     checkpoints = Checkpoints(tmp_path)
-    for name in ("damaged-round-00000003", "damaged-round-00000005", "round-00000009"):
+    newer = ["round-00000007", "round-00000008", "round-00000009"]
+    for name in ("damaged-round-00000003", "damaged-round-00000005", *newer):
         (tmp_path / name).mkdir()
     checkpoints.save(state(2), policy())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged-round-00000005", "round-00000002", "round-00000009"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["damaged-round-00000005", "round-00000002", *newer]
+
+
+def test_one_damaged_a_second_time_is_set_aside_again_and_strangers_are_left_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(1), policy())
+    (tmp_path / "round-of-notes.txt").write_text("mine")
+    for text in ("once", "again"):
+        (checkpoints.save(state(2), policy()) / "policy.bin").write_text(text)
+        found = checkpoints.newest()
+        assert found is not None and found[0].round == 1 and len(found[2]) == 1
+        assert (tmp_path / "damaged-round-00000002" / "policy.bin").read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,10 @@ def test_what_the_disk_refuses_says_why_and_what_to_do(tmp_path: Path, number: i
     assert os.strerror(number) in str(error.value) and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["flip", "longer", "cut", "missing", "manifest", "empty manifest", "later", "undecodable"])
+DAMAGES = ["flip", "longer", "cut", "missing", "manifest", "empty manifest", "list", "no files", "later", "undecodable"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state(1), policy("old"))
@@ -140,6 +155,10 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path
             known = f'{{"bytes": {len(run)}, "sha256": "{hashlib.sha256(run).hexdigest()}"}}'
             (newest / "run.msgpack").write_bytes(run)
             (newest / "manifest.json").write_text(f'{{"schema": 1, "files": {{"run.msgpack": {known}}}}}')
+        case "list":
+            (newest / "manifest.json").write_text("[]")
+        case "no files":
+            (newest / "manifest.json").write_text('{"schema": 1, "files": null}')
         case "empty manifest":
             (newest / "manifest.json").write_text("{}")
     found = checkpoints.newest()
