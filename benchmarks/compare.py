@@ -1,13 +1,8 @@
-"""A whole round (generate and one update) beside a peer's, on the same model, questions, completions and lengths.
+"""A whole round (generate and one update) beside a peer's trainer: `python -m benchmarks.round --peer` is how it is called.
 
-    python -m benchmarks.compare --peer trl [--size 1.25m|2.4m|14m] [--lengths full|varied] [--pairs 5] [--tokens 64]
-                                 [--environment FOLDER] [--checkpointing] [--json]
-
-The peer runs from its published package in an environment of its own, made at the first run (--environment keeps it for the next). The two
-sides play in turn, one torch thread each; the ratio is the median over the pairs of peer's / our CPU seconds.
+The two sides are child processes that play in turn, one torch thread each. The peer runs from its published package.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -15,103 +10,111 @@ import subprocess
 import sys
 import tempfile
 import venv
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import workload
+from benchmarks.pairs import Plan, report
 
-PACKAGES = {"trl": ["torch==2.13.0", "trl==1.16.0", "transformers==5.23.0"]}
+ROOT = Path(__file__).parents[1]
+# What pip is asked for, in turn. GenRL's whole list is more than a hundred packages, of a chain's client among them, that its trainer
+# never imports: it comes without, and what the trainer does import is named.
+PACKAGES = {
+    "trl": [["torch==2.13.0", "trl==1.16.0", "transformers==5.23.0"]],
+    "genrl": [
+        ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "wandb==0.22.3", "tensorboard==2.21.0"],
+        ["--no-deps", "gensyn-genrl==0.3.0"],
+    ],
+}
 WARM_UP = 1  # rounds of each side
 
 
 class Side:
     """One child that plays rounds."""
 
-    def __init__(self, command: list[str], folder: Path) -> None:
-        self.log = (folder / f"{Path(command[-1]).name or 'side'}-{len(command)}.log").open("ab")
+    def __init__(self, name: str, command: list[str], folder: Path, device: str) -> None:
+        self._name, self._log = name, folder / f"{name}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment,
-            cwd=Path(__file__).parents[1],
-        )  # fmt: skip
+        if device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""  # some trainers take the card without being asked
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=ROOT
+            )
         self._hear()
 
     def play(self) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
         return self._hear()
 
     def _hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
             if line.startswith("@"):
                 return dict(json.loads(line[1:]))
-        raise SystemExit(f"a side of the comparison ended; see {self.log.name}")
+        last = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+        raise SystemExit(f"The side {self._name!r} of the comparison ended with status {self._process.wait()}. It last said:\n{last}")
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.kill()
-        self.process.wait()
+        self._process.kill()
+        self._process.communicate()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--peer", choices=sorted(PACKAGES), required=True)
-    parser.add_argument("--size", choices=sorted(workload.SIZES), default="2.4m")
-    parser.add_argument("--lengths", choices=["full", "varied"], default="varied")
-    parser.add_argument("--tokens", type=int, default=64, help="the longest completion")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--environment", type=Path, help="folder of the peer's virtual environment; made where it is missing")
-    parser.add_argument("--checkpointing", action="store_true", help="the peer's gradient checkpointing on")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    work = workload.Work(arguments.size, arguments.lengths, max_new_tokens=arguments.tokens)
+def beside(arguments: Namespace, plan: Plan) -> None:
+    """arguments: peer, environment (or None), defaults, json."""
+    python = environment_of(arguments.peer, arguments.environment or default_environment(arguments.peer))
     with tempfile.TemporaryDirectory() as scratch:
-        python = environment_of(arguments.peer, arguments.environment or Path(scratch) / "environment")
         folder = Path(scratch) / "work"
         folder.mkdir()
-        workload.make(work, folder)
-        ours = Side([sys.executable, "-m", "benchmarks.peers.ours", str(folder)], Path(scratch))
+        workload.make(plan.work(), folder)
         script = [str(python), f"benchmarks/peers/{arguments.peer}.py", str(folder)]
-        peer = Side(script + (["--checkpointing"] if arguments.checkpointing else []), Path(scratch))
-        for _ in range(WARM_UP):
-            ours.play()
-            peer.play()
-        pairs = [(ours.play(), peer.play()) for _ in range(arguments.pairs)]
-        ours.close()
-        peer.close()
-    report(arguments, pairs)
+        script += ["--defaults"] if arguments.defaults else []
+        sides: list[Side] = []
+        try:
+            sides.append(Side("swarmd", [sys.executable, "-m", "benchmarks.peers.ours", str(folder)], Path(scratch), plan.device))
+            sides.append(Side(arguments.peer, script, Path(scratch), plan.device))
+            rounds = [[side.play() for side in sides] for _ in range(WARM_UP + plan.pairs)][WARM_UP:]
+        finally:
+            for side in sides:
+                side.close()
+
+    def medians(figure: str) -> tuple[float, float]:
+        ours, peer = (statistics.median(pair[side][figure] for pair in rounds) for side in (0, 1))
+        return ours, peer
+
+    more = {"generate": medians("generate"), "tokens_generated": medians("tokens"), "peak_MiB": medians("peak_mib")}
+    report(arguments, plan, arguments.peer, [(ours["seconds"], peer["seconds"]) for ours, peer in rounds], more)
+
+
+def default_environment(peer: str) -> Path:
+    return Path(os.environ.get("BENCHMARK_PEERS", ROOT / "build" / "peers")) / peer
 
 
 def environment_of(peer: str, folder: Path) -> Path:
-    """The peer's Python, in an environment that holds its published package."""
+    """The peer's Python, in an environment that holds its published package; made where it is missing."""
     python = folder / "bin" / "python"
-    if not python.exists():
-        print(f"making an environment for {peer} in {folder}", file=sys.stderr)
-        venv.create(folder, with_pip=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *PACKAGES[peer]], check=True)
+    if holds(folder, peer):
+        return python
+    print(f"making an environment for {peer} in {folder}", file=sys.stderr)
+    steps = [[str(python), "-m", "pip", "install", "-q", *packages] for packages in PACKAGES[peer]]
+    try:
+        if not python.exists():
+            venv.create(folder, with_pip=True)
+        for step in steps:
+            subprocess.run(step, check=True, stdout=sys.stderr)
+    except (OSError, subprocess.CalledProcessError) as error:  # no network, no room, no venv module
+        lines = "\n".join("    " + " ".join(step) for step in [["python3", "-m", "venv", str(folder)], *steps])
+        raise SystemExit(
+            f"The environment for {peer} could not be made: {error}. It needs a network once. Where there is one, run\n{lines}\n"
+            "and give the folder with --environment."
+        ) from error
     return python
 
 
-def report(arguments: argparse.Namespace, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    def median(side: int, figure: str) -> float:
-        return statistics.median(pair[side][figure] for pair in pairs)
-
-    ratio = statistics.median(theirs["cpu"] / ours["cpu"] for ours, theirs in pairs)
-    out = sys.stderr if arguments.json else sys.stdout
-    what = f"median of {len(pairs)} pairs, size {arguments.size}, lengths {arguments.lengths}, at most {arguments.tokens} tokens"
-    print(f"{'CPU seconds a round':22} {'swarmd':>9} {arguments.peer:>9}   {what}", file=out)
-    rows = {"generate": "generate", "whole round": "cpu", "tokens generated": "tokens", "peak memory, MiB": "peak_mib"}
-    for name, figure in rows.items():
-        print(f"{name:22} {median(0, figure):9.2f} {median(1, figure):9.2f}", file=out)
-    ratios = sorted(theirs["cpu"] / ours["cpu"] for ours, theirs in pairs)
-    print(f"{'ratio':22} {ratio:9.2f}             {ratios[0]:.2f} to {ratios[-1]:.2f}", file=out)
-    if arguments.json:
-        work = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-        print(json.dumps({"schema": 1, "work": work, "ours": median(0, "cpu"), "peer": median(1, "cpu"), "ratio": ratio}))
-
-
-if __name__ == "__main__":
-    main()
+def holds(folder: Path, peer: str) -> bool:
+    """Whether the peer's package, in our version of it, is installed there."""
+    name, version = next(p for p in PACKAGES[peer][-1] if peer in p).split("==")
+    return any(folder.glob(f"lib/python3*/site-packages/{name.replace('-', '_')}-{version}.dist-info"))

@@ -8,6 +8,7 @@ numbers differ. generate gets a batch padded on the left, in which each prompt s
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,51 +16,63 @@ import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from benchmarks import workload
-from benchmarks.pairs import alternate, arguments_of, lengths_of, material, report
+from benchmarks.meter import Meter
+from benchmarks.pairs import Pairs, Plan, add_options, alternate, lengths_of, material, parser_of, plan_of, report, result
 from swarmd.policy.attention import adopt
 from swarmd.policy.decode import Sampling, decode_rows
 from swarmd.policy.device import seeded
 from swarmd.policy.prefix import SharedPrefix
 
-CPU = torch.device("cpu")
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of("decode", __doc__)
+    add_options(parser)
+    parser.add_argument("--json", action="store_true", help="the figures as one object on the last line; the table goes to stderr")
+    arguments = parser.parse_args(argv)
+    plan = plan_of(arguments)
+    pairs = measure(plan)
+    total, found = sum(lengths_of(plan)), result(pairs)
+    report(arguments, plan, "generate", pairs, {"tokens_per_second": (total / found["ours"], total / found["peer"])})
 
 
-def main() -> None:
-    arguments = arguments_of("decode", __doc__).parse_args()
+def measure(plan: Plan, warm_up: int = 1) -> Pairs:
     torch.set_num_threads(1)
-    work = workload.Work(arguments.size, "full", max_new_tokens=arguments.tokens)
+    work = replace(plan.work(), lengths="full")  # our own stopping rule says when
     with tempfile.TemporaryDirectory() as folder:
         workload.make(work, Path(folder))
-        network, prompts = material(Path(folder))
-        other, _ = material(Path(folder))
-    lengths = lengths_of(work.questions * work.completions, arguments.lengths, arguments.tokens)
-    pairs = alternate(lambda: ours(network, prompts, work.completions, lengths), lambda: generate(other, prompts, lengths), arguments.pairs)
-    report(arguments, "generate", pairs, sum(lengths))
+        network, prompts = material(Path(folder), plan)
+        other, _ = material(Path(folder), plan)
+    lengths, device = lengths_of(plan), torch.device(plan.device)
+    return alternate(
+        lambda: ours(network, prompts, plan.completions, lengths, device),
+        lambda: generate(other, prompts, lengths, device),
+        plan.pairs, Meter(plan.device), warm_up,
+    )  # fmt: skip
 
 
 @torch.inference_mode()
-def ours(network: Any, prompts: Sequence[Sequence[int]], copies: int, lengths: Sequence[int]) -> None:
+def ours(network: Any, prompts: Sequence[Sequence[int]], copies: int, lengths: Sequence[int], device: torch.device) -> None:
     assert adopt(network)
-    rows = SharedPrefix(network, prompts, copies, max(lengths), CPU)
-    sampling = Sampling(max(lengths), 2048, frozenset(), 1.0)
-    samples = decode_rows(rows, torch.tensor(lengths), sampling, seeded(CPU, 0))
+    rows = SharedPrefix(network, prompts, copies, max(lengths), device)
+    sampling = Sampling(max(lengths), workload.POSITIONS, frozenset(), 1.0)
+    samples = decode_rows(rows, torch.tensor(lengths, device=device), sampling, seeded(device, 0))
     assert [len(s.ids) for s in samples] == list(lengths)
 
 
 @torch.inference_mode()
-def generate(network: Any, prompts: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+def generate(network: Any, prompts: Sequence[Sequence[int]], lengths: Sequence[int], device: torch.device) -> None:
     each = [p for p in prompts for _ in range(len(lengths) // len(prompts))]
     width = max(map(len, each))
-    targets = torch.tensor(lengths)
+    targets = torch.tensor(lengths, device=device)
 
-    class Enough(StoppingCriteria):
+    class Enough(StoppingCriteria):  # type: ignore[misc]
         def __call__(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
             return targets <= input_ids.shape[1] - width
 
     network.generation_config.eos_token_id = None
     out = network.generate(
-        torch.tensor([[0] * (width - len(p)) + list(p) for p in each]),
-        attention_mask=torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in each]),
+        torch.tensor([[0] * (width - len(p)) + list(p) for p in each], device=device),
+        attention_mask=torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in each], device=device),
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(lengths), pad_token_id=0,
         stopping_criteria=StoppingCriteriaList([Enough()]),
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Two ways to do the same work, in one process, in turn: CPU seconds of each, and the ratio of every pair."""
+"""Two ways to do the same work, in turn: what they share, the ratio of every pair, and how it is told."""
 
 import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,62 +13,128 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import workload
+from benchmarks.meter import Meter
 
-WARM_UP = 1  # pairs
-
-
-def arguments_of(program: str, text: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{program}", description=(text or "").split("\n")[0])
-    parser.add_argument("--size", choices=sorted(workload.SIZES), default="2.4m")
-    parser.add_argument("--lengths", choices=["full", "varied"], default="varied")
-    parser.add_argument("--tokens", type=int, default=64, help="the longest completion")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
-    return parser
+Pairs = Sequence[tuple[float, float]]  # seconds of ours and of the peer
+LONGEST = 1024  # tokens of a completion: with the longest prompt it fits the models
 
 
-def material(folder: Path) -> tuple[Any, list[list[int]]]:
+@dataclass(frozen=True)
+class Plan:
+    """What is compared: the options that all comparisons have."""
+
+    size: str = "2.4m"
+    lengths: str = "varied"
+    questions: str = "trials"
+    tokens: int = 64
+    completions: int = 8
+    pairs: int = 5
+    device: str = "cpu"
+
+    def work(self) -> workload.Work:
+        return workload.Work(self.size, self.lengths, self.questions, self.tokens, self.device, self.completions)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.device == "cpu" else torch.bfloat16
+
+
+def add_options(parser: Any) -> None:
+    """The options of a Plan; `plan_of` reads them. parser: or one of its groups."""
+    parser.add_argument("--size", choices=list(workload.SIZES), help="parameters of the model (2.4m)")
+    parser.add_argument("--lengths", choices=["full", "varied"], help="of completions: all --tokens, or a third on average (varied)")
+    parser.add_argument("--questions", choices=workload.SETS, help="which eight; see benchmarks/workload.py (trials)")
+    parser.add_argument("--tokens", type=tokens, help="the longest completion (64)")
+    parser.add_argument("--completions", type=positive, help="of each question (8)")
+    parser.add_argument("--pairs", type=positive, help="how many, after a warm-up (5)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="cuda: wall seconds, bfloat16 (cpu)")
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    given = {name: value for name in Plan.__dataclass_fields__ if (value := getattr(arguments, name, None)) is not None}
+    plan = Plan(**given)
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"--device cuda: this torch ({torch.__version__}) sees no CUDA device.")
+    return plan
+
+
+def parser_of(program: str, text: str | None) -> argparse.ArgumentParser:
+    """Shows the whole text of the module as its help."""
+    return argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{program}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def tokens(text: str) -> int:
+    if positive(text) > LONGEST:
+        raise argparse.ArgumentTypeError(f"at most {LONGEST}: the models read {workload.POSITIONS} tokens, the question included")
+    return int(text)
+
+
+def material(folder: Path, plan: Plan) -> tuple[Any, list[list[int]]]:
     """A fresh network of the work in this folder, and its questions as prompts."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     _, questions = workload.read(folder)
     messages = [[{"role": "system", "content": workload.SYSTEM}, {"role": "user", "content": question}] for question in questions]
     texts = [tokenizer.apply_chat_template(m, add_generation_prompt=True, tokenize=False) for m in messages]
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), [tokenizer(t)["input_ids"] for t in texts]
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=plan.dtype).eval().to(plan.device)
+    return network, [tokenizer(t)["input_ids"] for t in texts]
 
 
-def lengths_of(count: int, lengths: str, longest: int) -> list[int]:
+def lengths_of(plan: Plan) -> list[int]:
     """Target lengths of the completions: all the longest, or lognormal with a mean of 22.6 where the longest is 64; it grows in step."""
-    if lengths == "full":
-        return [longest] * count
-    drawn = torch.empty(count).log_normal_(3.1, 0.6, generator=torch.Generator().manual_seed(1)) * (longest / 64)
-    return [int(n) for n in drawn.clamp(4, longest)]
+    count = workload.COUNT * plan.completions
+    if plan.lengths == "full":
+        return [plan.tokens] * count
+    drawn = torch.empty(count).log_normal_(3.1, 0.6, generator=torch.Generator().manual_seed(1)) * (plan.tokens / 64)
+    return [int(n) for n in drawn.clamp(min(4, plan.tokens), plan.tokens)]
 
 
-def alternate(ours: Callable[[], object], peer: Callable[[], object], pairs: int) -> list[tuple[float, float]]:
-    """CPU seconds of each pair, after a warm-up."""
+def alternate(ours: Callable[[], object], peer: Callable[[], object], pairs: int, meter: Meter, warm_up: int = 1) -> Pairs:
+    """Seconds of each pair, after so many more."""
     found = []
-    for _ in range(WARM_UP + pairs):
+    for _ in range(warm_up + pairs):
         times = []
         for side in (ours, peer):
-            begun = time.process_time()
+            begun = meter.now()
             side()
-            times.append(time.process_time() - begun)
+            times.append(meter.now() - begun)
         found.append((times[0], times[1]))
-    return found[WARM_UP:]
+    return found[warm_up:]
 
 
-def report(arguments: argparse.Namespace, peer: str, pairs: list[tuple[float, float]], tokens: int, **more: Any) -> None:
-    """A table, and with --json one object as the last line. more: figures beside the ratio, of both sides where they are pairs."""
-    ratios = sorted(theirs / ours for ours, theirs in pairs)
-    ours, theirs = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+def result(pairs: Pairs) -> dict[str, float]:
+    """ours, peer: median seconds; ratio: the median of peer / ours over the pairs."""
+    ours, peer = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    return {"ours": ours, "peer": peer, "ratio": statistics.median(theirs / us for us, theirs in pairs)}
+
+
+def report(
+    arguments: argparse.Namespace, plan: Plan, peer: str, pairs: Pairs, more: Mapping[str, tuple[float, float]] | None = None
+) -> None:
+    """A table, and with --json one object as the last line. more: figures beside the seconds, of both sides."""
+    found, ratios = result(pairs), sorted(theirs / ours for ours, theirs in pairs)
     out = sys.stderr if arguments.json else sys.stdout
-    what = f"median of {len(pairs)} pairs, {arguments.size}, {arguments.lengths}, at most {arguments.tokens} tokens"
-    print(f"{'':24} {'swarmd':>9} {peer:>16} {'ratio':>8}   {what}", file=out)
-    print(f"{'CPU seconds':24} {ours:9.3f} {theirs:16.3f} {statistics.median(ratios):8.2f}   {ratios[0]:.2f} to {ratios[-1]:.2f}", file=out)
-    print(f"{'tokens per CPU second':24} {tokens / ours:9.0f} {tokens / theirs:16.0f}", file=out)
-    for name, (a, b) in more.items():
-        print(f"{name.replace('_', ' '):24} {a:9.1f} {b:16.1f} {b / a:8.2f}", file=out)
+    clock = "CPU seconds" if plan.device == "cpu" else "wall seconds"
+    what = f"{plan.size}, {plan.lengths}, at most {plan.tokens} tokens, questions {plan.questions}, {plan.device}"
+    print(f"median of {len(pairs)} pairs; {what}", file=out)
+    print(f"{'':20} {'swarmd':>10} {peer:>20} {'ratio':>7}", file=out)
+    print(f"{clock:20} {found['ours']:10.3f} {found['peer']:20.3f} {found['ratio']:7.2f}   {ratios[0]:.2f} to {ratios[-1]:.2f}", file=out)
+    figures = {name: {"ours": a, "peer": b, "ratio": b / a if a else None} for name, (a, b) in (more or {}).items()}
+    for name, row in figures.items():
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:7.2f}"
+        print(f"{name.replace('_', ' '):20} {row['ours']:10.2f} {row['peer']:20.2f} {ratio}", file=out)
     if arguments.json:
-        figures: Mapping[str, Any] = {name: {"ours": a, "peer": b, "ratio": b / a} for name, (a, b) in more.items()}
-        result = {"ours": ours, "peer": theirs, "ratio": statistics.median(ratios)}
-        print(json.dumps({"schema": 1, "work": vars(arguments), **result, **figures}))
+        print(json.dumps({"schema": 1, "work": work_of(arguments, plan), **found, "ratios": ratios, **figures}), flush=True)
+
+
+def work_of(arguments: argparse.Namespace, plan: Plan) -> dict[str, Any]:
+    """For the last line: what was asked for, defaults included."""
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items() if name != "json"}
+    return options | {name: getattr(plan, name) for name in Plan.__dataclass_fields__}

@@ -1,11 +1,16 @@
-"""What a round costs: wall and CPU seconds of each stage, one torch thread, in one process. With --peer, beside another trainer.
+"""What a round costs. Alone: each stage of ours, in one process. With --peer: ours beside another trainer's, on the same work.
 
     python -m benchmarks.round [--model tiny] [--local 8] [--external 0] [--completions 8] [--rounds 30] [--json]
-    python -m benchmarks.round --peer trl …      (its options: python -m benchmarks.compare --help)
+    python -m benchmarks.round --peer trl|genrl [--size 1.25m|2.4m|14m] [--lengths full|varied] [--questions trials|sapo-9] [--tokens 64]
+                               [--completions 8] [--pairs 5] [--environment FOLDER] [--defaults] [--device cpu|cuda] [--json]
 
-With --external, a second node of the same kind shares over the memory engine; its cost is not counted. CPU seconds are this process's
-alone: the verifier's show up in the wall time of "score". Wall and CPU are taken in alternate rounds; medians, after two
+Alone: with --external, a second node of the same kind shares over the memory engine; its cost is not counted. CPU seconds are this
+process's alone: the verifier's show up in the wall time of "score". Wall and CPU are taken in alternate rounds; medians, after two
 rounds each of warm-up.
+
+Beside a peer: generate and one update on 8 questions, 8 completions each. The peer runs from its published package in an environment of
+its own, made at the first run (build/peers, or the folder $BENCHMARK_PEERS). The two play in turn, one torch thread each; the ratio is the
+median over the pairs of the peer's CPU seconds over ours.
 """
 
 import argparse
@@ -14,10 +19,13 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks import compare
+from benchmarks.pairs import add_options, parser_of, plan_of, positive
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
@@ -34,30 +42,57 @@ WARM_UP = 2  # rounds
 STAGES = ("generate", "score", "share", "collect", "train")
 
 
-def main() -> None:
-    if "--peer" in sys.argv:
-        compare.main()
-        return
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.round", description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--model", default="tiny")
-    parser.add_argument("--local", type=int, default=8)
-    parser.add_argument("--external", type=int, default=0)
-    parser.add_argument("--completions", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = options(argv)
+    if arguments.peer:
+        compare.beside(arguments, plan_of(arguments))
+    else:
+        alone(arguments)
+
+
+def options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = parser_of("round", __doc__)
+    parser.add_argument("--peer", choices=sorted(compare.PACKAGES), help="whose trainer to set ours beside")
+    parser.add_argument("--json", action="store_true", help="the figures as one object on the last line; the table goes to stderr")
+    one = parser.add_argument_group("alone")
+    one.add_argument("--model", help="(tiny)")
+    one.add_argument("--local", type=positive, help="own rollouts a round (8)")
+    one.add_argument("--external", type=int, help="others' (0)")
+    one.add_argument("--rounds", type=positive, help="how many of each clock (30)")
+    two = parser.add_argument_group("beside a peer")
+    add_options(two)
+    two.add_argument("--environment", type=Path, help="folder of the peer's virtual environment; made where it is missing")
+    two.add_argument(
+        "--defaults", action="store_true", default=None, help="the peer with its default checkpointing and minibatches, not the cheapest"
+    )
+    arguments = parser.parse_args(argv)
+    misplaced, place = (one, "without") if arguments.peer else (two, "with")
+    for action in misplaced._group_actions:
+        if action.dest == "completions":  # goes with both
+            continue
+        if getattr(arguments, action.dest) is not None:
+            parser.error(f"{action.option_strings[0]} goes {place} --peer")
+        delattr(arguments, action.dest)
+    return arguments
+
+
+def alone(arguments: argparse.Namespace) -> None:
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    work: dict[str, Any] = {"model": "tiny", "local": 8, "external": 0, "completions": 8, "rounds": 30} | given
     document: dict[str, Any] = {
-        "model": {"name": arguments.model, "threads": 1},
-        "round": {"local": arguments.local, "external": arguments.external, "completions": arguments.completions},
+        "model": {"name": work["model"], "threads": 1},
+        "round": {name: work[name] for name in ("local", "external", "completions")},
     }
-    rows = measure(NodeConfig.model_validate(document), arguments.rounds)
+    rows = measure(NodeConfig.model_validate(document), work["rounds"])
     out = sys.stderr if arguments.json else sys.stdout
-    print(f"{'stage':10} {'wall s':>9} {'CPU s':>9}   median of {arguments.rounds} rounds", file=out)
+    print(f"{'stage':10} {'wall s':>9} {'CPU s':>9}   median of {work['rounds']} rounds", file=out)
     for stage, (wall, cpu) in rows.items():
         print(f"{stage:10} {wall:9.4f} {cpu:9.4f}", file=out)
     if arguments.json:
+        del work["json"]
         seconds = {stage: {"wall": wall, "cpu": cpu} for stage, (wall, cpu) in rows.items()}
-        print(json.dumps({"schema": 1, "work": vars(arguments), "seconds": seconds}))
+        figures = {"ours": rows["round"][1], "peer": None, "ratio": None, "seconds": seconds}
+        print(json.dumps({"schema": 1, "work": work, **figures}), flush=True)
 
 
 def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:

@@ -5,7 +5,12 @@ hidden dimension is the same for every token and is written by no layer, and the
 of it than the others. So both sides draw the same distribution of lengths from the same model, without a hook in either:
 
     full     end-of-sequence never comes; every completion has exactly `max_new_tokens`
-    varied   end-of-sequence has a chance of 1 in 23 at each token; mean about 22, cut at `max_new_tokens`
+    varied   end-of-sequence has the same chance at each token: 1 in 23 where `max_new_tokens` is 64 (mean about 22), growing in step
+
+The questions are ReasoningGYM's, of one of two sets:
+
+    trials   one each of eight data sets, seed 0: those of the trials on which our goals were set
+    sapo-9   eight drawn from all nine specialties of our curriculum, seed 0
 """
 
 import json
@@ -13,15 +18,19 @@ import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import reasoning_gym
 import torch
+from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Bpe
-from tokenizers import models, pre_tokenizers, trainers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+from transformers.utils import logging
 
 from swarmd.tasks.curriculum import SAPO_9
 from swarmd.tasks.source import CurriculumTasks
 
 VOCABULARY = 4096
+POSITIONS = 2048
 PAD, END = "<|endoftext|>", "<|im_end|>"
 SYSTEM = (
     "Given a problem, reason step by step and then give the final answer between <answer> and </answer> tags. "
@@ -36,36 +45,44 @@ SIZES = {
     "2.4m": {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 6, "intermediate_size": 512},
     "14m": {"hidden_size": 384, "num_hidden_layers": 8, "num_attention_heads": 6, "intermediate_size": 1024},
 }
-SPECIALTIES = ("base_conversion", "basic_arithmetic", "fraction_simplification", "decimal_arithmetic", "calendar_arithmetic", "bf")
+TRIALS = (
+    "chain_sum", "basic_arithmetic", "leg_counting", "spell_backward", "simple_equations", "letter_counting", "gcd", "number_sorting",
+)  # fmt: skip
+SETS = ("trials", "sapo-9")
+COUNT = 8  # questions a round
+CORPUS = 2000  # questions of each set that the tokenizer learns from
 
 
 @dataclass(frozen=True)
 class Work:
-    """One round: `questions` questions, `completions` completions of each, one update on all of them."""
+    """One round: eight questions, `completions` completions of each, one update on all of them."""
 
     size: str
     lengths: str  # "full" or "varied"
-    questions: int = 8
-    completions: int = 8
+    questions: str = "trials"  # one of SETS
     max_new_tokens: int = 64
+    device: str = "cpu"  # or "cuda"
+    completions: int = 8
     learning_rate: float = 1e-6
     temperature: float = 1.0
 
 
 def make(work: Work, folder: Path, seed: int = 0) -> None:
     """Write model, tokenizer, questions and the work's own description into an empty folder."""
-    questions = draw(work.questions, seed)
-    tokenizer = _tokenizer(seed)
+    logging.disable_progress_bar()
+    questions = draw(work.questions, COUNT, seed)
+    tokenizer = _tokenizer([SYSTEM, *(question for name in SETS for question in draw(name, CORPUS, seed + 7))])
     tokenizer.save_pretrained(folder)
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
+            vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=POSITIONS, tie_word_embeddings=True,
             bos_token_id=None, eos_token_id=tokenizer.convert_tokens_to_ids(END), pad_token_id=tokenizer.convert_tokens_to_ids(PAD),
             **SIZES[work.size],
         )
     )  # fmt: skip
-    _shape_lengths(model, tokenizer.convert_tokens_to_ids(END), 1 / 23 if work.lengths == "varied" else 0.0)
+    chance = 64 / (23 * work.max_new_tokens) if work.lengths == "varied" else 0.0
+    _shape_lengths(model, tokenizer.convert_tokens_to_ids(END), min(chance, 0.9))
     model.save_pretrained(folder)
     (folder / "work.json").write_text(json.dumps({"work": asdict(work), "questions": questions, "system": SYSTEM}))
 
@@ -75,24 +92,24 @@ def read(folder: Path) -> tuple[Work, list[str]]:
     return Work(**document["work"]), document["questions"]
 
 
-def draw(count: int, seed: int) -> list[str]:
-    tasks, rng = CurriculumTasks(SAPO_9), random.Random(seed)
-    questions: list[str] = []
-    while len(questions) < count:
-        task = tasks.draw(1, rng)[0]
-        if task.ref.specialty in SPECIALTIES:
-            questions.append(task.question)
-    return questions
+def draw(name: str, count: int, seed: int) -> list[str]:
+    """Questions of one of SETS."""
+    if name == "sapo-9":
+        return [task.question for task in CurriculumTasks(SAPO_9).draw(count, random.Random(seed))]
+    each = -(-count // len(TRIALS))
+    sets = [reasoning_gym.create_dataset(trial, size=each, seed=seed) for trial in TRIALS]
+    return [sets[i % len(TRIALS)][i // len(TRIALS)]["question"] for i in range(count)]
 
 
-def _tokenizer(seed: int) -> Qwen2Tokenizer:
+def _tokenizer(corpus: list[str]) -> Qwen2Tokenizer:
     bpe = Bpe(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    split = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated", invert=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=[PAD, "<|im_start|>", END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )  # fmt: skip
-    bpe.train_from_iterator([SYSTEM, *draw(2000, seed + 1)], trainer)
+    bpe.train_from_iterator(corpus, trainer)
     trained = json.loads(bpe.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=trained["vocab"], merges=[tuple(m) for m in trained["merges"]], unk_token=PAD, pad_token=PAD, eos_token=END,

@@ -2,10 +2,10 @@
 
 import random
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.meter import Meter
 from benchmarks.peers.protocol import serve
 from benchmarks.workload import SYSTEM, read
 from p2p.types import PeerId
@@ -17,19 +17,20 @@ from swarmd.types import Rollout, Scored, TaskRef
 def main() -> None:
     folder = Path(sys.argv[1])
     work, questions = read(folder)
+    dtype = "float32" if work.device == "cpu" else "bfloat16"
     config = NodeConfig.model_validate(
         {
-            "model": {"name": str(folder), "device": "cpu", "dtype": "float32", "system_prompt": SYSTEM, "threads": 1},
+            "model": {"name": str(folder), "device": work.device, "dtype": dtype, "system_prompt": SYSTEM, "threads": 1},
             "generate": {"max_new_tokens": work.max_new_tokens, "temperature": work.temperature},
             "train": {"learning_rate": work.learning_rate},
         }
     )
-    policy, rng = LanguagePolicy.open(config, seed=0), random.Random(0)
+    policy, rng, meter = LanguagePolicy.open(config, seed=0), random.Random(0), Meter(work.device)
 
     def play() -> dict[str, Any]:
-        begun = time.process_time()
+        begun = meter.now()
         answers = policy.generate(questions, work.completions)
-        generated = time.process_time() - begun
+        generated = meter.now() - begun
         batch = [
             Scored(
                 Rollout(TaskRef("bf", n), answer.completions, PeerId("us")), question,
@@ -40,7 +41,7 @@ def main() -> None:
         policy.update(batch)
         return {"generate": generated, "tokens": sum(len(ids) for a in answers for ids in a.tokens.ids)}
 
-    serve(play)
+    serve(play, meter)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """How a side of a comparison is driven: a child process plays one round for each line it reads, and answers with one JSON line.
 
-Standard library only: the peers' environments import it. CPU seconds are the process's own, all threads, so that waiting for its
-turn does not count.
+Standard library only: the peers' environments import it.
 """
 
 import json
-import resource
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
+
+from benchmarks.meter import Meter
 
 
 def wait_for_turn() -> None:
@@ -22,15 +21,11 @@ def say(document: dict[str, Any]) -> None:
     print("@" + json.dumps(document), flush=True)  # libraries print too; the driver reads only lines that begin like this
 
 
-def serve(play: Callable[[], dict[str, Any]]) -> None:
-    """One round a turn, for ever."""
+def serve(play: Callable[[], dict[str, Any]], meter: Meter) -> None:
+    """One round a turn, for ever. play: figures of the round; "seconds" among them where not all of it counts."""
     say({"ready": True})
     while True:
         wait_for_turn()
-        begun = time.process_time()
+        begun = meter.begin()
         figures = play()
-        say({**figures, "cpu": time.process_time() - begun, "peak_mib": peak_mib()})
-
-
-def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+        say({"seconds": meter.now() - begun, **figures, "peak_mib": meter.peak_mib()})

@@ -1,0 +1,116 @@
+"""What other programs read of the benchmarks: with --json the last line is one object, and nothing follows it."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import compare, decode, pairs, round, sweep, update, workload
+
+SMALL = ["--size", "1.25m", "--tokens", "4", "--completions", "1", "--pairs", "1", "--json"]
+
+
+def last_line(main: Callable[[Sequence[str]], None], argv: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    main(argv)
+    out = capsys.readouterr().out
+    assert out.endswith("}\n")
+    return dict(json.loads(out.splitlines()[-1]))
+
+
+def check(found: dict[str, Any]) -> None:
+    assert found["schema"] == 1
+    assert found["ours"] > 0
+    assert found["peer"] > 0
+    assert found["ratio"] == pytest.approx(found["peer"] / found["ours"])  # of one pair
+    assert found["work"]["size"] == "1.25m"
+
+
+def test_decode(capsys: pytest.CaptureFixture[str]) -> None:
+    check(last_line(decode.main, SMALL, capsys))
+
+
+@pytest.mark.slow
+def test_update_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    found = last_line(update.main, SMALL, capsys)
+    check(found)
+    assert 0 < found["peak_MiB"]["ours"] < found["peak_MiB"]["peer"]
+
+
+def test_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    found = last_line(round.main, ["--local", "1", "--completions", "2", "--rounds", "1", "--json"], capsys)
+    assert found["work"] == {"model": "tiny", "local": 1, "external": 0, "completions": 2, "rounds": 1}
+    assert found["ours"] == found["seconds"]["round"]["cpu"] > 0
+    assert found["peer"] is found["ratio"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", sorted(compare.PACKAGES))
+def test_round_beside_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if not compare.holds(compare.default_environment(peer), peer):
+        pytest.skip(f"no environment of {peer}; `python -m benchmarks.round --peer {peer}` makes one")
+    small = [option if option != "1" else "2" for option in SMALL]  # a group of one has no advantages
+    found = last_line(round.main, ["--peer", peer, "--lengths", "full", *small], capsys)
+    assert found["tokens_generated"]["ours"] == found["tokens_generated"]["peer"] == workload.COUNT * 2 * 4
+    assert found["ratio"] > 0
+
+
+def test_sweep_leaves_out_what_there_is_no_time_or_memory_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sweep, "free", lambda device: 0)
+    picture = tmp_path / "sweep.png"
+    argv = ["--sizes", "1.25m", "--tokens", "1", "2", "--pairs", "1", "--seconds", "1", "--plot", str(picture), "--json"]
+    found = last_line(sweep.main, argv, capsys)
+    first, second = found["cells"]
+    assert first["decode"]["ratio"] > 0
+    assert first["update"] is None
+    assert second == {"size": "1.25m", "tokens": 2, "decode": None, "update": None}
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["--peer", "trl", "--size", "7b"], "choose from 1.25m, 2.4m, 14m"),
+        (["--peer", "vllm"], "choose from genrl, trl"),
+        (["--peer", "trl", "--tokens", "0"], "'0' is not a whole number above 0"),
+        (["--peer", "trl", "--tokens", "2000"], "at most 1024"),
+        (["--peer", "trl", "--rounds", "3"], "--rounds goes without --peer"),
+        (["--tokens", "16"], "--tokens goes with --peer"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(argv: Sequence[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        round.main(argv)
+    assert stopped.value.code == 2
+    assert told in capsys.readouterr().err.replace("'1.25m', '2.4m', '14m'", "1.25m, 2.4m, 14m").replace("'genrl', 'trl'", "genrl, trl")
+
+
+def test_without_a_network_it_says_how_to_make_the_environment(tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\nexit 1\n")  # what pip does without a network
+    python.chmod(0o700)
+    with pytest.raises(SystemExit, match=r"(?s)could not be made.*pip install .*trl==1.16.0.*--environment"):
+        compare.environment_of("trl", tmp_path)
+
+
+def test_a_side_that_dies_is_heard(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"(?s)'broken'.*status 3.*no such model"):
+        compare.Side("broken", ["sh", "-c", "echo no such model >&2; exit 3"], tmp_path, "cpu")
+
+
+def test_the_trials_questions_are_those_of_the_trials() -> None:
+    questions = workload.draw("trials", workload.COUNT, 0)
+    assert questions[6] == "Find the Greatest Common Divisor (GCD) of these numbers: 777, 912. Give only the GCD as your final answer."
+    assert questions[0].startswith("State the final answer to the following arithmetic problem: 1663 - 5242")
+    assert len(set(questions)) == 8
+
+
+def test_lengths_grow_in_step() -> None:
+    short, long = (pairs.lengths_of(pairs.Plan(tokens=n)) for n in (64, 256))
+    assert sum(short) / 64 == pytest.approx(22.6, abs=1)
+    assert sum(long) / sum(short) == pytest.approx(4, rel=0.05)
+    assert pairs.lengths_of(pairs.Plan(lengths="full", tokens=5)) == [5] * 64
