@@ -6,14 +6,14 @@ The trainer stays what it was: it owns the link, the verifier, the pool, checkpo
     trainers     compute shares of every update (policy/data_parallel.py)
 """
 
-import math
 import os
 import random
 import shutil
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -34,8 +34,8 @@ from swarmd.workers.generators import Generators
 from swarmd.workers.messages import Begin
 
 AHEAD: Final = 2  # rounds' questions that a generator has in hand: those it answers and those it turns to next
-FRESH: Final = 4  # rounds' rollouts that wait for a trainer that does not replay; older ones are overtaken
-STORED: Final = 1024  # rollouts that wait for one that does
+STORED: Final = 1024  # rollouts that may wait for a trainer that replays; one that does not has one round's waiting beside those in work
+RATE_OVER: Final = 32  # rounds that tokens per second are taken over
 PER_CORE: Final = 4  # processes; more only wait for each other
 
 
@@ -103,14 +103,14 @@ class Crew:
     handover: Handover
     lag: LagMeter
     _size: tuple[int, int]  # generators, trainers
-    _read: tuple[int, float] = (0, 0.0)  # tokens, and when
+    _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))  # tokens generated, and when
 
     def figures(self, now: float) -> dict[str, Any]:
         """For the round's line of metrics.jsonl. now: seconds, any epoch."""
         generators, flow, trainers = self.generators, self.generators.flow, self.trainers
-        (tokens, before), self._read = self._read, (flow.tokens, now)
-        lag_mean, lag_max = self.lag.read()
-        rate = (flow.tokens - tokens) / (now - before) if before and now > before else math.nan
+        self._read.append((flow.tokens, now))
+        (tokens, since), lag = self._read[0], self.lag.read()
+        rate = (flow.tokens - tokens) / (now - since) if now > since else None
         wanted, ranks = self._size
         return {
             "generators": {"alive": generators.alive, "of": wanted, "restarts": generators.restarts, "pids": generators.pids},
@@ -121,7 +121,7 @@ class Crew:
                 "pids": trainers.pids if trainers else [],
             },
             "version": self.handover.version,
-            "lag": {"mean": lag_mean, "max": lag_max},
+            "lag": {"mean": lag[0], "max": lag[1]},
             "tokens_per_second": rate,
             "questions": {"in_flight": flow.in_flight, "put_back": flow.put_back, "given_up": flow.given_up},
             "waiting": flow.finished,
@@ -168,10 +168,10 @@ def open_crew(
 
         handover.publish(policy.version, policy.trained)
         policy.train_with(step)
-        flow = Flow(draw, AHEAD * asked, STORED if replay else FRESH * asked)
+        flow = Flow(draw, AHEAD * asked, STORED if replay else (workers.generators + 1) * asked)
         generators = stack.enter_context(Generators(workers.generators, start_generator, flow, lambda: None if replay else asked))
         lag = LagMeter(uniform, lambda: policy.version)
-        yield Crew(generators, trainers, handover, lag, (workers.generators, workers.trainers), (0, time.monotonic()))
+        yield Crew(generators, trainers, handover, lag, (workers.generators, workers.trainers))
 
 
 def processes_on(place: int, processes: int, devices: int) -> int:

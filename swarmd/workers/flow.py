@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from swarmd.types import Generation, Task
 
 TRIES = 3  # a question whose generator died so often is given up: it may be what kills them
+PASSED_OVER = 8  # rounds that took fresher ones: then a rollout is dropped
 
 
 @dataclass(slots=True)
@@ -21,15 +22,26 @@ class _Asked:
     deaths: int = 0
 
 
-class Flow:
-    """Neither side waits: a generator has `ahead` questions in hand, a round takes what is finished."""
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    task: Task
+    answers: Generation
+    takes: int  # rounds that had taken something before
 
-    def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, kept: int) -> None:
-        """draw: so many tasks more. ahead: questions a generator has at once. kept: finished rollouts that wait; over it the oldest go."""
-        self._draw, self._ahead, self._kept = draw, ahead, kept
+
+class Flow:
+    """A generator has `ahead` questions in hand, a round takes what is finished; neither waits for the other.
+
+    Only where `enough` are on their way or finished, and none is taken, is nothing more asked: it would be generated to be thrown away.
+    """
+
+    def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, enough: int) -> None:
+        """draw: so many tasks more."""
+        self._draw, self._ahead, self._enough = draw, ahead, enough
         self._waiting: deque[_Asked] = deque()  # put back; asked again before any new one
         self._out: dict[int, dict[int, _Asked]] = {}  # generator -> id -> question
-        self._finished: deque[tuple[Task, Generation]] = deque()  # oldest first
+        self._finished: deque[_Finished] = deque()  # oldest first
+        self._takes = 0
         self._ids = 0
         self.put_back = 0  # questions, so far
         self.given_up = 0
@@ -48,7 +60,7 @@ class Flow:
     def hand_out(self, generator: int) -> list[tuple[int, str]]:
         """Questions, with their ids, so that this generator has enough again; those that were put back first."""
         out = self._out.setdefault(generator, {})
-        wanted = self._ahead - len(out)
+        wanted = max(0, min(self._ahead - len(out), self._enough - self.in_flight - len(self._finished)))
         while len(self._waiting) < wanted:
             for task in self._draw(wanted - len(self._waiting)):
                 self._ids += 1
@@ -65,10 +77,7 @@ class Flow:
             if question is None:
                 continue
             self.tokens += sum(map(len, generation.tokens.ids))
-            self._finished.append((question.task, generation))
-        while len(self._finished) > self._kept:
-            self._finished.popleft()
-            self.overtaken += 1
+            self._finished.append(_Finished(question.task, generation, self._takes))
 
     def lost(self, generator: int) -> None:
         """A generator died: what it had in hand is asked again, by whoever is next."""
@@ -81,7 +90,11 @@ class Flow:
                 self.given_up += 1
 
     def take(self, most: int | None) -> list[tuple[Task, Generation]]:
-        """The freshest finished rollouts, at most so many (None: all), the oldest of them first. What stays may be taken later."""
+        """The freshest finished rollouts, at most so many (None: all), the oldest of them first. What stays may be taken later, if soon."""
         count = len(self._finished) if most is None else min(most, len(self._finished))
         taken = [self._finished.pop() for _ in range(count)]
-        return taken[::-1]
+        self._takes += 1
+        while self._finished and self._takes - self._finished[0].takes >= PASSED_OVER:
+            self._finished.popleft()
+            self.overtaken += 1
+        return [(rollout.task, rollout.answers) for rollout in reversed(taken)]

@@ -58,7 +58,10 @@ class Generators:
     def take(self) -> Sequence[tuple[Task, Generation]]:
         """What is finished, as much of it as a round takes. Never waits."""
         with self._changed:
-            return self._flow.take(self._most())
+            taken = self._flow.take(self._most())
+            for number in self._working:
+                self._top_up(number)
+            return taken
 
     def wait(self, rollouts: int, seconds: float) -> bool:
         """Until so many are finished: True; or the time is over. WorkerFailed where there is no use in waiting."""
@@ -135,14 +138,16 @@ class Generators:
         while (message := child.receive()) is not None:
             match message:
                 case Ready():
-                    self._top_up(number, child, working=True)
+                    with self._changed:
+                        self._working.add(number)
+                        self._top_up(number)
                 case Answered(answers, seconds):
                     worked = True
                     with self._changed:
                         self._flow.answered(number, answers)
                         self.seconds, self.rollouts = self.seconds + seconds, self.rollouts + len(answers)
+                        self._top_up(number)
                         self._changed.notify_all()
-                    self._top_up(number, child)
                 case Failed(text, exit_code):
                     self._fail(WorkerFailed(text, exit_code))
         with self._changed:
@@ -151,11 +156,11 @@ class Generators:
             self._flow.lost(number)
         return worked, child.end()
 
-    def _top_up(self, number: int, child: Child, working: bool = False) -> None:
-        with self._changed:
-            if working:
-                self._working.add(number)
-            child.send(Ask(self._flow.hand_out(number)))
+    def _top_up(self, number: int) -> None:
+        child = self._children[number]
+        questions = self._flow.hand_out(number)
+        if child and questions:
+            child.send(Ask(questions))  # where it has just died, `lost` gets them back
 
     def _fail(self, failure: SwarmdError) -> None:
         with self._changed:
