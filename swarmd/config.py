@@ -66,9 +66,16 @@ class GenerateConfig(_Section):
 
 class TrainConfig(_Section):
     learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: 3e-4 for full fine-tuning of small models, 1e-5 for LoRA
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, from the end of the warm-up
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates in which the rate rises to the full one
+    schedule_updates: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates, the warm-up among them, until it is lowest; 0: it never falls
+    lowest_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the rate that is left in the end
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"  # adamw8bit: a quarter of the memory for moments; needs `pip install 'swarmd[8bit]'`
+    precision: Literal["auto", "master", "stochastic"] = "auto"  # how trained weights in bfloat16 keep small steps; see policy/optimizer.py
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10  # updates between two measurements of the KL from the start; 0: none
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0  # tokens a forward pass may hold; 0: what fits this machine
     loss: Literal["grpo", "asymre"] = "grpo"
     loss_mean: Literal["token", "sequence"] = "token"  # what weighs the same: every token of the batch, or every completion
@@ -189,7 +196,15 @@ def resolve(path: Path | None, environment: Mapping[str, str], flags: Mapping[st
         section, _, name = value.key.rpartition(".")
         (document.setdefault(section, {}) if section else document)[name] = _frozen(value.value)
         origins[value.key] = value.origin
-    return Resolved(NodeConfig.model_validate(document), origins)
+    config = NodeConfig.model_validate(document)
+    train = config.train
+    if 0 < train.schedule_updates < train.warmup:
+        at = origins["train.schedule_updates"]
+        raise ConfigError(
+            f"{at}: train.schedule_updates: expected 0 or at least train.warmup, {train.warmup}, found {train.schedule_updates}: "
+            "the rate would have to fall before it has risen"
+        )
+    return Resolved(config, origins)
 
 
 @cache

@@ -35,7 +35,8 @@ def choose_dtype(
 ) -> torch.dtype:
     """bfloat16 where the device is quick at it, else float32.
 
-    A model all of whose weights are trained stays in float32: at our learning rates most of an update is smaller than a bfloat16 step.
+    trained_whole: a small model, all of whose weights are trained. It stays in float32: there is room, and at our learning rates most of
+    an update is smaller than a bfloat16 step.
     """
     if wanted != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted]

@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from swarmd.config import NodeConfig
 from swarmd.policy.device import free_memory
-from swarmd.policy.fitting import Fit, fit, gigabytes, require, too_large, work_of
+from swarmd.policy.fitting import Fit, fit, gigabytes, measures_start, require, too_large, work_of
 
 SCHEMA = 1
+PRECISION: Final = {None: "", "master": ", on a float32 copy of the weights", "stochastic": ", the weights rounded at random"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,26 @@ class Examination:
             "plan": asdict(plan),
         }
 
+    @property
+    def kl(self) -> str:
+        """In words, what the distance from the start is measured against."""
+        fit = self.fit
+        if not fit.work.start_copy:
+            return "not measured"
+        if not measures_start(fit.plan, fit.device):
+            return "not measured: no room for a copy of the weights as they were"
+        if fit.plan.lora_rank:
+            return "measured against the model without its adapter"
+        return "measured against a copy of the weights as they were" + (", in main memory" if fit.device.type == "cuda" else "")
+
     def lines(self) -> Sequence[str]:
         """For people: what will be used, then the arithmetic."""
         fit, plan = self.fit, self.fit.plan
         rows = [
             ("dtype", plan.dtype),
             ("trained", f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
+            ("optimizer", plan.optimizer + PRECISION[plan.precision]),
+            ("KL from the start", self.kl),
             ("gradient checkpointing", "on" if plan.checkpointing else "off"),
             ("micro-batch", f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once"),
             ("answers", f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at once, at most"),

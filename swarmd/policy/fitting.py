@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from swarmd.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy import hub
+from swarmd.policy import hub, optimizer
 from swarmd.policy.architecture import read_config, shape_of, skeleton_of
 from swarmd.policy.device import choose_device, choose_dtype, free_memory
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -57,23 +57,35 @@ def work_of(config: NodeConfig) -> Work:
         completions=config.round.completions,
         new_tokens=config.generate.max_new_tokens or default,
         micro_batch_tokens=config.train.micro_batch_tokens,
+        optimizer=config.train.optimizer,
+        precision=config.train.precision,
+        start_copy=config.train.kl_every > 0,
     )
 
 
 def fit(config: ModelConfig, work: Work, free: Callable[[torch.device], int] = free_memory) -> Fit:
-    """Decide device, dtype, adapter and budgets. Fetches configuration and tokenizer at most. NoModel, Unreachable.
+    """Decide device, dtype, adapter and budgets. Fetches configuration and tokenizer at most. NoModel, Unreachable, NoOptimizer.
 
     free: bytes free on a device.
     """
+    optimizer.require(work.optimizer)
     device = choose_device(config.device)
     place = hub.locate(config.name, config.revision)
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)
     shape = shape_of(skeleton)
     rank = _lora_rank(config, shape)
-    dtype = choose_dtype(config.dtype, device, trained_whole=rank is None)
-    plan = make_plan(shape, _name(dtype), rank, free(device), work)
+    # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in float32.
+    dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)
+    # The copy of the start lies in main memory, which on CUDA is another.
+    on_device = replace(work, start_copy=False) if device.type == "cuda" else work
+    plan = make_plan(shape, _name(dtype), rank, free(device), on_device)
     return Fit(place, architecture, skeleton, shape, device, dtype, work, plan)
+
+
+def measures_start(plan: Plan, device: torch.device) -> bool:
+    """Whether there is something to measure the KL from the start against: a base model under an adapter, or room for a copy."""
+    return plan.lora_rank is not None or plan.start_copy or device.type == "cuda"
 
 
 def require(fit: Fit) -> None:
@@ -106,11 +118,14 @@ def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:
 def _alternatives(fit: Fit) -> Iterator[str]:
     """In words, what would fit: the same model with as little changed as possible, then the named models, largest first."""
     plan, work = fit.plan, fit.work
-    ranks = dict.fromkeys((plan.lora_rank, plan.lora_rank or ModelConfig().lora_rank))
+    rank_there = plan.lora_rank or ModelConfig().lora_rank
+    ways = dict.fromkeys(((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer)))
     lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
-    for dtype, length, rank in product(dict.fromkeys((plan.dtype, "bfloat16")), lengths, ranks):
-        if make_plan(fit.shape, dtype, rank, plan.free, replace(work, new_tokens=length, micro_batch_tokens=0)).fits:
-            changes = [f"model.lora = 'on' (rank {rank})"] * (rank != plan.lora_rank)
+    for dtype, length, (rank, kind) in product(dict.fromkeys((plan.dtype, "bfloat16")), lengths, ways):
+        changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind)
+        if make_plan(fit.shape, dtype, rank, plan.free, changed).fits:
+            changes = [f"train.optimizer = '{kind}'"] * (kind != work.optimizer)
+            changes += [f"model.lora = 'on' (rank {rank})"] * (rank != plan.lora_rank)
             changes += [f"generate.max_new_tokens = {length}"] * (length != work.new_tokens)
             changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
             yield f"this model with {' and '.join(changes)}"

@@ -50,6 +50,16 @@ def truncated_weights(logprobs: Tensor, drawn_with: Tensor, cap: float) -> Tenso
     return torch.exp(logprobs.detach() - drawn_with).clamp(max=cap)
 
 
+def k3(logprobs: Tensor, drawn_with: Tensor) -> Tensor:
+    """Per token, an estimate of KL(drawn || π) from tokens of the policy that drew them: (r − 1) − log r, r = π / π_drawn.
+
+    Unbiased and never below 0 (Schulman, "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html). For KL(π || start) the
+    tokens are π's own, and the parts change: k3(start, π).
+    """
+    log_ratio = logprobs - drawn_with
+    return torch.expm1(log_ratio) - log_ratio
+
+
 def token_mean(lengths: Sequence[int]) -> list[float]:
     """Every completion token of the batch weighs the same (DAPO, arXiv 2503.14476, eq. 12).
 

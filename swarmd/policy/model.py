@@ -19,10 +19,11 @@ from swarmd.policy.device import free_memory, seeded, use_threads
 from swarmd.policy.engine import Engine
 from swarmd.policy.engine_choice import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.engine_driver import Driver
-from swarmd.policy.fitting import work_of
+from swarmd.policy.fitting import measures_start, work_of
 from swarmd.policy.load import LORA_FROM, Loaded, load_model
 from swarmd.policy.models.tiny import WEIGHTS as TINY
-from swarmd.policy.packing import Row, rows_of
+from swarmd.policy.packing import Row, encoded, rows_of
+from swarmd.policy.schedule import Schedule
 from swarmd.policy.update import Learner, Learning
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 
@@ -37,7 +38,7 @@ RATE_LARGE = 1e-6  # all weights of a larger model
 
 
 class LanguagePolicy:
-    """Implements `swarmd.seams.Policy`. Build one with `open`."""
+    """Implements `swarmd.seams.Policy` and `Remembering`. Build one with `open`."""
 
     def __init__(
         self,
@@ -90,6 +91,11 @@ class LanguagePolicy:
             checkpointing="on" if loaded.plan.checkpointing else "auto",
             loss=config.train.loss,
             importance_cap=importance_cap(config),
+            head_tokens=loaded.plan.head_tokens,
+            schedule=_schedule(config.train),
+            optimizer=config.train.optimizer,
+            precision=loaded.plan.precision or "master",
+            kl_every=config.train.kl_every if measures_start(loaded.plan, loaded.device) else 0,
         )
         rows = partial(
             rows_of,
@@ -99,7 +105,7 @@ class LanguagePolicy:
             advantages=_advantages(config.train),
             mean=losses.sequence_mean if config.train.loss_mean == "sequence" else losses.token_mean,
         )
-        learner, generator = Learner(loaded.network, learning, loaded.device), seeded(loaded.device, seed)
+        learner, generator = Learner(loaded.network, learning, loaded.device, seed), seeded(loaded.device, seed)
         return cls(loaded, chat, learner, rows, sampling, generator, open_engine(config, loaded, sampling, answers=answers))
 
     @property
@@ -142,6 +148,14 @@ class LanguagePolicy:
         self._driver.rest()
         return self._step(self._learner, self._rows(batch))
 
+    def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
+        """Of each rollout's completions, cut as `update` cuts them: our tokens, and the log-probabilities the policy gives them now."""
+        self._driver.rest()
+        prompts_and_ids = [encoded(scored, self._chat, self._sampling.limit, self._sampling.context) for scored in batch]
+        rows = [[Row(prompt, cut, 0.0, None, 0.0) for cut in ids] for prompt, ids in prompts_and_ids]
+        found = self._learner.logprobs([row for rollout in rows for row in rollout if row.completion])
+        return [Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout)) for rollout in rows]
+
     def train_with(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> None:
         """Have `update` call this in place of `Learner.step`: where a step is more than one process's."""
         self._step = step
@@ -173,7 +187,7 @@ class LanguagePolicy:
         for name, content in self.files():
             (folder / name).write_bytes(content)
 
-    def files(self) -> Iterator[tuple[str, bytes]]:
+    def files(self) -> Iterator[tuple[str, bytes | memoryview]]:
         """What `save` writes, one file at a time: its name and its content as of now."""
         return saved.contents(self._identity(), self._learner, self._generator)
 
@@ -204,6 +218,10 @@ def _advantages(config: TrainConfig) -> Callable[[Scored], Sequence[float]]:
     if config.loss == "asymre":
         return lambda scored: losses.asymre_advantages(scored.rewards, config.asymre_shift)
     return lambda scored: scored.advantages
+
+
+def _schedule(config: TrainConfig) -> Schedule:
+    return Schedule(config.schedule, config.warmup, config.schedule_updates, config.lowest_rate)
 
 
 def _ends(eos: int | Sequence[int] | None) -> frozenset[int]:

@@ -86,22 +86,26 @@ def rows_of(
     lengths: list[int] = []
     places: list[int] = []  # of rows in lengths
     for scored in batch:
-        prompt = tuple(chat.prompt(scored.question))
-        room = max(0, min(limit, context - len(prompt)))
-        ids: Sequence[Sequence[int]]
-        old: Sequence[tuple[float, ...] | None]
+        prompt, ids = encoded(scored, chat, limit, context)
+        old: Sequence[tuple[float, ...] | None] = [None] * len(ids)
         if scored.tokens is not None:
-            ids, old = scored.tokens.ids, [p[:room] for p in scored.tokens.logprobs]
-        else:
-            ids, old = [chat.encode(c, room) for c in scored.rollout.completions], [None] * len(scored.rewards)
-        for completion, drawn_with, advantage in zip(ids, old, advantages(scored), strict=True):
-            cut = tuple(completion[:room])
+            old = [p[: len(cut)] for p, cut in zip(scored.tokens.logprobs, ids, strict=True)]
+        for cut, drawn_with, advantage in zip(ids, old, advantages(scored), strict=True):
             if cut and advantage:
                 places.append(len(lengths))
                 rows.append(Row(prompt, cut, advantage, drawn_with, 0.0))
             lengths.append(len(cut))
     weights = mean(lengths) if rows else ()
     return [Row(r.prompt, r.completion, r.advantage, r.old, weights[i]) for r, i in zip(rows, places, strict=True)]
+
+
+def encoded(scored: Scored, chat: Chat, limit: int, context: int) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Its prompt, and all its completions as they are trained on; see `rows_of`."""
+    prompt = tuple(chat.prompt(scored.question))
+    room = max(0, min(limit, context - len(prompt)))
+    if scored.tokens is not None:
+        return prompt, [tuple(ids[:room]) for ids in scored.tokens.ids]
+    return prompt, [tuple(chat.encode(completion, room)) for completion in scored.rollout.completions]
 
 
 def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:

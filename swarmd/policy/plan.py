@@ -2,7 +2,8 @@
 
 A round has two phases, and the larger of them has to fit beside what is always held:
 
-    always      weights; the adapter's; gradients and Adam's two moments of what is trained
+    always      weights; the adapter's; gradients and Adam's two moments of what is trained; with weights in 16 bits that are all
+                trained a float32 copy of them, where there is room (optimizer.py); what they were at the start (start.py)
     answering   keys and values of the answers in hand, a row of logits for each of them, and with LoRA a copy of the adapted layers'
                 weights, while the adapter is merged into them
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
@@ -21,7 +22,7 @@ With gradient checkpointing only each layer's input is kept, exactly d s, and on
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 ITEMSIZE: Final = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
 USABLE: Final = 0.9  # of what is free: allocators leave gaps
@@ -32,6 +33,10 @@ CACHE_BYTES: Final = 2**31  # keys and values held at once while answering, at m
 HEAD_NUMBERS: Final = 2**22  # of one chunk of logits: 16 MiB in float32
 HEAD_TOKENS: Final = 256  # tokens of a chunk, however large the vocabulary: fewer make poor matrix products
 LOGIT_BYTES: Final = 12  # logits, log-probabilities and their gradient, in float32
+BLOCK: Final = 256  # numbers of an 8-bit moment that share a scale
+
+
+Precision = Literal["master", "stochastic"]  # of trained weights in 16 bits; see optimizer.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,9 @@ class Work:
     new_tokens: int = 256
     prompt_tokens: int = 256  # assumed: the curricula's questions are shorter
     micro_batch_tokens: int = 0  # asked for; 0: what the plan finds
+    optimizer: str = "adamw"  # or "adamw8bit"
+    precision: Literal["auto"] | Precision = "auto"  # of trained weights in 16 bits; auto: the first that fits
+    start_copy: bool = False  # wanted: the weights as they were at the start, where all are trained
 
     def within(self, context: int | None) -> "Work":
         """The same in a model that takes no more than `context` tokens."""
@@ -110,6 +118,9 @@ class Plan:
     least: int  # bytes without which training is not possible
     peak: int  # bytes of what is planned
     items: tuple[Item, ...]
+    optimizer: str = "adamw"
+    precision: Precision | None = None  # None: what is trained is in float32
+    start_copy: bool = False
 
     @property
     def fits(self) -> bool:
@@ -117,9 +128,22 @@ class Plan:
 
 
 def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Work) -> Plan:
-    """free: bytes on the device. A plan that does not fit says so (`fits`), and is the least there is."""
+    """free: bytes on the device. A plan that does not fit says so (`fits`), and is the least there is.
+
+    Weights in 16 bits that are all trained never take their steps in 16 bits: a small learning rate would be lost.
+    """
+    rounded = lora_rank is None and ITEMSIZE[dtype] < 4
+    precisions: list[Precision | None] = [None]
+    if rounded:
+        precisions = ["master", "stochastic"] if work.precision == "auto" else [work.precision]
+    copies = [True, False] if work.start_copy and lora_rank is None else [False]
+    plans = [_plan(shape, dtype, lora_rank, free, work, precision, copy) for precision in precisions for copy in copies]
+    return next((plan for plan in plans if plan.fits), plans[-1])
+
+
+def _plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Work, precision: Precision | None, start_copy: bool) -> Plan:
     size, work = ITEMSIZE[dtype], work.within(shape.context)
-    always = _always(shape, size, lora_rank)
+    always = _always(shape, size, lora_rank, work.optimizer, precision, start_copy)
     held, usable = sum(item.bytes for item in always), max(0, int(USABLE * free) - WORKSPACE)
     room = max(0, usable - held)
 
@@ -163,6 +187,9 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
         least=held + max(least_answering, work.row * thrifty + head),
         peak=held + max(sum(item.bytes for item in phase) for phase in (answering, training)),
         items=(*always, *answering, *training),
+        optimizer=work.optimizer,
+        precision=precision,
+        start_copy=start_copy,
     )
 
 
@@ -176,13 +203,29 @@ def _trained(shape: Shape, lora_rank: int | None) -> int:
     return lora_rank * (shape.adapted_inputs + shape.adapted_outputs) if lora_rank else shape.parameters
 
 
-def _always(shape: Shape, size: int, lora_rank: int | None) -> list[Item]:
+def _always(
+    shape: Shape, size: int, lora_rank: int | None, optimizer: str, precision: str | None, start_copy: bool
+) -> list[Item]:  # fmt: skip
     trained = _trained(shape, lora_rank)
     items = [Item("always", "weights", f"{shape.parameters:,} × {size} B", shape.parameters * size)]
+
+    def of_trained(name: str, numbers: int, each: int) -> None:
+        items.append(Item("always", name, f"{trained:,} × {numbers} × {each} B", trained * numbers * each))
+
     if lora_rank:  # an adapter is float32 whatever its base is
-        items.append(Item("always", "adapter, its gradient and Adam's two moments", f"{trained:,} × 4 × 4 B", trained * 16))
+        of_trained("adapter and its gradient", 2, 4)
     else:
-        items.append(Item("always", "gradient and Adam's two moments", f"{trained:,} × 3 × {size} B", trained * 3 * size))
+        of_trained("gradient", 1, size)
+    if precision == "master":
+        of_trained("float32 copy", 1, 4)
+    if optimizer == "adamw8bit":
+        of_trained("Adam's two moments, in 8 bits", 2, 1)
+        scales = -(-trained // BLOCK)
+        items.append(Item("always", "their scales", f"{scales:,} × 2 × 4 B", scales * 8))
+    else:
+        of_trained("Adam's two moments", 2, 4)
+    if start_copy:
+        of_trained("weights at the start, for the KL", 1, size)
     return items
 
 

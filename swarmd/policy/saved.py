@@ -1,8 +1,8 @@
-"""A policy's files in a checkpoint: weights or adapter, Adam and random state. Safetensors and JSON, nothing else.
+"""A policy's files in a checkpoint: weights or adapter, optimizer and random state. Safetensors and JSON, nothing else.
 
     policy.json            which base model, and how it was being trained
     weights.safetensors    every trained tensor, by its name in the network
-    training.safetensors   Adam's state as "<field>/<tensor name>", and the random state
+    training.safetensors   the optimizer's state as "<field>/<tensor name>", master copies among it, and the random state
 
 Whoever calls makes the folder atomic (swarmd/checkpoint.py).
 """
@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from swarmd.errors import SwarmdError
+from swarmd.policy.optimizer import MASTER, ROUNDING
 from swarmd.policy.tensor_file import tensor_file
 from swarmd.policy.update import Learner
 
@@ -46,24 +47,22 @@ class _Document:
     base: Identity
     updates: int
     schema: int = SCHEMA
+    optimizer: str = "adamw"
 
 
 def contents(identity: Identity, learner: Learner, generator: torch.Generator) -> Iterator[tuple[str, bytes | memoryview]]:
     """Name and content of each file, made when it is asked for: a copy, which later updates leave alone."""
-    training = {_RANDOM: generator.get_state()}
-    for name, weight in learner.weights.items():
-        training |= {f"{field}/{name}": value for field, value in learner.optimizer.state[weight].items()}
+    training = {_RANDOM: generator.get_state()} | learner.optimizer.tensors()
     # Through bytes: safetensors' own file writer hides the errno of a full disk.
     yield "weights.safetensors", tensor_file(learner.weights)
     yield "training.safetensors", tensor_file(training)
-    document = asdict(_Document(identity, learner.updates))
+    document = asdict(_Document(identity, learner.updates, optimizer=learner.optimizer.kind))
     yield "policy.json", msgspec.json.format(msgspec.json.encode(document), indent=1)
 
 
 def size(learner: Learner) -> int:
     """Bytes that `contents` comes to, nearly."""
-    state = (value for values in learner.optimizer.state.values() for value in values.values())
-    return sum(tensor.nbytes for tensor in (*learner.weights.values(), *state))
+    return sum(tensor.nbytes for tensor in (*learner.weights.values(), *learner.optimizer.tensors().values()))
 
 
 def described(document: bytes) -> Identity:
@@ -88,18 +87,16 @@ def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Ge
         raise CheckpointUnfit(f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used.") from error
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
         raise CheckpointUnfit(f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}")
-    if not _fits(training, learner):
+    random = training.pop(_RANDOM, None)
+    notes = _of_another_optimizer(document, training, learner)
+    if random is None or not learner.optimizer.fits(training):
         raise CheckpointUnfit(f"the optimizer state in {folder} is not that of its weights. Remove it: the one before it is used.")
 
-    with torch.no_grad():
-        for name, parameter in learner.weights.items():
-            parameter.copy_(weights[name])
-    settings = learner.optimizer.state_dict()["param_groups"]  # this run's: a changed learning rate is meant
-    learner.optimizer.load_state_dict({"state": _adam_state(training, learner), "param_groups": settings})
+    same_device = document.base.device == identity.device
+    learner.optimizer.load(weights, training, same_device)
     learner.updates = document.updates
-    notes = []
-    if document.base.device == identity.device:
-        generator.set_state(training[_RANDOM])
+    if same_device:
+        generator.set_state(random)
     else:
         generator.manual_seed(generator.initial_seed() + document.updates)
         notes.append(f"the checkpoint was made on {document.base.device}: random numbers start anew")
@@ -135,24 +132,13 @@ def _kind(identity: Identity) -> str:
     return f"a LoRA adapter of rank {identity.lora_rank}" if identity.lora_rank else "all weights of the model"
 
 
-def _fits(training: dict[str, Tensor], learner: Learner) -> bool:
-    """Adam's whole state for every trained tensor or, before the first update, for none; and the random state."""
-    shapes = {key: tuple(t.shape) for key, t in training.items() if key != _RANDOM}
-    whole = {
-        f"{field}/{name}": shape
-        for name, p in learner.weights.items()
-        for field, shape in (("step", ()), ("exp_avg", tuple(p.shape)), ("exp_avg_sq", tuple(p.shape)))
-    }
-    return _RANDOM in training and shapes in ({}, whole)
-
-
-def _adam_state(training: dict[str, Tensor], learner: Learner) -> dict[int, dict[str, Tensor]]:
-    """In the form that `Optimizer.load_state_dict` takes: by the parameter's place. Empty before the first update."""
-    places = {name: place for place, name in enumerate(learner.weights)}
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in training.items():
-        field, _, name = key.partition("/")
-        if field != _RANDOM:
-            state.setdefault(places[name], {})[field] = value
-    return state
-
+def _of_another_optimizer(document: _Document, training: dict[str, Tensor], learner: Learner) -> list[str]:
+    """Takes the moments out of `training` where they mean nothing to this run's; weights and master copies stay."""
+    then, now = document.optimizer, learner.optimizer
+    of_pieces = {key for key in training if "#" in key and not key.startswith(f"{MASTER}/")}
+    if then == now.kind and (now.in_pieces or not of_pieces):
+        return []
+    for key in [key for key in training if key != ROUNDING and not key.startswith(f"{MASTER}/")]:
+        del training[key]
+    was = f"optimizer was {then}, this run's is {now.kind}" if then != now.kind else "weights were of 16 bits, this run's are not"
+    return [f"the checkpoint's {was}: the optimizer's moments start anew"]

@@ -100,7 +100,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
             checkpoints.save(run_state(2, 1, node), policy.files())
     again, again_policy = new()
     assert resume(checkpoints, again, again_policy)[0] == 2
-    assert again.schedule.state == GuardState(0.03, rests=2, healthy=2) and again.pool.updates == 4
+    assert replace(again.schedule.state, drift=0.0) == GuardState(0.03, rests=2, healthy=2) and again.pool.updates == 4
     assert [without_seconds(run_round(t, again)) for t in (3, 4)] == reports[2:]
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
 
@@ -123,12 +123,29 @@ class Remembering(LanguagePolicy):
         return [Tokens(((1,),) * len(s.rewards), ((0.0,),) * len(s.rewards)) for s in batch]
 
 
+def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(verifier: Verifier) -> None:
+    settings = config(local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0, rate=3e-3)
+    swarm = MemorySwarm()
+    node, policy, _ = join(swarm, 1, verifier, settings)
+    other, _, _ = join(swarm, 2, verifier, config(local=4, updates_per_round=1))
+    assert node.pool.max_age == settings.replay.max_age > settings.round.max_age
+    first: dict[object, Tokens] = {}
+    for t in range(1, 6):
+        run_round(t, other)
+        run_round(t, node)
+        theirs = [kept.scored for kept in node.pool.kept() if kept.uses and kept.scored.rollout.author == other.me]
+        assert all(s.tokens is not None and first.setdefault(s.rollout.ref, s.tokens) == s.tokens for s in theirs)
+    now = policy.logprobs(theirs)
+    assert now and [n.ids for n in now] == [s.tokens.ids for s in theirs if s.tokens]
+    assert all(n.logprobs != s.tokens.logprobs for n, s in zip(now, theirs, strict=True) if s.tokens), "the policy has moved on since"
+
+
 def test_a_policy_that_remembers_has_others_text_replayed_from_its_first_use(verifier: Verifier) -> None:
-    swarm, settings = MemorySwarm(), config(local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0)
+    swarm, settings = MemorySwarm(), config(local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0)
     plain, _, _ = join(swarm, 1, verifier, settings)
     other, _, _ = join(swarm, 2, verifier, config(local=4, updates_per_round=1))
     node = build(settings, 1, plain.me, plain.swarm, Remembering.open(settings, 1), verifier)
-    assert (plain.pool.max_age, node.pool.max_age) == (settings.round.max_age, settings.replay.max_age)
+    assert node.pool.max_age == settings.replay.max_age
     for t in range(1, 6):
         run_round(t, other)
         run_round(t, node)

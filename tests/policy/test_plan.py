@@ -156,7 +156,7 @@ def test_half_a_billion_on_eight_gigabytes() -> None:
     assert plan.fits
     assert plan.trained == 8_798_208
     assert plan.items[0].bytes == 988_065_536
-    assert plan.items[1].bytes == 140_771_328
+    assert plan.items[1].bytes + plan.items[2].bytes == 140_771_328
     assert plan.checkpointing
     assert plan.micro_batch_tokens >= 4096
     assert 2 * GB < plan.peak <= plan.usable
@@ -247,7 +247,7 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
 
 
 def test_work_is_the_configuration_s() -> None:
-    assert work_of(NodeConfig()) == Work(4, 8, 16)
+    assert work_of(NodeConfig()) == Work(4, 8, 16, start_copy=True)
     config = NodeConfig(model=ModelConfig(name="qwen2.5-0.5b"), generate=GenerateConfig(max_new_tokens=99))
     assert work_of(config).new_tokens == 99
     assert work_of(NodeConfig(model=ModelConfig(name="a/b"))).new_tokens == 256
