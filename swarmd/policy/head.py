@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swarmd.policy.attention import capped, run
 from swarmd.policy.packing import Packed
+from swarmd.policy.plan import chunk_of
 from swarmd.policy.stream import Stream
-
-LOGITS: Final = 2**22  # elements of one chunk of logits: 16 MiB in float32, held about three times over
-LEAST: Final = 256  # tokens of a chunk, however large the vocabulary: fewer make poor matrix products
 
 
 class Decoder:
     """An adopted network (`attention.adopt`) in two halves, with a gradient."""
 
     def __init__(self, network: nn.Module, device: torch.device, chunk: int = 0) -> None:
-        """chunk: of how many tokens to hold the logits at once; 0: as many as LOGITS says."""
+        """chunk: of how many tokens to hold the logits at once; 0: as many as a plan would."""
         model: Any = network
         self._decoder: nn.Module = model.base_model
         self._head: nn.Module = model.get_output_embeddings()
@@ -30,7 +28,7 @@ class Decoder:
         config = model.config
         self._divisor: float = getattr(config, "logits_scaling", 1.0)  # Granite
         self._softcap: float | None = getattr(config, "final_logit_softcapping", None)  # Gemma
-        self.chunk = chunk or max(LEAST, LOGITS // config.vocab_size)
+        self.chunk = chunk or chunk_of(config.vocab_size)
 
     def hidden(self, batch: Packed) -> Tensor:
         """[N, d]: of the tokens that predict the completions' tokens."""

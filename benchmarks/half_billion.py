@@ -1,0 +1,140 @@
+"""One round of a model of Qwen2.5-0.5B's exact configuration, with random weights: seconds, and the most memory it takes.
+
+    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--tokens 64] [--memory 12] [--optimizer adamw|adamw8bit] [--json]
+
+8 questions of ReasoningGYM's nine specialties, 8 completions of each, all of them as long as they may be; made-up rewards, so that every
+completion has a gradient; one update. Model, plan, answers and update are the node's own. --memory: GB that the plan may count on having.
+
+The model is made here, in a folder that goes again; nothing is downloaded. Its tokenizer is a small one of our own: the ids above its
+vocabulary are drawn and trained on like any others, they have no text. On a CPU, seconds are CPU seconds of one thread, and the peak is the
+largest resident set of the whole process, loading included; on CUDA, wall seconds, and what torch has held on the device.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from benchmarks import workload
+from benchmarks.meter import Meter
+from p2p.types import PeerId
+from swarmd.config import NodeConfig
+from swarmd.policy.model import LanguagePolicy
+from swarmd.types import Rollout, Scored, TaskRef
+
+CONFIGURATION: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json, as far as it shapes the network
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 21,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+}
+QUESTIONS, COMPLETIONS = 8, 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.half_billion", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--lora", choices=["on", "off"], default="on")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--tokens", type=int, default=64, help="of each completion")
+    parser.add_argument("--memory", type=float, default=12.0, help="GB that the plan may count on having")
+    parser.add_argument("--optimizer", choices=["adamw", "adamw8bit"], default="adamw")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--make", metavar="FOLDER", help=argparse.SUPPRESS)  # a child of this program, so that making does not count
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.make:
+        make(Path(arguments.make))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "benchmarks.half_billion", "--make", folder], check=True)
+        figures = play(Path(folder), arguments)
+    del arguments.make
+    show(figures, arguments)
+
+
+def make(folder: Path) -> None:
+    """In bfloat16, as the published weights are."""
+    tokenizer = workload._tokenizer([workload.SYSTEM, *workload.draw("sapo-9", 500, 7)])
+    tokenizer.save_pretrained(folder)
+    end = tokenizer.convert_tokens_to_ids(workload.END)
+    torch.manual_seed(0)
+    config = Qwen2Config(**CONFIGURATION, eos_token_id=end, pad_token_id=end, bos_token_id=None)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+
+
+def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One round."""
+    config = NodeConfig.model_validate(
+        {
+            "model": {"name": str(folder), "device": arguments.device, "lora": arguments.lora, "system_prompt": workload.SYSTEM},
+            "round": {"local": QUESTIONS, "completions": COMPLETIONS},
+            "generate": {"max_new_tokens": arguments.tokens, "engine": "own"},
+            "train": {"optimizer": arguments.optimizer},
+        }
+    )
+    meter = Meter(arguments.device)
+    begun = meter.begin()
+    policy = LanguagePolicy.open(config, 0, lambda _: int(arguments.memory * 1e9))
+    loaded = meter.now()
+    questions = workload.draw("sapo-9", QUESTIONS, 0)
+    answers = policy.generate(questions, COMPLETIONS)
+    answered = meter.now()
+    after_answers = meter.peak_mib()
+    rewards = tuple(float(i % 2) for i in range(COMPLETIONS))
+    me = PeerId("me")
+    batch = [
+        Scored(Rollout(TaskRef("made-up", n), answer.completions, me), question, rewards, 1, answer.tokens)
+        for n, (question, answer) in enumerate(zip(questions, answers, strict=True))
+    ]
+    report = policy.update(batch)
+    trained = meter.now()
+    plan = policy._loaded.plan
+    return {
+        "parameters": policy.description["parameters"],
+        "dtype": plan.dtype,
+        "lora": plan.lora_rank,
+        "optimizer": plan.optimizer,
+        "precision": plan.precision,
+        "checkpointing": plan.checkpointing,
+        "micro_batch_tokens": plan.micro_batch_tokens,
+        "kl": report.kl,
+        "planned_GB": plan.peak / 1e9,
+        "tokens": sum(len(ids) for answer in answers for ids in answer.tokens.ids),
+        "trained": report.tokens,
+        "seconds": {"load": loaded - begun, "generate": answered - loaded, "train": trained - answered},
+        "peak_GB": {"generate": after_answers * 2**20 / 1e9, "all": meter.peak_mib() * 2**20 / 1e9},
+    }
+
+
+def show(figures: dict[str, Any], arguments: argparse.Namespace) -> None:
+    out = sys.stderr if arguments.json else sys.stdout
+    seconds, peak = figures["seconds"], figures["peak_GB"]
+    way = f"LoRA of rank {figures['lora']}" if figures["lora"] else "all weights"
+    print(f"{figures['parameters']:,} parameters, {figures['dtype']}, {way}, {figures['optimizer']}, on {arguments.device}", file=out)
+    print(f"{QUESTIONS} questions × {COMPLETIONS} completions × {arguments.tokens} tokens", file=out)
+    for name, value in seconds.items():
+        print(f"  {name:10} {value:9.1f} s", file=out)
+    made, trained = figures["tokens"] / seconds["generate"], figures["trained"] / seconds["train"]
+    print(f"  {made:.1f} tokens a second made, {trained:.1f} trained", file=out)
+    planned = figures["planned_GB"]
+    print(f"  peak {peak['all']:.2f} GB ({peak['generate']:.2f} until the answers were there); planned {planned:.2f} GB", file=out)
+    if arguments.json:
+        ours = seconds["generate"] + seconds["train"]
+        print(json.dumps({"schema": 1, "work": vars(arguments), "ours": ours, "peer": None, "ratio": None, **figures}))
+
+
+if __name__ == "__main__":
+    main()
