@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import pytest
 
@@ -43,7 +44,9 @@ def say(sock: socket.socket, trainer: link.TrainerLink, *messages: link.ToTraine
 def test_what_the_daemon_admits_the_round_receives_once_and_in_order() -> None:
     daemon, trainer, _ = opened()
     say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", bytes([n])) for n in range(3)))
-    assert [(e.sequence, e.body) for e in trainer.received()] == [(0, b"\0"), (1, b"\1"), (2, b"\2")]
+    received = trainer.received()
+    assert [(e.sequence, e.body) for e in received] == [(0, b"\0"), (1, b"\1"), (2, b"\2")]
+    assert {(e.author, e.sent_at, e.kind) for e in received} == {("p", 1.5, "rollouts")}
     assert trainer.received() == ()
 
 
@@ -105,6 +108,62 @@ def test_a_flood_costs_frames_never_words_and_nobody_waits() -> None:
     frames = [m.body[:2] for m in messages if isinstance(m, link.Publish)]
     assert link.Stopped(1) in messages
     assert len(frames) < 5000 and frames[-1] == (4999).to_bytes(2, "big") and frames == sorted(frames)
+
+
+def test_no_word_is_ever_dropped_and_frames_are_bounded_both_ways() -> None:
+    outbox = link.Outbox(frames=2)
+    for n in range(50):
+        outbox.put(link.State("training", str(n)))
+        outbox.put(link.Received("p", n, 0.0, "rollouts", b""))
+    taken = [outbox.take() for _ in range(len(outbox))]
+    assert taken[:50] == [link.State("training", str(n)) for n in range(50)]
+    assert taken[50:] == [link.Received("p", n, 0.0, "rollouts", b"") for n in (48, 49)]
+
+
+def test_a_round_that_takes_long_finds_the_newest_frames_only() -> None:
+    daemon, trainer, _ = opened()
+    flood = range(link.FRAMES_WAITING + 10)
+    say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", b"") for n in flood))
+    assert [e.sequence for e in trainer.received()] == list(flood)[10:]
+
+
+def test_who_closes_is_not_told_that_the_other_is_gone() -> None:
+    """Else a trainer that is done would end as one that was left alone: at once, and before its last words."""
+    daemon, trainer, gone = opened()
+    trainer.tell(link.Stopped(1))
+    trainer.close()
+    assert read(daemon, 1) == [link.Stopped(1)] and daemon.recv(1) == b""
+    for thread in threading.enumerate():
+        if thread.name == "link-read":
+            thread.join(10)
+    assert not gone.is_set()
+
+
+def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly() -> None:
+    daemon, trainer, gone = opened()
+    daemon.close()
+    assert gone.wait(10)
+    for _ in range(3):
+        trainer.publish("rollouts", bytes(1 << 20))
+    trainer.close()
+
+
+@pytest.mark.parametrize("message", [link.Stop(), link.Pause(), link.Question("1", "2 + 2?")])
+def test_waiting_ends_when_something_is_asked_of_the_loop(message: link.ToTrainer) -> None:
+    daemon, trainer, _ = opened()
+    threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
+    begun = time.monotonic()
+    trainer.wait(30)
+    assert time.monotonic() - begun < 20
+    assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(
+        isinstance(message, kind) for kind in (link.Stop, link.Pause, link.Question)
+    )
+
+
+def test_what_the_judge_found_is_there_for_the_next_line() -> None:
+    daemon, trainer, _ = opened()
+    say(daemon, trainer, link.Judged(0.25, 4), link.Judged(0.5, 8))
+    assert trainer.judged == link.Judged(0.5, 8)
 
 
 def test_the_outbox_drops_the_oldest_frames() -> None:

@@ -1,11 +1,12 @@
+import os
 from pathlib import Path
 
-from p2p.identity import Identity
+from p2p.identity import Identity, nickname
 from p2p.topic import Topic
 from p2p.types import Peer, Reason
 from swarmd import link
 from swarmd.config import NodeConfig
-from swarmd.status import StatusBoard
+from swarmd.status import REWARDS_KEPT, StatusBoard
 from swarmd.view import status_lines
 
 ME = Identity.from_seed(bytes(32)).peer_id
@@ -42,3 +43,32 @@ def test_peers_are_those_connected_and_those_whose_rollouts_arrive_through_other
     assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [(OTHER, "relayed", 4, 7, "qwen2.5-0.5b")]
     connected = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)])["peers"]
     assert [(p["direction"], p["address"]) for p in connected] == [("inbound", "/ip4/192.0.2.1/tcp/1")]
+
+
+def test_the_document_says_what_is_and_what_was() -> None:
+    of = StatusBoard(NodeConfig.model_validate({"round": {"rounds": 7}}), Path("/state"), ME, Topic("main", "0123456789abcdef"))
+    assert document(board())["rounds"] is None and document(of)["rounds"] == 7
+    of.say("restarting", "it was lost", "wait")
+    for number in range(1, REWARDS_KEPT + 3):
+        of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
+    judge = {"score": 0.5}
+    shown = of.document(peers=2, addresses=["/ip4/192.0.2.1/tcp/1"], rejected={}, trainer={"pid": 9, "restarts": 3}, judge=judge)
+    assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
+    assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {"round": REWARDS_KEPT + 2, "reward_mean": (REWARDS_KEPT + 2) / 1000}
+    assert shown["rewards"] == [n / 1000 for n in range(3, REWARDS_KEPT + 3)]
+    assert shown["trainer"] == {"pid": 9, "restarts": 3, "verifier_pid": 42}
+    assert (shown["judge"], shown["peers"], shown["addresses"]) == (judge, 2, ["/ip4/192.0.2.1/tcp/1"])
+    assert shown["peer_id"] == ME and shown["state_dir"] == "/state" and shown["pid"] == os.getpid()
+
+
+def test_an_author_of_bad_rollouts_is_shown_as_one_and_nothing_is_advised_for_what_was_not_refused() -> None:
+    of = board()
+    of.refused_authors[OTHER] += 2
+    of.frames[OTHER] += 5
+    (peer,) = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)])["peers"]
+    assert peer == {
+        "id": OTHER, "name": nickname(OTHER), "address": "/ip4/192.0.2.1/tcp/1", "direction": "outbound", "connected_at": 1.5,
+        "frames": 5, "rejected": 2, "round": None, "model": None,
+    }  # fmt: skip
+    shown = document(of, {Reason.WRONG_VERSION: 0, Reason.BAD_SIGNATURE: 1})
+    assert (shown["rejected"], shown["advice"]) == ({"bad signature": 1}, {})
