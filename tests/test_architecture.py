@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("swarmd", "p2p", "judge")
 FILES = [f for p in PACKAGES for f in sorted((ROOT / p).rglob("*.py"))]
+PLUGINS = sorted((ROOT / "engines").rglob("*.py"))  # packages of their own
 
 # Between the packages. The empty prefix is the whole package.
 ALLOWED_ACROSS = {
@@ -105,7 +106,13 @@ def test_what_an_import_loads(modules: str, banned: list[str]) -> None:
     assert done.stdout.strip() == "", f"{modules} loads {done.stdout}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_an_engine_of_its_own_package_knows_the_seam_alone(path: Path) -> None:
+    ours = {name for name in imported(path) if name.split(".")[0] in PACKAGES}
+    assert all(name.startswith(("swarmd.policy.engine.", "swarmd.errors.")) for name in ours), ours
+
+
+@pytest.mark.parametrize("path", [*FILES, *PLUGINS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_nothing_is_evaluated_or_unpickled(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Call):

@@ -28,8 +28,9 @@ def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     (folder / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "setup", folder / "scripts")
-    for name in ("pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder)
+    (folder / "engines" / "vllm").mkdir(parents=True)
+    for name in ("pyproject.toml", "engines/vllm/pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder / name)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True, timeout=60)
     pip = folder / ".venv" / "bin" / "pip"
     pip.write_text(PIP.format(log=tmp_path / "pip.log", fails=tmp_path / "pip-fails"))
@@ -87,7 +88,7 @@ def test_one_pip_command_pins_torch_with_the_rest(checkout: Path) -> None:
     done = run_setup(checkout, SWARMD_PIP_ARGS="--proxy http://192.0.2.1:1")
     assert done.returncode == 0, done.stderr
     (line,) = asked(checkout)
-    assert re.search(r"^install .*--proxy http://192\.0\.2\.1:1 -c constraints\.txt torch==[\d.]+ -e \.\[dev\]$", line)
+    assert re.search(r"^install .*--proxy http://192\.0\.2\.1:1 -c constraints\.txt torch==[\d.]+ -e \.\[dev\] -e engines/vllm$", line)
 
 
 def test_nothing_changed_is_nothing_to_do(checkout: Path) -> None:

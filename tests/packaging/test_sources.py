@@ -5,7 +5,7 @@ import tomllib
 
 from tests.packaging.checkout import ROOT
 
-FOLDERS = ("swarmd", "p2p", "judge", "tests", "benchmarks", "packaging")
+FOLDERS = ("swarmd", "p2p", "judge", "tests", "benchmarks", "packaging", "engines")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 

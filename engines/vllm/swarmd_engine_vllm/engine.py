@@ -1,0 +1,144 @@
+"""vLLM as an engine of swarmd: the entry point `vllm` of the group `swarmd.engines`."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+
+from swarmd.policy.engine import Asked, EngineFailed, Sample, Sampling, Weights, draw_seed
+from swarmd_engine_vllm.client import Client
+from swarmd_engine_vllm.server import SERVED, Child, command
+
+ADAPTER: Final = "swarmd-policy"  # what the policy's adapter is called in requests
+AT_ONCE: Final = 64  # requests; each is one prompt with all its answers
+SURE: Final = -1e-3  # log-probability of a token that was the only one allowed, where the server tells those it draws with
+
+
+def open_engine(asked: Asked) -> "VllmEngine":
+    """Start `vllm serve`, or connect to the one at `asked.url`. NoEngine, EngineFailed."""
+    scratch = Path(tempfile.mkdtemp(prefix="swarmd-vllm-"))  # mode 0700: nobody else reaches the socket
+    try:
+        return _connected(asked, scratch) if asked.url else _started(asked, scratch)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _started(asked: Asked, scratch: Path) -> "VllmEngine":
+    socket = scratch / "socket"
+    child = Child(command(asked, socket), scratch / "vllm.log", os.environ)
+    http = httpx2.Client(
+        base_url="http://vllm", transport=httpx2.HTTPTransport(uds=str(socket)), timeout=asked.start_seconds, trust_env=False
+    )
+    client = Client(http, str(socket), lambda: f"Its last lines:\n{child.last_lines()}\nJoin again.")
+    try:
+        child.wait_until(client.healthy, asked.start_seconds)
+    except BaseException:
+        child.close()
+        client.close()
+        raise
+    return VllmEngine(client, SERVED, scratch, sleeps=asked.device == "cuda", end=child.close)
+
+
+def _connected(asked: Asked, scratch: Path) -> "VllmEngine":
+    key = os.environ.get("VLLM_API_KEY")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    http = httpx2.Client(base_url=asked.url, headers=headers, timeout=asked.start_seconds, trust_env=False)
+    client = Client(http, asked.url, lambda: "Start it, or correct generate.engine_url.")
+    try:
+        # It may be somebody else's, and elsewhere: it is neither put to sleep nor ended.
+        return VllmEngine(client, client.base_model(), scratch, sleeps=False, end=lambda: None, check_logprobs=True)
+    except BaseException:
+        client.close()
+        raise
+
+
+class VllmEngine:
+    """Implements `swarmd.policy.engine.Engine`."""
+
+    foreign: Final = True
+
+    def __init__(
+        self, client: Client, base: str, scratch: Path, *, sleeps: bool, end: Callable[[], None], check_logprobs: bool = False
+    ) -> None:
+        """base: the base model's name there. scratch: ours; the server must be able to read it. sleeps: whether it may be put to sleep."""
+        self._client, self._base, self._scratch, self._sleeps, self._end = client, base, scratch, sleeps, end
+        self._model, self._handed, self._unchecked, self._closed = base, 0, check_logprobs, False
+        self._last: Path | None = None  # where the weights are that it has
+
+    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: Any) -> list[list[Sample]]:
+        """See `Engine`."""
+        if self._unchecked and sampling.temperature not in (0.0, 1.0):
+            self._check_logprobs(prompts[0], sampling)
+        base_seed = draw_seed(generator) if sampling.temperature else None
+
+        def one(i: int) -> list[Sample]:
+            room = min(sampling.limit, sampling.context - len(prompts[i]))
+            if room <= 0:
+                return [Sample((), (), ended=False)] * copies
+            drawn = copies if sampling.temperature else 1  # greedy answers are all the same, and vLLM refuses more
+            seed = None if base_seed is None else base_seed + i * copies  # vLLM gives answer k the seed + k
+            found = self._client.complete(
+                self._model, prompts[i], drawn, limit=room, ends=sorted(sampling.ends), temperature=sampling.temperature, seed=seed
+            )
+            return [_sample(ids, logprobs, sampling.ends) for ids, logprobs in found] * (copies // drawn)
+
+        with ThreadPoolExecutor(min(AT_ONCE, max(1, len(prompts)))) as pool:
+            return list(pool.map(one, range(len(prompts))))
+
+    def _check_logprobs(self, prompt: Sequence[int], sampling: Sampling) -> None:
+        """A server that was started by somebody else tells log-probabilities before temperature, unless it was told to."""
+        ((_, logprobs),) = self._client.complete(
+            self._model, prompt, 1, limit=1, ends=(), temperature=sampling.temperature, seed=0, allowed_token_ids=[0]
+        )
+        if not logprobs or logprobs[0] < SURE:
+            raise EngineFailed(
+                f"the server tells log-probabilities of another distribution than it draws from, which at generate.temperature "
+                f"{sampling.temperature:g} would train the model wrongly. Start it with --logprobs-mode processed_logprobs."
+            )
+        self._unchecked = False
+
+    def sync(self, weights: Weights) -> None:
+        """The adapter, or else all weights, through a folder; a new one each time, so that the server trusts no cache of the old."""
+        self._handed += 1
+        folder = self._scratch / f"weights-{self._handed}"
+        try:
+            folder.mkdir()
+            (weights.write_model if weights.lora_rank is None else weights.write_adapter)(folder)
+        except OSError as error:
+            raise EngineFailed(f"the weights for vLLM cannot be written to {folder}: {error}. Free some space, or set TMPDIR.") from error
+        if weights.lora_rank is None:
+            self._client.load_weights(str(folder))
+        else:
+            self._client.load_adapter(ADAPTER, str(folder))
+            self._model = ADAPTER
+        if self._last is not None:
+            shutil.rmtree(self._last, ignore_errors=True)
+        self._last = folder
+
+    def sleep(self) -> None:
+        """Weights to main memory: also where an update changed nothing they are still there."""
+        if self._sleeps:
+            self._client.sleep()
+
+    def wake(self) -> None:
+        """See `sleep`."""
+        if self._sleeps:
+            self._client.wake()
+
+    def close(self) -> None:
+        """End the server, if it is ours, and remove the weights."""
+        if not self._closed:
+            self._closed = True
+            self._client.close()
+            self._end()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _sample(ids: Sequence[int], logprobs: Sequence[float], ends: frozenset[int]) -> Sample:
+    return Sample(tuple(ids), tuple(logprobs), ended=bool(ids) and ids[-1] in ends)

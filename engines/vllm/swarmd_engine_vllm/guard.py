@@ -1,0 +1,38 @@
+"""Runs a command that must not outlive whoever holds the other end of this process's standard input. Standard library only.
+
+    python guard.py COMMAND …
+
+When standard input ends, because it was closed or because its owner died in whatever way, or when the command ends by itself, everything
+in this process's group is ended. Start it in a session of its own: then its group is what it started.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+LOOK = 0.2  # seconds
+GRACE = 10.0  # seconds from the first signal to the last
+
+
+def main(command: list[str]) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: None)  # ours, to the group; a handler is not inherited by the command, "ignore" would be
+    try:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
+        return 127
+    while child.poll() is None and not select.select([0], [], [], LOOK)[0]:
+        pass
+    os.killpg(0, signal.SIGTERM)
+    until = time.monotonic() + GRACE
+    while child.poll() is None and time.monotonic() < until:
+        time.sleep(LOOK)
+    os.killpg(0, signal.SIGKILL)  # stragglers that the command had started, and ourselves
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

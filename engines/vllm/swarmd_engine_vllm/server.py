@@ -1,0 +1,118 @@
+"""`vllm serve` as a child: how it is started, when it is ready, what it said when it failed, and its end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from swarmd.policy.engine import Asked, EngineFailed, NoEngine
+from swarmd_engine_vllm import guard
+
+SERVED: Final = "base"  # what the base model is called in requests
+RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of --max-lora-rank (vllm/config/lora.py)
+LOOK: Final = 0.2  # seconds between two looks at whether it is ready
+LAST_LINES: Final = 8  # of its log, in a message
+
+# Not those of the environment swarmd runs in.
+_LEFT_OUT: Final = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_SET: Final = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # /v1/load_lora_adapter
+    "VLLM_SERVER_DEV_MODE": "1",  # /sleep, /wake_up, /collective_rpc, /reset_prefix_cache
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",  # the model is a folder
+}
+
+
+def command(asked: Asked, socket: Path) -> list[str]:
+    """What starts the server. It listens on a socket in a folder of ours, because its development routes ask for no key. NoEngine."""
+    if asked.device == "mps":
+        raise NoEngine('vLLM does not run on Apple\'s MPS. Set generate.engine to "auto".')
+    line = [*_program(asked.python), "serve", str(asked.model), "--uds", str(socket), "--served-model-name", SERVED, "--dtype", asked.dtype]
+    # Log-probabilities after temperature, and no sampling settings but those of the request.
+    line += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    if asked.lora_rank is not None:
+        ranks = [rank for rank in RANKS if rank >= asked.lora_rank]
+        if not ranks:
+            raise NoEngine(f"vLLM takes adapters of rank {RANKS[-1]} at most. Lower model.lora_rank, or set generate.engine to \"auto\".")
+        line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(ranks[0])]
+    if asked.device == "cuda":
+        line += ["--gpu-memory-utilization", str(asked.memory), "--enable-sleep-mode"]
+    return [*line, *asked.arguments]
+
+
+def _program(python: str) -> list[str]:
+    if python:
+        interpreter = Path(python).expanduser()
+        if not interpreter.is_file():
+            raise NoEngine(f"generate.engine_python is {python}, and there is no such file. Name the interpreter of vLLM's environment.")
+        return [str(interpreter), "-m", "vllm.entrypoints.cli.main"]
+    found = shutil.which("vllm")
+    if found is None:
+        raise NoEngine(
+            "vLLM is not found. It needs an environment of its own: `python3 -m venv ~/vllm && ~/vllm/bin/pip install vllm==0.33.0`, "
+            'then set generate.engine_python to "~/vllm/bin/python"; or set generate.engine_url to a server that runs already.'
+        )
+    return [found]
+
+
+class Child:
+    """The server's process. It ends with `close`, or with this process, however that ends (guard.py)."""
+
+    def __init__(self, line: list[str], log: Path, environment: Mapping[str, str]) -> None:
+        """Starts it. log: a file for what it prints."""
+        self.log = log
+        kept = {name: value for name, value in environment.items() if name not in _LEFT_OUT}
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", guard.__file__, *line],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**kept, **_SET},
+                start_new_session=True,
+            )
+
+    def wait_until(self, ready: Callable[[], bool], seconds: float) -> None:
+        """EngineFailed where it ends first, or takes longer."""
+        until = time.monotonic() + seconds
+        while not ready():
+            if not self.alive:
+                raise EngineFailed(
+                    f"vLLM ended while it started. Its last lines:\n{self.last_lines()}\n"
+                    'Mend what they say (generate.engine_memory, generate.engine_args), or set generate.engine to "auto".'
+                )
+            if time.monotonic() > until:
+                raise EngineFailed(
+                    f"vLLM was not ready after {seconds:g} s. Its last lines:\n{self.last_lines()}\n"
+                    'Raise generate.engine_start_seconds if it only needs longer, or set generate.engine to "auto".'
+                )
+            time.sleep(LOOK)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def last_lines(self) -> str:
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # nothing to be shown then
+            lines = []
+        return "\n".join(f"    {line}" for line in lines[-LAST_LINES:]) or "    (none)"
+
+    def close(self) -> None:
+        """Ask it to end, and see to it that it does. May be called again."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=guard.GRACE + 5)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()

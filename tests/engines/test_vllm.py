@@ -1,0 +1,319 @@
+"""The plug-in for vLLM, against a stand-in that speaks the server's routes with a real small model behind them (standin.py)."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+import torch
+from swarmd_engine_vllm import guard
+from swarmd_engine_vllm.client import Client
+from swarmd_engine_vllm.engine import ADAPTER, VllmEngine, open_engine
+from swarmd_engine_vllm.server import RANKS, SERVED, command
+
+from swarmd.config import GenerateConfig
+from swarmd.policy.decode import Sampling
+from swarmd.policy.device import seeded
+from swarmd.policy.engine import GROUP, Asked, EngineFailed, NoEngine, open_plugin
+from swarmd.policy.engine_own import OwnEngine
+from swarmd.policy.engine_weights import NetworkWeights
+from swarmd.policy.model import LanguagePolicy
+from tests.policy.conftest import config_of, local, make_model, open_policy
+from tests.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
+
+STANDIN = Path(__file__).with_name("standin.py")
+CPU = torch.device("cpu")
+QUESTIONS = ["1+1?", "a rather longer question", "x"]
+
+
+def sampling(temperature: float = 1.0, limit: int = 8) -> Sampling:
+    return Sampling(limit, 128, frozenset({0}), temperature)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), "qwen2")
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> str:
+    """Stands for the interpreter of vLLM's environment."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STANDIN}" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def asked(folder: Path, **changes: Any) -> Asked:
+    usual = {"model": folder, "device": "cpu", "dtype": "float32", "lora_rank": None, "context": 128, "start_seconds": 120.0}
+    return Asked(**usual | changes)
+
+
+def policy_on_vllm(folder: Path, python: str, **changes: Any) -> LanguagePolicy:
+    config = config_of(folder, **changes)
+    generate = GenerateConfig(engine="vllm", engine_python=python, engine_start_seconds=120.0, max_new_tokens=8)
+    return LanguagePolicy.open(config.model_copy(update={"generate": generate}), 0)
+
+
+def started_by(policy: LanguagePolicy) -> VllmEngine:
+    engine = policy._driver.engine
+    assert isinstance(engine, VllmEngine)
+    return engine
+
+
+# A node of its own: start, answer, learn from the answers, hand over, answer with what was learnt.
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("lora", ["on", "off"])
+def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: str) -> None:
+    policy = policy_on_vllm(folder, python, lora=lora, lora_rank=4, train={"learning_rate": 0.05})
+    engine = started_by(policy)
+    own = OwnEngine(policy.network, 10_000)
+    prompts = [policy._chat.prompt(q) for q in QUESTIONS]
+    seen = []
+    try:
+        for _ in range(3):
+            expected = own.generate(prompts, 1, sampling(0.0), seeded(CPU, 0))
+            theirs = policy._decode(prompts, 1, sampling(0.0))
+            assert [s[0].ids for s in theirs] == [s[0].ids for s in expected]
+            seen.append([s[0].ids for s in expected])
+            batch = []
+            for question, generation in zip(QUESTIONS, policy.generate(QUESTIONS, 4), strict=True):
+                for ids, logprobs in zip(generation.tokens.ids, generation.tokens.logprobs, strict=True):
+                    plain = plain_logprobs(policy.network, policy._chat.prompt(question), ids)
+                    torch.testing.assert_close(torch.tensor(logprobs), plain, atol=1e-4, rtol=0)
+                assert len(set(generation.tokens.ids)) > 1
+                batch.append(local(question, generation, (1.0, 0.0, 0.0, 1.0)))
+            report = policy.update(batch)
+            assert report.tokens > 0
+        assert len({str(s) for s in seen}) == 3  # each update changed what is answered
+        assert policy._learner._learning.importance_cap == 2.0
+        kept = [p for p in engine._scratch.iterdir() if p.is_dir()]
+        assert kept == [engine._last]  # older weights do not pile up
+
+        held = psutil.Process(engine._end.__self__._process.pid)  # the guard of the server, which now dies
+        held.children()[0].kill()
+        psutil.wait_procs([held], timeout=30)
+        with pytest.raises(EngineFailed, match=r"(?s)cannot be reached .*Its last lines:\n    stand-in: starting.*: ready.*Join again"):
+            policy.generate(QUESTIONS, 4)
+    finally:
+        policy.close()
+    assert not engine._scratch.exists()
+    policy.close()
+
+
+@pytest.mark.net
+def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
+    """The trainer, the guard as `Child` starts it, the server, and a process that the server has started."""
+    server = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE).wait()"
+    line = [sys.executable, "-I", guard.__file__, sys.executable, "-c", server]
+    trainer = (
+        "import subprocess, sys\n"
+        f"held = subprocess.Popen({line!r}, stdin=subprocess.PIPE, start_new_session=True)\n"
+        "print(held.pid, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", trainer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        held = psutil.Process(int(process.stdout.readline()))
+        while len(below := held.children(recursive=True)) < 2:
+            assert held.is_running()
+        process.send_signal(signal.SIGKILL)
+        _, alive = psutil.wait_procs([held, *below], timeout=30)
+        for left in alive:
+            left.kill()
+        assert alive == []
+
+
+@pytest.mark.net
+def test_a_server_that_does_not_start_says_why(folder: Path, python: str) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("swarmd-vllm-*"))
+    with pytest.raises(EngineFailed, match=r"(?s)ended while it started. Its last lines:.*unrecognized arguments: --no-such.*engine_args"):
+        open_engine(asked(folder, python=python, arguments=("--no-such",)))
+    with pytest.raises(EngineFailed, match=r"(?s)vLLM was not ready after 0.3 s.*Raise generate.engine_start_seconds"):
+        open_engine(asked(folder, python=python, start_seconds=0.3))
+    assert set(Path(tempfile.gettempdir()).glob("swarmd-vllm-*")) == before
+
+
+# A server that runs already.
+
+
+@pytest.fixture(scope="module")
+def serve(folder: Path) -> Iterator[Any]:
+    """Starts a stand-in on a free port with these options and variables; its address."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str, **environment: str) -> str:
+        line = [sys.executable, str(STANDIN), "serve", str(folder), "--served-model-name", "their-name", *options]
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stand-in: starting\n"
+        return f"http://127.0.0.1:{process.stdout.readline().split()[-1]}"
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def able(serve: Any) -> str:
+    """A server that was started as docs/engines.md says."""
+    return serve(
+        "--enable-lora", "--logprobs-mode", "processed_logprobs", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1", VLLM_SERVER_DEV_MODE="1"
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(serve: Any) -> str:
+    """One that was started without anything."""
+    return serve()
+
+
+def calls(url: str) -> Any:
+    return httpx2.get(f"{url}/standin/calls").json()
+
+
+@pytest.mark.net
+def test_a_server_that_runs_already_is_used_and_left_alone(able: str, folder: Path) -> None:
+    engine: Any = open_plugin("vllm", asked(folder, url=able, device="cuda"))
+    network = moved(folder, lora="on", lora_rank=4).network
+    engine.sync(NetworkWeights(network, 1, 4, str(folder)))
+    expected = OwnEngine(network, 10_000).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
+    assert [s[0].ids for s in engine.generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))] == [s[0].ids for s in expected]
+    engine.sleep()
+    assert not calls(able)["asleep"]
+    first = calls(able)["adapters"][ADAPTER]
+    engine.sync(NetworkWeights(network, 2, 4, str(folder)))
+    assert calls(able)["adapters"][ADAPTER] != first  # another path, so that nothing cached of the old one is used
+    engine.close()
+    assert httpx2.get(f"{able}/health").status_code == 200
+
+
+@pytest.mark.net
+def test_logprobs_are_those_of_the_sampling_temperature_and_seeds_are_the_generators(able: str, folder: Path) -> None:
+    engine: Any = open_plugin("vllm", asked(folder, url=able))
+    network = network_of(folder)
+    # The server's base weights, whatever adapters another test has left.
+    one = engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 4))
+    assert one == engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 4)) != engine.generate(PROMPTS, 3, sampling(0.6), seeded(CPU, 5))
+    assert len({s.ids for s in one[0]}) > 1
+    for prompt, samples in zip(PROMPTS, one, strict=True):
+        for s in samples:
+            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids, 0.6), atol=1e-4, rtol=0)
+    long = engine.generate([[5] * 128, [5] * 126], 2, sampling(), seeded(CPU, 0))
+    assert [[len(s.ids) for s in samples] for samples in long] == [[0, 0], [2, 2]]
+    engine.close()
+
+
+@pytest.mark.net
+def test_a_server_that_tells_other_logprobs_is_found_out(plain: str, folder: Path) -> None:
+    engine: Any = open_plugin("vllm", asked(folder, url=plain))
+    assert engine.generate(PROMPTS, 1, sampling(1.0), seeded(CPU, 0))  # at temperature 1 they are the same
+    with pytest.raises(EngineFailed, match=r"another distribution than it.*temperature 0\.6.*--logprobs-mode processed_logprobs"):
+        engine.generate(PROMPTS, 1, sampling(0.6), seeded(CPU, 0))
+    engine.close()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        (4, r"has no /v1/load_lora_adapter.*VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"),
+        (None, r"has no /collective_rpc.*VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+def test_a_server_that_takes_no_weights(rank: int | None, said: str, plain: str, folder: Path) -> None:
+    engine: Any = open_plugin("vllm", asked(folder, url=plain, lora_rank=rank))
+    network = open_policy(folder, lora="on" if rank else "off", lora_rank=4).network
+    with pytest.raises(EngineFailed, match=said):
+        engine.sync(NetworkWeights(network, 1, rank, str(folder)))
+    engine.close()
+
+
+@pytest.mark.net
+def test_what_the_server_refuses_is_passed_on(able: str, folder: Path) -> None:
+    engine: Any = open_plugin("vllm", asked(folder, url=able))
+    engine._model = "gone"
+    with pytest.raises(EngineFailed, match=r"refused /v1/completions \(404: The model `gone` does not exist"):
+        engine.generate(PROMPTS, 1, sampling(), seeded(CPU, 0))
+    engine.close()
+
+
+@pytest.mark.net
+def test_its_own_server_sleeps_while_the_network_is_trained(able: str, tmp_path: Path) -> None:
+    client = Client(httpx2.Client(base_url=able), able, str)
+    engine = VllmEngine(client, "their-name", tmp_path / "scratch", sleeps=True, end=lambda: None)
+    engine.sleep()
+    assert calls(able)["asleep"]
+    with pytest.raises(EngineFailed, match="the engine sleeps"):
+        engine.generate(PROMPTS, 1, sampling(), seeded(CPU, 0))
+    engine.wake()
+    assert not calls(able)["asleep"]
+    engine.close()
+
+
+@pytest.mark.net
+def test_a_server_without_token_ids_and_one_that_is_not_there(tmp_path: Path, folder: Path) -> None:
+    def old(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json={"choices": [{"index": 0, "text": "hello", "logprobs": None}]})
+
+    client = Client(httpx2.Client(base_url="http://old", transport=httpx2.MockTransport(old)), "http://old", str)
+    with pytest.raises(EngineFailed, match=r"sends no token ids.*vLLM 0\.33 or newer"):
+        VllmEngine(client, "m", tmp_path, sleeps=False, end=lambda: None).generate(PROMPTS, 1, sampling(), seeded(CPU, 0))
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(EngineFailed, match=r"cannot be reached .*Start it, or correct generate\.engine_url"):
+            open_plugin("vllm", asked(folder, url=f"http://127.0.0.1:{taken.getsockname()[1]}"))
+
+
+# What it is started with.
+
+
+def test_it_is_found_by_its_entry_point() -> None:
+    (point,) = [p for p in entry_points(group=GROUP) if p.name == "vllm"]
+    assert point.dist is not None
+    assert point.dist.name == "swarmd-engine-vllm"
+    assert point.load() is open_engine
+
+
+def test_the_command(folder: Path, python: str) -> None:
+    line = command(asked(folder, python=python, device="cuda", dtype="bfloat16", lora_rank=20, memory=0.3, arguments=("--x",)), Path("/s"))
+    assert line[:5] == [python, "-m", "vllm.entrypoints.cli.main", "serve", str(folder)]
+    options = " ".join(line[5:])
+    assert options == (
+        f"--uds /s --served-model-name {SERVED} --dtype bfloat16 --logprobs-mode processed_logprobs --generation-config vllm "
+        "--enable-lora --max-loras 1 --max-lora-rank 32 --gpu-memory-utilization 0.3 --enable-sleep-mode --x"
+    )
+    assert "--enable-lora" not in command(asked(folder, python=python), Path("/s"))
+    assert "--enable-sleep-mode" not in command(asked(folder, python=python), Path("/s"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"device": "mps"}, r"does not run on Apple's MPS.*generate\.engine"),
+        ({"python": "/no/such/python"}, r"engine_python is /no/such/python, and there is no such file"),
+        ({"python": "", "device": "cpu"}, r"vLLM is not found.*pip install vllm==0\.33\.0.*engine_python.*engine_url"),
+        ({"python": sys.executable, "lora_rank": RANKS[-1] + 1}, r"rank 512 at most\. Lower model\.lora_rank"),
+    ],
+)
+def test_what_cannot_be_started(changes: dict[str, Any], said: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NoEngine, match=said):
+        open_engine(asked(folder, **changes))
+
+
+def test_nothing_of_ours_is_in_the_stand_in() -> None:
+    """Guards the tests above: it reads weights as peft and transformers do."""
+    assert "swarmd" not in STANDIN.read_text()

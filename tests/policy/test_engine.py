@@ -1,0 +1,330 @@
+"""Engines: each gives exactly the model's distribution, always with the newest weights, and says what is wrong where it cannot."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from swarmd.config import GenerateConfig, ReplayConfig, TrainConfig
+from swarmd.policy.decode import Sample, Sampling
+from swarmd.policy.device import seeded
+from swarmd.policy.engine import GROUP, Asked, EngineFailed, NoEngine, checked, draw_seed, open_plugin
+from swarmd.policy.engine_choice import importance_cap, open_engine
+from swarmd.policy.engine_continuous import ContinuousEngine
+from swarmd.policy.engine_driver import Driver
+from swarmd.policy.engine_own import OwnEngine
+from swarmd.policy.engine_weights import NetworkWeights
+from swarmd.policy.load import load_model
+from tests.policy.conftest import ALL_FAMILIES, config_of, external, make_model, open_policy
+
+CPU = torch.device("cpu")
+PROMPTS = [[20, 30, 40, 50] * 4, [60, 70], [80, 90, 100] * 9, [110]]
+MANY = 100_000  # cached tokens
+ASKED = Asked(Path("/nowhere"), "cpu", "float32", None, 128)
+
+
+def sampling(temperature: float = 1.0, limit: int = 20, ends: frozenset[int] = frozenset({0}), context: int = 128) -> Sampling:
+    return Sampling(limit, context, ends, temperature)
+
+
+def network_of(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def plain_logprobs(network: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    with torch.no_grad():
+        logits = network(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].float()
+    return torch.log_softmax(logits / temperature, -1)[torch.arange(len(ids)), list(ids)]
+
+
+def moved(folder: Path, **changes: Any) -> Any:
+    """A policy some updates away from its start."""
+    policy = open_policy(folder, train={"learning_rate": 0.05}, **changes)
+    for _ in range(3):
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    return policy
+
+
+CONTINUOUS = sorted(set(ALL_FAMILIES) - {"gemma2"})
+
+
+@pytest.mark.parametrize("family", CONTINUOUS)
+def test_continuous_is_greedy_as_the_own_engine(family: str, folders: dict[str, Path]) -> None:
+    network = network_of(folders[family])
+    own = OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    theirs = ContinuousEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    assert [[s.ids for s in samples] for samples in theirs] == [[s.ids for s in samples] for samples in own]
+    for a, b in zip(own, theirs, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert y.logprobs == pytest.approx(x.logprobs, abs=1e-4)
+            assert y.ended == x.ended
+    again = OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    assert again == own  # the attention is back
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("family", CONTINUOUS)
+def test_continuous_tells_the_logprobs_of_a_plain_forward(family: str, temperature: float, folders: dict[str, Path]) -> None:
+    network, plain, ends = network_of(folders[family]), network_of(folders[family]), frozenset(range(40))
+    answers = ContinuousEngine(network, MANY).generate(PROMPTS, 5, sampling(temperature, ends=ends), seeded(CPU, 3))
+    assert len({len(s.ids) for samples in answers for s in samples}) > 3
+    assert len({s.ids for s in answers[0]}) > 1
+    for prompt, samples in zip(PROMPTS, answers, strict=True):
+        assert len(samples) == 5
+        for s in samples:
+            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(plain, prompt, s.ids, temperature), atol=1e-4, rtol=0)
+            assert s.ended == (s.ids[-1] in ends)
+            assert not set(s.ids[:-1]) & ends
+            assert s.ended or len(s.ids) == 20
+
+
+def test_continuous_with_little_memory_and_a_full_context(folders: dict[str, Path]) -> None:
+    network = network_of(folders["qwen2"])
+    longest = max(map(len, PROMPTS))
+    asked = sampling(0.0, limit=1000, ends=frozenset({-5}), context=longest)
+    own = OwnEngine(network, MANY).generate(PROMPTS, 2, asked, seeded(CPU, 0))
+    theirs = ContinuousEngine(network, 1).generate(PROMPTS, 2, asked, seeded(CPU, 0))
+    assert [[s.ids for s in samples] for samples in theirs] == [[s.ids for s in samples] for samples in own]
+    assert theirs[2] == [Sample((), (), ended=False)] * 2
+    assert [len(samples[0].ids) for samples in theirs] == [longest - len(p) for p in PROMPTS]
+
+
+def test_continuous_with_an_adapter(folders: dict[str, Path]) -> None:
+    network = moved(folders["qwen3"], lora="on", lora_rank=4).network
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    for samples, prompt in zip(ContinuousEngine(network, MANY).generate(PROMPTS, 3, sampling(), seeded(CPU, 0)), PROMPTS, strict=True):
+        for s in samples:
+            torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids), atol=1e-4, rtol=0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_continuous_takes_its_randomness_from_the_generator_alone(folders: dict[str, Path]) -> None:
+    engine = ContinuousEngine(network_of(folders["llama"]), MANY)
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first, second = seeded(CPU, 5), seeded(CPU, 5)
+    answers = engine.generate(PROMPTS, 3, sampling(), first)
+    assert torch.equal(torch.rand(3), expected)
+    assert answers == engine.generate(PROMPTS, 3, sampling(), second) != engine.generate(PROMPTS, 3, sampling(), second)
+    untouched = seeded(CPU, 5)
+    engine.generate(PROMPTS, 3, sampling(0.0), untouched)
+    assert draw_seed(untouched) == draw_seed(seeded(CPU, 5))
+
+
+def test_continuous_refuses_what_it_would_compute_otherwise(folders: dict[str, Path]) -> None:
+    with pytest.raises(NoEngine, match=r"leaves out the soft cap on gemma2's attention.*Set generate.engine"):
+        ContinuousEngine(network_of(folders["gemma2"]), MANY)
+
+
+def test_a_policy_can_answer_by_continuous_batching(folders: dict[str, Path]) -> None:
+    config = config_of(folders["qwen2"]).model_copy(update={"generate": GenerateConfig(engine="continuous", max_new_tokens=12)})
+    policy, own = type(open_policy(folders["qwen2"])).open(config, 0), open_policy(folders["qwen2"])
+    assert policy.answer("What?") == own.answer("What?")
+    (generation,) = policy.generate(["What?"], 4)
+    assert len(generation.completions) == 4
+    policy.close()
+
+
+# The weights, as an engine elsewhere reads them.
+
+
+def test_an_adapter_is_written_as_peft_reads_it(folders: dict[str, Path], tmp_path: Path) -> None:
+    network = moved(folders["qwen3"], lora="on", lora_rank=4).network
+    NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_adapter(tmp_path)
+    loaded = PeftModel.from_pretrained(network_of(folders["qwen3"]), tmp_path).eval()
+    own = OwnEngine(network, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
+    base = OwnEngine(network_of(folders["qwen3"]), MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
+    assert [s[0].ids for s in own] != [s[0].ids for s in base]
+    for prompt, (s,) in zip(PROMPTS, own, strict=True):
+        torch.testing.assert_close(plain_logprobs(loaded, prompt, s.ids), torch.tensor(s.logprobs), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "lora"), [("qwen2", "off"), ("llama", "off"), ("gemma2", "off"), ("qwen2", "on"), ("llama", "on")])
+def test_a_model_is_written_as_transformers_reads_it(family: str, lora: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Tied and untied heads, whole and with an adapter folded in."""
+    network = moved(folders[family], lora=lora, lora_rank=4).network
+    NetworkWeights(network, 3, 4 if lora == "on" else None, str(folders[family])).write_model(tmp_path)
+    loaded = network_of(tmp_path)
+    for prompt, (s,) in zip(PROMPTS, OwnEngine(network, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0)), strict=True):
+        torch.testing.assert_close(plain_logprobs(loaded, prompt, s.ids), torch.tensor(s.logprobs), atol=1e-5, rtol=0)
+
+
+# What the policy does with an engine.
+
+
+@dataclasses.dataclass
+class Recording:
+    """A foreign engine on the trainer's own network; notes what is asked of it."""
+
+    network: Any
+    foreign: bool = True
+    answers: Callable[[list[list[Sample]]], list[list[Sample]]] = lambda answers: answers
+
+    def __post_init__(self) -> None:
+        self.asked: list[str] = []
+
+    def generate(self, prompts: Any, copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
+        self.asked.append("generate")
+        return self.answers(OwnEngine(self.network, MANY).generate(prompts, copies, sampling, generator))
+
+    def sync(self, weights: Any) -> None:
+        self.asked.append(f"sync {weights.version}")
+
+    def sleep(self) -> None:
+        self.asked.append("sleep")
+
+    def wake(self) -> None:
+        self.asked.append("wake")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+def policy_with(folder: Path, **changes: Any) -> tuple[Any, Recording]:
+    policy = open_policy(folder)
+    engine = Recording(policy.network, **changes)
+    policy._driver = Driver(engine, policy._loaded)
+    return policy, engine
+
+
+def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates(folders: dict[str, Path], tmp_path: Path) -> None:
+    policy, engine = policy_with(folders["qwen2"])
+    policy.generate(["a"], 2)
+    policy.answer("b")
+    assert engine.asked == ["sync 0", "generate", "generate"]
+    engine.asked.clear()
+    policy.save(tmp_path)
+    for _ in range(2):
+        policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    policy.answer("b")
+    policy.answer("b")
+    assert engine.asked == ["sleep", "wake", "sync 2", "generate", "generate"]
+    engine.asked.clear()
+    policy.restore(tmp_path)
+    policy.answer("b")
+    assert engine.asked == ["sync 0", "generate"]
+    policy.close()
+    assert engine.asked[-1] == "close"
+
+
+def test_where_weights_change_from_outside_tokens_say_which_they_were_drawn_with(folders: dict[str, Path]) -> None:
+    policy, engine = policy_with(folders["qwen2"])
+    versions = iter([4, 4, 7])
+    policy.between = lambda: next(versions)
+    seen = [policy.generate(["a"], 2)[0].tokens for _ in range(3)]
+    assert engine.asked == ["sync 4", "generate", "generate", "sync 7", "generate"]
+    assert [set(t.versions[0]) for t in seen] == [{4}, {4}, {7}]
+    assert [len(v) for v in seen[0].versions] == [len(i) for i in seen[0].ids]
+
+
+def _first(change: Callable[[Sample], Sample]) -> Callable[[list[list[Sample]]], list[list[Sample]]]:
+    return lambda answers: [[change(answers[0][0]), *answers[0][1:]], *answers[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda answers: answers[:-1], "not 2 answers to each of 1 prompts"),
+        (lambda answers: [samples[:1] for samples in answers], "not 2 answers to each of 1 prompts"),
+        (_first(lambda s: dataclasses.replace(s, logprobs=s.logprobs[1:])), "other numbers of tokens and of log-probabilities"),
+        (_first(lambda s: dataclasses.replace(s, ids=(10**6, *s.ids[1:]))), "tokens that the model does not have"),
+        (_first(lambda s: dataclasses.replace(s, logprobs=(float("nan"), *s.logprobs[1:]))), "log-probabilities that are none"),
+        (_first(lambda s: dataclasses.replace(s, logprobs=(0.7, *s.logprobs[1:]))), "log-probabilities that are none"),
+        (_first(lambda s: dataclasses.replace(s, ended=not s.ended)), "an end where none was drawn"),
+        (_first(lambda s: Sample((0, 5), (-1.0, -1.0), False)), "tokens behind the end of an answer"),
+        (_first(lambda s: Sample((5,) * 13, (-1.0,) * 13, False)), "more than 12 tokens"),
+    ],
+)
+def test_what_a_foreign_engine_returns_is_checked(change: Any, said: str, folders: dict[str, Path]) -> None:
+    policy, _ = policy_with(folders["qwen2"], answers=change)
+    with pytest.raises(EngineFailed, match=f"the engine returned {said}.*generate.engine to"):
+        policy.generate(["a"], 2)
+
+
+def test_what_is_right_passes() -> None:
+    answers = [[Sample((5, 0), (-1.0, 0.0), True), Sample((5,), (-0.5,), False)]]
+    assert checked(answers, [[1]], 2, sampling(), 262) == answers
+
+
+# How an engine is found.
+
+
+def plugin(folder: Path, target: str, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
+    """An installed distribution with an entry point, as pip leaves it."""
+    info = folder / "other_engine-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-engine\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\nother = {target}\n")
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_an_unknown_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin(tmp_path, "nothing:here", monkeypatch)
+    with pytest.raises(NoEngine, match=r"is 'vlm', and no such engine is installed. There are: auto, own, continuous, .*other"):
+        open_plugin("vlm", ASKED)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("engine_not_whole", "import no_such_module_anywhere", r"ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("engine_odd", "def build(asked): raise TypeError('odd')", r"TypeError: odd"),
+        ("engine_empty", "", r"AttributeError: module 'engine_empty' has no attribute 'build'"),
+    ],
+)
+def test_a_broken_engine(name: str, text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin(tmp_path, f"{name}:build", monkeypatch, **{name: text})
+    with pytest.raises(NoEngine, match=rf"the engine 'other' of other-engine 1.2 cannot be loaded \({said}\). Install"):
+        open_plugin("other", ASKED)
+
+
+def test_something_else_than_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin(tmp_path, "no_engine_at_all:build", monkeypatch, no_engine_at_all="def build(asked): return asked")
+    with pytest.raises(NoEngine, match=r"'other' of other-engine 1\.2 is no engine: it has no foreign, generate, sync, sleep, wake, close"):
+        open_plugin("other", ASKED)
+
+
+def test_a_plugin_is_told_what_it_needs(tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = "SimpleNamespace(foreign=1, generate=asked, sync=1, sleep=1, wake=1, close=1)"
+    text = f"from types import SimpleNamespace\ndef build(asked):\n    return {made}"
+    plugin(tmp_path, "telling:build", monkeypatch, telling=text)
+    config = config_of(folders["qwen2"], lora="on", lora_rank=4)
+    generate = GenerateConfig(engine="other", engine_url="http://127.0.0.1:1", engine_args=("--x",), engine_memory=0.2)
+    config = config.model_copy(update={"generate": generate})
+    engine: Any = open_engine(config, load_model(config.model, 0), sampling())
+    assert engine.generate == Asked(folders["qwen2"].resolve(), "cpu", "float32", 4, 128, "http://127.0.0.1:1", "", 0.2, 600.0, ("--x",))
+    sys.modules.pop("telling")
+
+
+def test_on_a_cpu_auto_is_own_and_tries_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = config_of(folders["qwen2"])
+    engine = open_engine(config, load_model(config.model, 0), sampling(), tmp_path / "engines.json")
+    assert isinstance(engine, OwnEngine)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(folders: dict[str, Path]) -> None:
+    def cap(engine: str, replay: str = "off", **train: Any) -> float:
+        parts = {"generate": GenerateConfig(engine=engine), "train": TrainConfig(**train)}
+        config = config_of(folders["qwen2"]).model_copy(update=parts)
+        return importance_cap(config.model_copy(update={"replay": ReplayConfig.model_validate({"mode": replay})}))
+
+    assert [cap(engine) for engine in ("auto", "own", "continuous", "vllm")] == [0.0, 0.0, 0.0, 2.0]
+    assert cap("vllm", importance_cap=0.0) == 0.0
+    assert cap("own", importance_cap=1.5) == 1.5
+    assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
+
+
+def test_each_model_is_made_anew(tmp_path: Path) -> None:
+    """Guards the fixtures above: two seeds are two models."""
+    one, two = make_model(tmp_path / "1", seed=1), make_model(tmp_path / "2", seed=2)
+    assert open_policy(one).answer("a") != open_policy(two).answer("a")
