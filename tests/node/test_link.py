@@ -139,13 +139,21 @@ def test_who_closes_is_not_told_that_the_other_is_gone() -> None:
     assert not gone.is_set()
 
 
-def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly() -> None:
+def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with things unread, so that our end meets a reset, not an end of file."""
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
     daemon, trainer, gone = opened()
+    before = {thread for thread in threading.enumerate() if thread.name.startswith("link-")}
+    trainer.publish("rollouts", b"unread")
+    daemon.recv(1)
     daemon.close()
     assert gone.wait(10)
-    for _ in range(3):
-        trainer.publish("rollouts", bytes(1 << 20))
+    trainer.publish("rollouts", bytes(1 << 20))
     trainer.close()
+    for thread in before:
+        thread.join(10)
+    assert raised == []
 
 
 @pytest.mark.parametrize("message", [link.Stop(), link.Pause(), link.Question("1", "2 + 2?")])

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,8 @@ from swarmd.config import NodeConfig
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.node import build, trainable
 from swarmd.policy.model import LanguagePolicy
-from swarmd.round import Node, run_round
-from swarmd.tasks.curriculum import TINY_9
+from swarmd.round import SCORED_PER_ROUND, Node, run_round
+from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.scoring import Verifier
 from swarmd.types import Completion, Rollout, RoundReport, TaskRef
 
@@ -129,6 +129,61 @@ def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) 
     RolloutExchange(other, "m", lambda ref: True).share(useless, 1)
     report = run_round(1, node)
     assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
+
+
+def counted(node: Node) -> list[list[TaskRef]]:
+    """The references of each call of the reward, from now on."""
+    calls: list[list[TaskRef]] = []
+    reward = node.reward
+
+    def score(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
+        calls.append([ref for ref, _ in items])
+        return reward(items)
+
+    node.reward = score
+    return calls
+
+
+def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config())
+    _, _, other = join(swarm, 2, verifier, config())
+    flood = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in range(SCORED_PER_ROUND + 44)]
+    calls = counted(node)
+    for start in range(0, len(flood), 50):
+        RolloutExchange(other, "m", lambda ref: True).share(flood[start : start + 50], 1)
+    run_round(1, node)
+    own, theirs = calls
+    assert len(own) == 4 and theirs == [rollout.ref for rollout in flood[44:]]
+
+
+def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config())
+    _, _, other = join(swarm, 2, verifier, config())
+    (task,) = node.tasks.draw(1, random.Random(0))
+    right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+    rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
+    calls = counted(node)
+    for t in (1, 2):
+        RolloutExchange(other, "m", lambda ref: True).share([rollout], t)
+        assert run_round(t, node).pool_size == 1
+    assert calls[1] == [task.ref] and task.ref not in calls[3]
+
+
+def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config())
+    _, _, other = join(swarm, 2, verifier, config())
+    refs = [TaskRef("bf", TRAINING_TASKS), TaskRef("nothing", 1), TaskRef("bf", -1), TaskRef("bf", 1)]
+    assert [trainable(TINY_9, ref) for ref in refs] == [False, False, False, True]
+    known = node.tasks.task
+    node.tasks.task = lambda ref: None if ref.n == 5 else known(ref)  # type: ignore[method-assign]  # one that upstream cannot make in time
+    calls = counted(node)
+    rollouts = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in (5, 6)]
+    RolloutExchange(other, "m", lambda ref: True).share(rollouts, 1)
+    run_round(1, node)
+    assert calls[1] == [TaskRef("bf", 6)]
 
 
 def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:

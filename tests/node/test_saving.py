@@ -138,10 +138,10 @@ class Watched:
 
 
 @contextmanager
-def trainer_in(folder: Path, rounds: int) -> Iterator[tuple[node.Trainer, socket.socket]]:
+def trainer_in(folder: Path, rounds: int, every: int = 1) -> Iterator[tuple[node.Trainer, socket.socket]]:
     """A trainer as its process has it, and the daemon's end of its link."""
-    sections: dict[str, Any] = {"model": {"device": "cpu"}, "round": {"local": 2, "external": 0, "rounds": rounds}}
-    config = NodeConfig.model_validate(sections)
+    round_section = {"local": 2, "external": 0, "rounds": rounds, "checkpoint_every": every}
+    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": round_section})
     folder.mkdir(exist_ok=True)
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
@@ -274,6 +274,37 @@ def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(tmp_path: Path)
             trainer.run()
     with trainer_in(tmp_path, 0) as (trainer, _):
         assert trainer.round == 1 and len(figures(tmp_path)) == 1
+
+
+def test_with_fewer_checkpoints_rounds_are_told_as_they_end_and_the_last_is_saved(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, 3, every=2) as (trainer, daemon):
+        disk = SlowDisk(trainer.checkpoints.folder)
+        log, trainer.saver = watch(trainer, disk.durable), Saver(disk)
+        disk.let_go.set()
+        trainer.run()
+        heard(daemon)
+    assert log.said == [(1, 0), (2, 2), (3, 2)] and disk.durable() == 3
+
+
+def test_who_pauses_the_run_finds_it_saved(tmp_path: Path) -> None:
+    with trainer_in(tmp_path, 0) as (trainer, daemon):
+        disk, tell, paused = SlowDisk(trainer.checkpoints.folder), trainer.link.tell, []
+
+        def told(message: link.ToDaemon) -> None:
+            if isinstance(message, link.State) and message.state == "paused":
+                paused.append(disk.durable())
+                daemon.sendall(link.pack(link.Stop()))
+            tell(message)
+
+        trainer.saver, trainer.link.tell = Saver(disk), told  # type: ignore[method-assign]
+        trainer._one_round()
+        daemon.sendall(link.pack(link.Pause()))
+        while not trainer.link.paused:
+            trainer.link.wait(PATIENCE)
+        threading.Timer(0.05, disk.let_go.set).start()
+        trainer.run()
+        assert heard(daemon)[-1] == link.Stopped(1)
+    assert paused == [1]
 
 
 def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) -> None:
