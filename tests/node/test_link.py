@@ -129,13 +129,14 @@ def test_a_round_that_takes_long_finds_the_newest_frames_only() -> None:
 
 def test_who_closes_is_not_told_that_the_other_is_gone() -> None:
     """Else a trainer that is done would end as one that was left alone: at once, and before its last words."""
+    before = set(threading.enumerate())
     daemon, trainer, gone = opened()
+    ours = set(threading.enumerate()) - before
     trainer.tell(link.Stopped(1))
     trainer.close()
     assert read(daemon, 1) == [link.Stopped(1)] and daemon.recv(1) == b""
-    for thread in threading.enumerate():
-        if thread.name == "link-read":
-            thread.join(10)
+    for thread in ours:
+        thread.join(10)
     assert not gone.is_set()
 
 
@@ -143,15 +144,16 @@ def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(monkeypatch: pyte
     """It ends with things unread, so that our end meets a reset, not an end of file."""
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
+    before = set(threading.enumerate())
     daemon, trainer, gone = opened()
-    before = {thread for thread in threading.enumerate() if thread.name.startswith("link-")}
+    ours = set(threading.enumerate()) - before
     trainer.publish("rollouts", b"unread")
     daemon.recv(1)
     daemon.close()
     assert gone.wait(10)
     trainer.publish("rollouts", bytes(1 << 20))
     trainer.close()
-    for thread in before:
+    for thread in ours:
         thread.join(10)
     assert raised == []
 
