@@ -1,0 +1,75 @@
+"""Weights that change while answers are being decoded."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmd.policy.adapter import StandingMerge, merged
+from swarmd.policy.handover import Handover, Pickup
+from swarmd.policy.model import LanguagePolicy
+from tests.policy.conftest import open_policy
+
+QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?"]
+
+
+def switching(policy: LanguagePolicy, at: int) -> Callable[[], int]:
+    """Before step `at` (0 up), and from there on, the weights are others: version 1."""
+    calls = 0
+
+    def between() -> int:
+        nonlocal calls
+        if calls == at:
+            for weight in policy.trained.values():
+                weight.mul_(1.5)
+        calls += 1
+        return int(calls > at)
+
+    return between
+
+
+@pytest.mark.parametrize("family", ["qwen2", "olmo2"])
+def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(folders: dict[str, Path], family: str) -> None:
+    plain = open_policy(folders[family], seed=3).generate(QUESTIONS, 4)
+    policy = open_policy(folders[family], seed=3)
+    policy.between = switching(policy, 5)
+    mixed = policy.generate(QUESTIONS, 4)
+    for before, after in zip(plain, mixed, strict=True):
+        assert before.tokens.versions == ()
+        for ids, versions in zip(after.tokens.ids, after.tokens.versions, strict=True):
+            assert versions == tuple(int(step >= 5) for step in range(len(ids)))
+        assert [ids[:5] for ids in after.tokens.ids] == [ids[:5] for ids in before.tokens.ids]
+        assert [p[:5] for p in after.tokens.logprobs] == [p[:5] for p in before.tokens.logprobs]
+    assert [g.tokens.logprobs for g in plain] != [g.tokens.logprobs for g in mixed]
+
+
+def test_watching_for_weights_changes_nothing_where_none_come(folders: dict[str, Path]) -> None:
+    plain, policy = open_policy(folders["qwen2"], seed=3).generate(QUESTIONS, 4), open_policy(folders["qwen2"], seed=3)
+    policy.between = lambda: 7
+    watched = policy.generate(QUESTIONS, 4)
+    assert [g.tokens.ids for g in watched] == [g.tokens.ids for g in plain]
+    assert [g.tokens.logprobs for g in watched] == [g.tokens.logprobs for g in plain]
+    assert {v for g in watched for versions in g.tokens.versions for v in versions} == {7}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_handed_over_answers_as_it_does_at_home(folders: dict[str, Path], tmp_path: Path, dtype: str) -> None:
+    """Twice, so that the second is folded into the base and not into the first."""
+    trainer = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
+    generator = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
+    handover, pickup = Handover(tmp_path), Pickup(tmp_path, generator.trained, StandingMerge(generator.network).refold)
+    assert all("lora" in name for name in trainer.trained), "nothing else is handed over"
+    for version in (1, 2):
+        with torch.no_grad():
+            for weight in trainer.trained.values():
+                weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(version)) * 0.3)
+        handover.publish(version, trainer.trained)
+        with torch.inference_mode():
+            assert pickup() == version
+        with merged(trainer.network), merged(generator.network):
+            pairs = zip(trainer.network.parameters(), generator.network.parameters(), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs)
+    question = QUESTIONS[:1]
+    generator.between = pickup
+    assert [g.tokens.ids for g in generator.generate(question, 3)] == [g.tokens.ids for g in trainer.generate(question, 3)]
