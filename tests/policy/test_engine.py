@@ -12,6 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from swarmd.config import GenerateConfig, ReplayConfig, TrainConfig
+from swarmd.errors import NoModel
 from swarmd.policy.decode import Sample, Sampling
 from swarmd.policy.device import seeded
 from swarmd.policy.engine import GROUP, Asked, EngineFailed, NoEngine, checked, draw_seed, open_plugin
@@ -328,3 +329,39 @@ def test_each_model_is_made_anew(tmp_path: Path) -> None:
     """Guards the fixtures above: two seeds are two models."""
     one, two = make_model(tmp_path / "1", seed=1), make_model(tmp_path / "2", seed=2)
     assert open_policy(one).answer("a") != open_policy(two).answer("a")
+
+
+def test_short_of_memory_the_own_engine_holds_less_at_once(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+    """The allocator's refusal is made up; what follows is not."""
+    network = network_of(folders["qwen2"])
+    engine, refusals = OwnEngine(network, MANY), iter([True, True])
+
+    def refused() -> int:
+        if next(refusals, False):
+            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+        return 0
+
+    engine.between = refused
+    answers = engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    assert [[s.ids for s in a] for a in answers] == [
+        [s.ids for s in a] for a in OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    ]
+    largest = 2 * (max(map(len, PROMPTS)) + 20)
+    said = "out of memory while answering: at most %d tokens of keys and values from now on"
+    assert [r.getMessage() for r in caplog.records] == [said % (4 * largest // 2), said % (4 * largest // 4)]
+
+
+def test_where_one_prompt_does_not_fit_it_says_so(folders: dict[str, Path]) -> None:
+    engine = OwnEngine(network_of(folders["qwen2"]), MANY)
+
+    def refused() -> int:
+        raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate")
+
+    engine.between = refused
+    with pytest.raises(NoModel, match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens"):
+        engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+
+
+def test_another_failure_is_not_taken_for_it(folders: dict[str, Path]) -> None:
+    with pytest.raises(IndexError):
+        OwnEngine(network_of(folders["qwen2"]), MANY).generate([[10_000]], 1, sampling(), seeded(CPU, 0))
