@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -21,7 +22,8 @@ def read_config(place: hub.Place) -> Any:
         return AutoConfig.from_pretrained(place.folder, trust_remote_code=False)
     except (UnicodeDecodeError, json.JSONDecodeError):
         raise _not_json(place.source) from None
-    except (ValueError, KeyError, TypeError, OSError) as error:  # what transformers raises for a configuration it can't make sense of
+    # What transformers raises for a configuration it can't make sense of, the last for a value of the wrong kind.
+    except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
         if "auto_map" in document:
             raise _remote_code(place.source) from None
         raise NoModel(

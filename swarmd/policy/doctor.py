@@ -8,8 +8,10 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from swarmd.config import NodeConfig
+from swarmd.errors import NoModel
 from swarmd.policy.device import free_memory
 from swarmd.policy.fitting import Fit, fit, gigabytes, measures_start, require, too_large, work_of
+from swarmd.policy.tokenizer import load_tokenizer
 
 SCHEMA = 1
 PRECISION: Final = {None: "", "master": ", on a float32 copy of the weights", "stochastic": ", the weights rounded at random"}
@@ -20,10 +22,13 @@ class Examination:
     """What was found for one model."""
 
     fit: Fit
+    fault: str | None = None  # of its tokenizer: why it cannot be trained anywhere
 
     def require(self) -> None:
         """NoModel where the model cannot be trained here."""
         require(self.fit)
+        if self.fault:
+            raise NoModel(self.fault)
 
     def document(self) -> dict[str, Any]:
         """For programs. `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens."""
@@ -35,7 +40,7 @@ class Examination:
             "device": str(fit.device),
             "parameters": fit.shape.parameters,
             "fits": plan.fits,
-            "message": None if plan.fits else too_large(fit),
+            "message": self.fault if plan.fits else too_large(fit),
             "work": asdict(fit.work),
             "plan": asdict(plan),
         }
@@ -82,6 +87,8 @@ class Examination:
             f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
             f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
         ]
+        if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
+            lines += ["", f"  Answers end with the model's context of {fit.shape.context:,} tokens, question included."]
         if plan.fits and plan.peak > plan.usable:
             lines += ["", f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many: fewer will be tried."]
         return lines
@@ -90,4 +97,9 @@ class Examination:
 def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> Examination:
     """NoModel, Unreachable. Fetches configuration and tokenizer at most. free: bytes free on a device."""
     transformers_logging.disable_progress_bar()
-    return Examination(fit(config.model, work_of(config), free))
+    found = fit(config.model, work_of(config), free)
+    try:
+        load_tokenizer(found.place, found.skeleton)
+    except NoModel as error:
+        return Examination(found, str(error))
+    return Examination(found)

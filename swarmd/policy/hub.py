@@ -4,6 +4,7 @@ Imports no torch, so that looking for a model costs nothing.
 """
 
 import errno
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def locate(name: str, revision: str | None) -> Place:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise NoModel(f"the folder {path} holds no config.json, so no model. Give the folder that `save_pretrained` wrote.")
+            raise NoModel(_no_model_in(path))
         return Place(str(path.resolve()), path)
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
@@ -62,6 +63,18 @@ def locate(name: str, revision: str | None) -> Place:
     if not (folder / "config.json").is_file():
         raise NoModel(f"the repository {repository} has no config.json, so no transformers model. Choose another one.")
     return Place(repository, folder, repository, folder.name)
+
+
+def _no_model_in(folder: Path) -> str:
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return f"the folder {folder} holds no config.json, so no model. Give the folder that `save_pretrained` wrote."
+    named = f", --model {base}," if base else ""
+    return (
+        f"the folder {folder} holds an adapter, not a model. Give its base model{named} to begin anew, or merge the two first: "
+        "`swarmd export` without --adapter writes a whole model."
+    )
 
 
 def with_weights(place: Place) -> Path:

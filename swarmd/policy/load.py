@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from swarmd.config import ModelConfig
@@ -19,6 +19,7 @@ from swarmd.policy import fitting, hub
 from swarmd.policy.device import free_memory, is_out_of_memory
 from swarmd.policy.fitting import fit, require
 from swarmd.policy.plan import Plan, Work
+from swarmd.policy.tokenizer import load_tokenizer
 
 LORA_FROM: Final = fitting.LORA_FROM
 ORDINARY_WORK: Final = Work()
@@ -50,7 +51,7 @@ def load_model(config: ModelConfig, seed: int, free: Callable[[torch.device], in
     require(found)
     place, device, plan = found.place, found.device, found.plan
 
-    tokenizer = _tokenizer(place, found.skeleton)
+    tokenizer = load_tokenizer(place, found.skeleton)
     network = load_weights(hub.with_weights(place), found.architecture, found.dtype, place.source)
     fingerprint = fingerprint_of(network)
     try:
@@ -69,33 +70,6 @@ def _too_large(source: str, why: str) -> NoModel:
         f"not enough memory for {source}: {why}. Close other programs, set model.lora to 'on', or choose a smaller model. "
         "`swarmd doctor model` shows what it takes."
     )
-
-
-def _tokenizer(place: hub.Place, network: nn.Module) -> Any:
-    """The model's tokenizer, once it is known to have what a chat needs."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:  # missing, damaged, or of a kind that needs more
-        raise NoModel(
-            f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another model, or repair its files."
-        ) from error
-    if tokenizer.chat_template is None:
-        raise NoModel(
-            f"the tokenizer of {place.source} has no chat template, so questions cannot be put to it. "
-            "Choose an instruct model, or add a chat_template.jinja to a local copy."
-        )
-    if tokenizer.eos_token_id is None:
-        raise NoModel(
-            f"the tokenizer of {place.source} has no end-of-sequence token, so answers could not end. "
-            "Set eos_token in the tokenizer_config.json of a local copy, or choose another model."
-        )
-    rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
-    if len(tokenizer) > rows:
-        raise NoModel(
-            f"the tokenizer of {place.source} has {len(tokenizer)} tokens and its network only {rows}: they do not belong together. "
-            "Take both from the same model."
-        )
-    return tokenizer
 
 
 def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> nn.Module:

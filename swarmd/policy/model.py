@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from swarmd.config import NodeConfig, TrainConfig
+from swarmd.errors import NoModel
 from swarmd.policy import losses, saved
 from swarmd.policy.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.decode import Sample, Sampling
@@ -81,6 +82,7 @@ class LanguagePolicy:
             ends=chat.ends,
             temperature=config.generate.temperature,
         )
+        _check_context(chat, sampling, loaded.source)
         learning = Learning(
             learning_rate=config.train.learning_rate or _default_rate(loaded),
             clip_low=config.train.clip_low,
@@ -125,7 +127,14 @@ class LanguagePolicy:
 
     def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
         """`completions` sampled answers to each question, with their tokens and the log-probabilities they were drawn with."""
-        answers = self._decode([self._chat.prompt(q) for q in questions], completions, self._sampling)
+        prompts = [self._chat.prompt(q) for q in questions]
+        if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
+            log.warning(
+                "%d of %d questions fill the model's context of %d tokens: they get no answer, and nothing is learnt from them. "
+                "Choose a model with a longer context, or a shorter model.system_prompt.",
+                full, len(prompts), self._sampling.context,
+            )  # fmt: skip
+        answers = self._decode(prompts, completions, self._sampling)
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),
@@ -218,6 +227,21 @@ def _advantages(config: TrainConfig) -> Callable[[Scored], Sequence[float]]:
     if config.loss == "asymre":
         return lambda scored: losses.asymre_advantages(scored.rewards, config.asymre_shift)
     return lambda scored: scored.advantages
+
+
+def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
+    """NoModel where not even an empty question leaves room for an answer."""
+    least = len(chat.prompt(""))
+    if least >= sampling.context:
+        raise NoModel(
+            f"{source} has a context of {sampling.context} tokens, and what stands before and after every question takes {least}: there is "
+            "no room for an answer. Choose a model with a longer context, or a shorter model.system_prompt."
+        )
+    if sampling.limit > sampling.context - least:
+        log.warning(
+            "answers of %s end before the %d tokens of generate.max_new_tokens: its context is %d tokens, question included",
+            source, sampling.limit, sampling.context,
+        )  # fmt: skip
 
 
 def _schedule(config: TrainConfig) -> Schedule:
