@@ -154,6 +154,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
         ("trainer", f"pid {trainer.get('pid')}" + (f", lost and started again: {trainer['restarts']}" if trainer.get("restarts") else "")),
+        ("workers", workers_words(last.get("workers") or {}) if last else ""),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
     return [f"{name:<8} {text}" for name, text in facts if text]
@@ -169,6 +170,20 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
     if len(rows) == 1:
         return ["no peers: the node trains alone until it meets some"]
     return [printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows]
+
+
+def workers_words(workers: Mapping[str, Any]) -> str:
+    """How those beside the trainer stand, and how old the weights were that its own rollouts came from; "" where there are none."""
+    if not workers:
+        return ""
+    kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
+    parts = [f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds]
+    restarts = sum(there["restarts"] for _, there in kinds)
+    parts.append(f"{number(workers['tokens_per_second'])} tokens/s")
+    parts.append(f"version {workers['version']}")
+    parts.append(f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}")
+    parts += [f"lost and started again: {restarts}"] * bool(restarts)
+    return printable(", ".join(parts))
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:

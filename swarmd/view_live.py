@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmd.mistakes import printable
-from swarmd.view import SMOOTH, counts, judge_words, model_words, number, recent
+from swarmd.view import SMOOTH, counts, judge_words, model_words, number, recent, workers_words
 
 EVENTS = 6
 _MARKS = {"training": "green", "starting": "cyan", "paused": "yellow", "restarting": "red", "stopping": "magenta"}
@@ -130,6 +130,8 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, Text]]:
     rows.append(("refused", Text(refused or "nothing", style="yellow" if refused else "dim")))
     if judge:
         rows.append(("judge", Text(judge_words(judge))))
+    if last and last.get("workers"):
+        rows.append(("workers", Text(workers_words(last["workers"]))))
     if trainer.get("restarts"):
         rows.append(("trainer", Text(f"lost and started again: {trainer['restarts']}", style="yellow")))
     return rows

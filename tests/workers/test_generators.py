@@ -99,7 +99,8 @@ def test_a_generator_that_always_dies_is_given_up(flow: Flow, tmp_path: Path, mo
         lives.append(life)
         return Child("swarmd.workers.messages", begin, {})  # no worker: ends at once
 
-    with Generators(1, start, flow, lambda: None) as working, pytest.raises(WorkerFailed, match=r"died 5 times in a row.*workers\.generators"):
+    said = r"died 5 times in a row.*workers\.generators"
+    with Generators(1, start, flow, lambda: None) as working, pytest.raises(WorkerFailed, match=said):
         working.wait(1, 60)
     assert lives == [0, 1, 2, 3, 4]
 

@@ -74,7 +74,8 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
             both = until(
                 state, node, lambda s: all(workers(s)[k]["restarts"] == 1 and workers(s)[k]["pids"] for k in ("generators", "trainers"))
             )
-            after = until(state, node, lambda s: workers(s)["version"] > workers(both)["version"] and workers(s)["generators"]["alive"] == 1)
+            newer = workers(both)["version"] + 1
+            after = until(state, node, lambda s: workers(s)["version"] >= newer and workers(s)["generators"]["alive"] == 1)
             assert after["trainer"]["restarts"] == 0 and after["round"] > first["round"]
 
             pids = [pid for kind in ("generators", "trainers") for pid in workers(after)[kind]["pids"]]
