@@ -100,7 +100,7 @@ class ReplayConfig(_Section):
 class WorkersConfig(_Section):
     generators: Annotated[int, Field(ge=1, le=64)] = 1  # W: processes that answer; on CUDA each has a device, as far as there are enough
     trainers: Annotated[int, Field(ge=1, le=64)] = 1  # T: processes that share every update
-    apart: bool = False  # True: the generator in a process of its own also where there is one of each; it never waits for the trainer
+    apart: Literal["auto", "on"] = "auto"  # on: the generator in a process of its own also where there is one of each
 
 
 class SwarmConfig(_Section):

@@ -41,7 +41,7 @@ PER_CORE: Final = 4  # processes; more only wait for each other
 
 def is_apart(config: NodeConfig) -> bool:
     workers = config.workers
-    return workers.apart or workers.generators > 1 or workers.trainers > 1
+    return workers.apart == "on" or workers.generators > 1 or workers.trainers > 1
 
 
 def check_workers(config: NodeConfig) -> None:

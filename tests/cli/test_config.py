@@ -66,6 +66,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         "train.precision": "stochastic",
         "train.loss_mean": "sequence",
         "replay.mode": "on",
+        "workers.apart": "on",
         "replay.strategy": "never_used_first",
     }
     for key, default in flatten(NodeConfig()).items():
