@@ -1,8 +1,9 @@
 """One round of a model of Qwen2.5-0.5B's exact configuration, with random weights: seconds, and the most memory it takes.
 
-    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--tokens 64] [--memory 12] [--optimizer adamw|adamw8bit] [--json]
+    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--questions 8] [--completions 8] [--tokens 64] [--memory 12]
+                                      [--optimizer adamw|adamw8bit] [--json]
 
-8 questions of ReasoningGYM's nine specialties, 8 completions of each, all of them as long as they may be; made-up rewards, so that every
+Questions of SAPO's nine specialties, their completions all of them as long as they may be; made-up rewards, so that every
 completion has a gradient; one update. Model, plan, answers and update are the node's own. --memory: GB that the plan may count on having.
 
 The model is made here, in a folder that goes again; nothing is downloaded. Its tokenizer is a small one of our own: the ids above its
@@ -41,13 +42,13 @@ CONFIGURATION: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json, as
     "rope_theta": 1_000_000.0,
     "tie_word_embeddings": True,
 }
-QUESTIONS, COMPLETIONS = 8, 8
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.half_billion", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--lora", choices=["on", "off"], default="on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--questions", type=int, default=8)
+    parser.add_argument("--completions", type=int, default=8, help="of each question")
     parser.add_argument("--tokens", type=int, default=64, help="of each completion")
     parser.add_argument("--memory", type=float, default=12.0, help="GB that the plan may count on having")
     parser.add_argument("--optimizer", choices=["adamw", "adamw8bit"], default="adamw")
@@ -80,7 +81,7 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     config = NodeConfig.model_validate(
         {
             "model": {"name": str(folder), "device": arguments.device, "lora": arguments.lora, "system_prompt": workload.SYSTEM},
-            "round": {"local": QUESTIONS, "completions": COMPLETIONS},
+            "round": {"local": arguments.questions, "completions": arguments.completions},
             "generate": {"max_new_tokens": arguments.tokens, "engine": "own"},
             "train": {"optimizer": arguments.optimizer},
         }
@@ -89,11 +90,11 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     begun = meter.begin()
     policy = LanguagePolicy.open(config, 0, lambda _: int(arguments.memory * 1e9))
     loaded = meter.now()
-    questions = workload.draw("sapo-9", QUESTIONS, 0)
-    answers = policy.generate(questions, COMPLETIONS)
+    questions = workload.draw("sapo-9", arguments.questions, 0)
+    answers = policy.generate(questions, arguments.completions)
     answered = meter.now()
     after_answers = meter.peak_mib()
-    rewards = tuple(float(i % 2) for i in range(COMPLETIONS))
+    rewards = tuple(float(i % 2) for i in range(arguments.completions))
     me = PeerId("me")
     batch = [
         Scored(Rollout(TaskRef("made-up", n), answer.completions, me), question, rewards, 1, answer.tokens)
@@ -124,7 +125,7 @@ def show(figures: dict[str, Any], arguments: argparse.Namespace) -> None:
     seconds, peak = figures["seconds"], figures["peak_GB"]
     way = f"LoRA of rank {figures['lora']}" if figures["lora"] else "all weights"
     print(f"{figures['parameters']:,} parameters, {figures['dtype']}, {way}, {figures['optimizer']}, on {arguments.device}", file=out)
-    print(f"{QUESTIONS} questions × {COMPLETIONS} completions × {arguments.tokens} tokens", file=out)
+    print(f"{arguments.questions} questions × {arguments.completions} completions × {arguments.tokens} tokens", file=out)
     for name, value in seconds.items():
         print(f"  {name:10} {value:9.1f} s", file=out)
     made, trained = figures["tokens"] / seconds["generate"], figures["trained"] / seconds["train"]

@@ -1,5 +1,6 @@
 """The plan against what models really hold, and against machines of known size."""
 
+import importlib.util
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarmd.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import NoModel
+from swarmd.policy import device
 from swarmd.policy.architecture import shape_of, skeleton_of
 from swarmd.policy.attention import adopt
 from swarmd.policy.doctor import examine
@@ -167,6 +169,89 @@ def test_half_a_billion_on_eight_gigabytes() -> None:
     assert not roomy.checkpointing
     assert roomy.micro_batch_tokens == MOST_TOKENS
     assert roomy.context == 32_768
+
+
+TRAINED = 494_032_768  # all weights of it
+WHOLE = {  # bytes a weight, always held: weight, gradient, float32 copy, Adam's two moments
+    ("float32", "adamw", None): 4 + 4 + 0 + 8,
+    ("bfloat16", "adamw", "master"): 2 + 2 + 4 + 8,
+    ("bfloat16", "adamw", "stochastic"): 2 + 2 + 0 + 8,
+    ("float32", "adamw8bit", None): 4 + 4 + 0 + 2,
+    ("bfloat16", "adamw8bit", "master"): 2 + 2 + 4 + 2,
+    ("bfloat16", "adamw8bit", "stochastic"): 2 + 2 + 0 + 2,
+}
+
+
+@pytest.mark.parametrize("way", WHOLE)
+def test_all_weights_of_half_a_billion_cost_what_their_optimizer_does(way: tuple[str, str, Any]) -> None:
+    dtype, kind, precision = way
+    plan = make_plan(shape_05b_cached, dtype, None, 80 * GB, Work(optimizer=kind, precision=precision or "auto"))
+    scales = -(-TRAINED // 256) * 8 if kind == "adamw8bit" else 0
+    assert sum(item.bytes for item in plan.items if item.phase == "always") == TRAINED * WHOLE[way] + scales
+    assert (plan.optimizer, plan.precision) == (kind, precision)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "kind", "fits", "precision"),
+    [
+        (16, "adamw", True, "master"),
+        (8, "adamw", True, "stochastic"),
+        (8, "adamw8bit", True, "master"),
+        (4, "adamw8bit", False, "stochastic"),
+        (5, "adamw8bit", True, "stochastic"),
+        (4, "adamw", False, "stochastic"),
+    ],
+)
+def test_all_weights_of_half_a_billion_in_bfloat16_never_lose_a_step(gigabytes: int, kind: str, fits: bool, precision: str) -> None:
+    """The float32 copy where there is room for it, else rounding at random; plain bfloat16 never."""
+    plan = make_plan(shape_05b_cached, "bfloat16", None, gigabytes * GB, Work(optimizer=kind))
+    assert (plan.fits, plan.precision) == (fits, precision)
+    assert make_plan(shape_05b_cached, "bfloat16", 16, gigabytes * GB, Work(optimizer=kind)).precision is None, "adapters are float32"
+    assert make_plan(shape_05b_cached, "float32", None, gigabytes * GB, Work(optimizer=kind)).precision is None
+
+
+def test_the_start_is_kept_where_there_is_room_for_it() -> None:
+    wanted = Work(start_copy=True)
+    roomy, tight = (make_plan(shape_05b_cached, "float32", None, free * GB, wanted) for free in (16, 10))
+    assert roomy.fits and roomy.start_copy and tight.fits and not tight.start_copy
+    assert next(item.bytes for item in roomy.items if "start" in item.name) == 4 * TRAINED
+    assert not make_plan(shape_05b_cached, "bfloat16", 16, 80 * GB, wanted).start_copy, "under an adapter the base is there anyway"
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "changes", "said"),
+    [
+        (8, {}, ["LoRA of rank 16", "against the model without its adapter"]),
+        (4, {}, ["LoRA of rank 16", "gradient checkpointing  on"]),
+        (8, {"lora": "off"}, ["all weights", "adamw, the weights rounded at random"]),
+        (20, {"lora": "off"}, ["adamw, on a float32 copy of the weights", "against a copy of the weights as they were"]),
+    ],
+)
+def test_the_doctor_shows_half_a_billion(gigabytes: int, changes: dict[str, Any], said: list[str], tmp_path: Path) -> None:
+    config = NodeConfig(model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16", **changes))
+    found = examine(config, lambda _: gigabytes * GB)
+    text = "\n".join(found.lines())
+    assert found.fit.plan.fits and "494,032,768 parameters" in text
+    for words in said:
+        assert words in text, text
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'")
+def test_the_doctor_shows_half_a_billion_in_eight_bits(tmp_path: Path) -> None:
+    model = ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16", lora="off")
+    config = NodeConfig(model=model, train=TrainConfig(optimizer="adamw8bit", kl_every=0))
+    text = "\n".join(examine(config, lambda _: 8 * GB).lines())
+    assert "adamw8bit, on a float32 copy of the weights" in text and "not measured" in text and "their scales" in text
+
+
+def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda: True)
+    large = fit(ModelConfig(name=str(write_config(tmp_path)), device="cpu", lora="off"), Work(), lambda _: 40 * GB)
+    assert (large.plan.dtype, large.plan.precision) == ("bfloat16", "master")
+    small = fit(ModelConfig(name="tiny", device="cpu"), Work(), lambda _: 40 * GB)
+    assert (small.plan.dtype, small.plan.precision) == ("float32", None)
 
 
 @pytest.mark.parametrize("gigabytes", [1.5, 2, 3, 4, 6, 8, 12, 16, 24, 48])
