@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.adapter import merged
@@ -13,6 +14,8 @@ from swarmd.policy.padded import PaddedRows
 from swarmd.policy.prefix import SharedPrefix
 
 COMPACT: Final = 0.98  # finished rows leave once at most this share is alive: copying the others' own keys and values is cheap
+
+STRIDE: Final = 64  # tokens: about the square root of a vocabulary, small ones and large
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,11 @@ def decode(
         for group in _groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
             room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in asked], device=device).repeat_interleave(copies)
-            rows = SharedPrefix(network, asked, copies, int(room.max()), device) if shared else PaddedRows(network, asked, copies, device)
+            rows: Rows
+            if shared:
+                rows = SharedPrefix(network, asked, copies, int(room.max()), device, frozen=between is None)
+            else:
+                rows = PaddedRows(network, asked, copies, device)
             samples = decode_rows(rows, room, sampling, generator, between)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
@@ -132,18 +139,29 @@ def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tup
     """One token a row and its log-probability; logits [B, V].
 
     One uniform number a row, looked up in the cumulative sum of its probabilities: a draw for every token of the vocabulary would cost
-    more than the rest of a small model's step. Summed in float64, so that the rare tokens keep their share.
+    more than the rest of a small model's step. Summed in float64, so that the rare tokens keep their share, and first over strides of the
+    vocabulary, then within one of them: a cumulative sum is slow, a sum is not.
     """
-    logprobs = torch.log_softmax(logits.float() / (temperature or 1.0), dim=-1)
-    if temperature:
-        exact = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no float64
-        cumulative = logprobs.exp().cumsum(-1, dtype=exact)
-        uniform = torch.rand(len(logits), 1, dtype=exact, device=logits.device, generator=generator)
-        # Strictly above the number, and the number below the last sum: never a token of probability 0.
-        token = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
-    else:
-        token = logits.argmax(dim=-1)
-    return token, logprobs.gather(1, token[:, None])[:, 0]
+    probabilities = (logits.float() / (temperature or 1.0)).softmax(-1)
+    token = _drawn(probabilities, generator) if temperature else logits.argmax(dim=-1)
+    return token, probabilities.gather(1, token[:, None])[:, 0].log()
+
+
+def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
+    """[B, V] -> [B]"""
+    rows, vocabulary = probabilities.shape
+    exact = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
+    strides = F.pad(probabilities, (0, -vocabulary % STRIDE)).view(rows, -1, STRIDE)
+    above = strides.sum(-1, dtype=exact).cumsum(-1)
+    uniform = torch.rand(rows, 1, dtype=exact, device=probabilities.device, generator=generator) * above[:, -1:]
+    # Strictly above the number, and the number below the last sum: never a stride, or a token, of probability 0.
+    stride = torch.searchsorted(above, uniform, right=True).clamp_(max=above.shape[-1] - 1)
+    before = F.pad(above, (1, 0)).gather(1, stride)
+    within = strides.gather(1, stride[:, :, None].expand(-1, -1, STRIDE))[:, 0].cumsum(-1, dtype=exact)
+    place = torch.searchsorted(within, uniform - before, right=True)
+    # Where rounding leaves the number at the stride's own end, its last token that has a probability.
+    last = (within < within[:, -1:]).sum(-1, keepdim=True)
+    return (stride * STRIDE + place.minimum(last))[:, 0]
 
 
 def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int], versions: list[int]) -> Sample:

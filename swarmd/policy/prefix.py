@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmd.policy.attention import Rules, capped, run
+from swarmd.policy.blocks import Blocks, readable
 from swarmd.policy.stream import Span, Stream, shared_prefix
 
 PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not one prompt is longer
@@ -15,19 +16,29 @@ PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not o
 class SharedPrefix:
     """B rows in the order of their Q questions. Is the layout of its own forward passes, one token of each row at a time."""
 
-    def __init__(self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, steps: int, device: torch.device) -> None:
-        """network: adopted. steps: tokens of each row, at most. Nothing is computed yet."""
+    def __init__(
+        self,
+        network: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        copies: int,
+        steps: int,
+        device: torch.device,
+        *,
+        frozen: bool = True,
+    ) -> None:
+        """network: adopted. steps: tokens of each row, at most. frozen: no weight changes before the last. Nothing is computed yet."""
         model: Any = network
         self._network, self._prompts, self._copies, self._steps, self._device = network, prompts, copies, steps, device
         self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
         self._lengths = torch.tensor([len(p) for p in prompts], device=device)  # [Q]
         self._width = max(map(len, prompts))  # P
         self._prefix: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [Q, K, P, D], padded on the right
-        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [B, K, steps, D]
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [S, K, steps, D]
         self._done = 0  # own tokens whose keys and values are stored
-        self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q, 1, 1, P], of this step
+        self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
         self._question = torch.arange(len(prompts), device=device).repeat_interleave(copies)  # [B]
         self._regroup()
+        self._blocks = Blocks(network, frozen) if readable(network) else None
 
     def first(self) -> Tensor:
         """Compute the prompts: the logits [B, V] of each row's first token."""
@@ -59,16 +70,21 @@ class SharedPrefix:
 
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]: the logits [B, V] of the one after it."""
-        self._masks.clear()
-        logits: Tensor = run(self._network, tokens, self._lengths[self._question] + self._done, self).logits[0]
+        for window in self._masks.keys() - {None}:
+            del self._masks[window]
+        positions = self._lengths[self._question] + self._done
+        logits: Tensor
+        logits = self._blocks.step(tokens, positions, self) if self._blocks else run(self._network, tokens, positions, self).logits[0]
         self._done += 1
         return logits
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, in this order: ascending."""
-        self._own = {layer: (self._kept(k, rows), self._kept(v, rows)) for layer, (k, v) in self._own.items()}
+        slots = self._slot[rows]
         self._question = self._question[rows]
         self._regroup()
+        slots = slots[self._row]
+        self._own = {layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()}
 
     def store(self, layer: int, question: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
         """Keys and values [T, K, D] of prompts' tokens."""
@@ -81,22 +97,39 @@ class SharedPrefix:
         values.transpose(1, 2)[question, positions] = value
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
-        """Scores of the prompt and of the row's own tokens, one softmax over both."""
+        """Scores of the prompt and of the row's own tokens, one softmax over both.
+
+        All in slots: S = Q G, so that the G rows of a question lie side by side and meet its prompt in one product.
+        """
+        if self._ragged:
+            query, key, value = (x.index_select(0, self._row) for x in (query, key, value))
         keys, values = self._append(layer, key, value)
         first = 0 if rules.window is None else max(0, self._done + 1 - rules.window)
-        keys, values = keys[:, :, first : self._done + 1], values[:, :, first : self._done + 1]
-        prefix_keys, prefix_values = self._prefix[layer]
-        rows, heads, width = query.shape
-        query = (query * rules.scale).view(rows, key.shape[1], heads // key.shape[1], width)  # [B, K, H/K, D]
+        keys, values = (x[:, :, first : self._done + 1].flatten(0, 1) for x in (keys, values))  # [S K, t, D]
+        prefix_keys, prefix_values = (x.flatten(0, 1) for x in self._prefix[layer])  # [Q K, P, D]
+        slots, heads, width = query.shape
+        kinds, group = key.shape[1], self._group
+        shared = heads // kinds  # R
+        query = (query * rules.scale).view(-1, group, kinds, shared, width)
+        asked = query.transpose(1, 2).reshape(-1, group * shared, width)  # [Q K, G R, D]
 
-        on_prefix = capped(self._by_question(query) @ prefix_keys.transpose(-1, -2), rules.softcap)
-        mask = self._mask(rules.window)
-        on_prefix = self._by_row(on_prefix if mask is None else on_prefix + mask)
-        on_own = capped(query @ keys.transpose(-1, -2), rules.softcap)
-        shares = torch.cat([on_prefix, on_own], dim=-1).softmax(-1, dtype=torch.float32).to(query.dtype)
-        of_prefix, of_own = shares[..., : on_prefix.shape[-1]], shares[..., on_prefix.shape[-1] :]
-        out = self._by_row(self._by_question(of_prefix) @ prefix_values) + of_own @ values
-        return out.reshape(rows, heads, -1)
+        on_prefix = self._on_prefix(asked, prefix_keys, rules).view(-1, kinds, group, shared, self._width).transpose(1, 2)
+        on_own = capped(torch.bmm(query.reshape(-1, shared, width), keys.transpose(1, 2)), rules.softcap)
+        scores = torch.cat([on_prefix, on_own.view(-1, group, kinds, shared, on_own.shape[-1])], dim=-1)  # [Q, G, K, R, P + t]
+        shares = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+        of_prefix = shares[..., : self._width].transpose(1, 2).reshape(-1, group * shared, self._width)
+        out = torch.bmm(of_prefix, prefix_values).view(-1, kinds, group, shared, width).transpose(1, 2).reshape(-1, shared, width)
+        out = torch.baddbmm(out, shares[..., self._width :].flatten(0, 2), values).view(slots, heads, width)
+        return out.index_select(0, self._slot) if self._ragged else out
+
+    def _on_prefix(self, query: Tensor, keys: Tensor, rules: Rules) -> Tensor:
+        """query [Q K, G R, D], keys [Q K, P, D] -> scores [Q K, G R, P]"""
+        mask, keys = self._mask(rules.window, len(query) // len(self._lengths)), keys.transpose(1, 2)
+        if mask is None:
+            return capped(torch.bmm(query, keys), rules.softcap)
+        if rules.softcap is None:
+            return torch.baddbmm(mask, query, keys)
+        return capped(torch.bmm(query, keys), rules.softcap) + mask
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._own:
@@ -106,9 +139,9 @@ class SharedPrefix:
         values[:, :, self._done] = value
         return keys, values
 
-    def _kept(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        kept = buffer.new_empty(len(rows), *buffer.shape[1:])
-        kept[:, :, : self._done] = buffer[:, :, : self._done].index_select(0, rows)
+    def _kept(self, buffer: Tensor, slots: Tensor) -> Tensor:
+        kept = buffer.new_empty(len(slots), *buffer.shape[1:])
+        kept[:, :, : self._done] = buffer[:, :, : self._done].index_select(0, slots)
         return kept
 
     def _regroup(self) -> None:
@@ -117,34 +150,27 @@ class SharedPrefix:
         if len(there) < len(self._lengths):
             self._lengths = self._lengths[there]
             self._width = int(self._lengths.max())
-            self._prefix = {layer: (k[there, :, : self._width], v[there, :, : self._width]) for layer, (k, v) in self._prefix.items()}
+            self._prefix = {
+                layer: (k[there, :, : self._width].contiguous(), v[there, :, : self._width].contiguous())
+                for layer, (k, v) in self._prefix.items()
+            }
         self._question, self._group = index, int(counts.max())
         rank = torch.arange(len(index), device=self._device) - (counts.cumsum(0) - counts)[index]
         self._ragged = len(index) < len(there) * self._group
-        self._slot = index * self._group + rank  # [B]: where each row stands in [Q * G]
+        self._slot = index * self._group + rank  # [B]: where each row stands in [S]
         self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)  # and back; absent ones repeat row 0
         self._row[self._slot] = torch.arange(len(index), device=self._device)
         self._masks.clear()
 
-    def _by_question(self, x: Tensor) -> Tensor:
-        """[B, K, R, *] -> [Q, K, G R, *]"""
-        x = x.index_select(0, self._row) if self._ragged else x
-        return x.reshape(-1, self._group, *x.shape[1:]).transpose(1, 2).flatten(2, 3)
-
-    def _by_row(self, x: Tensor) -> Tensor:
-        """[Q, K, G R, *] -> [B, K, R, *]"""
-        x = x.view(*x.shape[:2], self._group, -1, x.shape[-1]).transpose(1, 2).flatten(0, 1)
-        return x.index_select(0, self._slot) if self._ragged else x
-
-    def _mask(self, window: int | None) -> Tensor | None:
-        """To be added to scores [Q, K, G R, P]; None where every row sees its whole prompt and all prompts are of one length."""
+    def _mask(self, window: int | None, kinds: int) -> Tensor | None:
+        """To be added to scores [Q K, G R, P]; None where every row sees its whole prompt and all prompts are of one length."""
         if window not in self._masks:
             lengths, j = self._lengths[:, None], torch.arange(self._width, device=self._device)
             hidden = j >= lengths
             if window is not None:
                 hidden = hidden | (j <= lengths + self._done - window)
             mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
-            self._masks[window] = mask[:, None, None] if bool(hidden.any()) else None
+            self._masks[window] = mask.repeat_interleave(kinds, dim=0)[:, None] if bool(hidden.any()) else None
         return self._masks[window]
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from swarmd.policy.attention import NAME, adopt, covers
 from swarmd.policy.chat import Chat
-from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode
+from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode, decode_rows
 from swarmd.policy.device import seeded
 from tests.policy.conftest import ALL_FAMILIES, external, make_model, open_policy
 
@@ -74,6 +74,60 @@ def test_frequencies_are_the_probabilities(folders: dict[str, Path]) -> None:
     seen = torch.bincount(torch.tensor([s.ids[0] for s in samples]), minlength=len(p)) / n
     assert float((seen - p).abs().max()) < 4 * 0.5 / n**0.5
     assert float((seen - p).abs().sum()) < 0.1
+
+
+class Always:
+    """Rows whose next token has the same logits, whatever came before."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+    def first(self) -> torch.Tensor:
+        return self.logits
+
+    def next(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.logits
+
+    def keep(self, rows: torch.Tensor) -> None:
+        self.logits = self.logits[rows]
+
+
+@pytest.mark.parametrize("vocabulary", [1, 3, 64, 200, 4097])
+def test_draws_follow_the_probabilities_over_the_whole_vocabulary(vocabulary: int) -> None:
+    rows, steps = 64, 600
+    logits = 3 * torch.randn(vocabulary, generator=seeded(CPU, 1))
+    logits[1::5] = float("-inf")
+    sampling = Sampling(steps, 9999, frozenset(), 1.0)
+    samples = decode_rows(Always(logits.expand(rows, -1)), torch.full((rows,), steps), sampling, seeded(CPU, 0))
+    drawn = torch.tensor([s.ids for s in samples])
+    assert drawn.shape == (rows, steps)
+    p, seen = logits.softmax(-1), torch.bincount(drawn.flatten(), minlength=vocabulary) / drawn.numel()
+    assert not seen[1::5].any()
+    noise = (p * (1 - p) / drawn.numel()).sqrt()
+    assert float(((seen - p).abs() - 5 * noise).max()) <= 4 / drawn.numel()  # no token is drawn more or less often than chance allows
+    expected = torch.log_softmax(logits, -1)[drawn]
+    torch.testing.assert_close(torch.tensor([s.logprobs for s in samples]), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_weights_that_may_change_between_tokens_are_read_where_they_are(family: str, folders: dict[str, Path]) -> None:
+    prompts, sampling = prompts_of(folders[family]), Sampling(16, 128, frozenset({0}), 0.0)
+    still, changed = network_of(folders[family]), network_of(folders[family])
+    live, copied = (decode(still, prompts, 2, sampling, seeded(CPU, 0), 9999, hook) for hook in (lambda: 0, None))
+    assert live == _close(copied)
+    passes = iter(range(99))
+
+    def between() -> int:
+        if (version := next(passes)) == 3:
+            with torch.no_grad():
+                for weight in changed.parameters():
+                    weight.mul_(-1.5)
+        return version
+
+    before, after = (decode(n, prompts, 1, sampling, seeded(CPU, 0), 9999, hook) for n, hook in ((still, lambda: 0), (changed, between)))
+    for (a,), (b,) in zip(before, after, strict=True):
+        assert a.logprobs[:3] == pytest.approx(b.logprobs[:3], abs=1e-6)
+        assert a.logprobs[3] != pytest.approx(b.logprobs[3], abs=1e-3)
 
 
 def test_same_seed_same_answers_another_seed_others(folders: dict[str, Path]) -> None:
