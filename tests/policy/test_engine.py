@@ -1,6 +1,7 @@
 """Engines: each gives exactly the model's distribution, always with the newest weights, and says what is wrong where it cannot."""
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from swarmd.config import GenerateConfig, ReplayConfig, TrainConfig
@@ -59,14 +61,14 @@ CONTINUOUS = sorted(set(ALL_FAMILIES) - {"gemma2"})
 def test_continuous_is_greedy_as_the_own_engine(family: str, folders: dict[str, Path]) -> None:
     network = network_of(folders[family])
     own = OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
+    attention = network.config._attn_implementation
     theirs = ContinuousEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
     assert [[s.ids for s in samples] for samples in theirs] == [[s.ids for s in samples] for samples in own]
     for a, b in zip(own, theirs, strict=True):
         for x, y in zip(a, b, strict=True):
             assert y.logprobs == pytest.approx(x.logprobs, abs=1e-4)
             assert y.ended == x.ended
-    again = OwnEngine(network, MANY).generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
-    assert again == own  # the attention is back
+    assert network.config._attn_implementation == attention
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -139,6 +141,9 @@ def test_a_policy_can_answer_by_continuous_batching(folders: dict[str, Path]) ->
 def test_an_adapter_is_written_as_peft_reads_it(folders: dict[str, Path], tmp_path: Path) -> None:
     network = moved(folders["qwen3"], lora="on", lora_rank=4).network
     NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_adapter(tmp_path)
+    names = load_file(tmp_path / "adapter_model.safetensors")  # peft would forgive others; vLLM (lora/utils.py) does not
+    assert all(re.fullmatch(r"base_model\.model\.model\.layers\.\d\.\w+\.\w+\.lora_[AB]\.weight", name) for name in names)
+    assert len(names) == 2 * 7 * 2  # A and B of seven layers in two blocks
     loaded = PeftModel.from_pretrained(network_of(folders["qwen3"]), tmp_path).eval()
     own = OwnEngine(network, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
     base = OwnEngine(network_of(folders["qwen3"]), MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
@@ -208,9 +213,10 @@ def test_an_engine_gets_new_weights_before_it_answers_and_sleeps_through_updates
     policy.answer("b")
     assert engine.asked == ["sleep", "wake", "sync 2", "generate", "generate"]
     engine.asked.clear()
-    policy.restore(tmp_path)
-    policy.answer("b")
-    assert engine.asked == ["sync 0", "generate"]
+    for _ in range(2):  # the second time the version is the same, and yet the weights may be others
+        policy.restore(tmp_path)
+        policy.answer("b")
+    assert engine.asked == ["sync 0", "generate", "sync 0", "generate"]
     policy.close()
     assert engine.asked[-1] == "close"
 
