@@ -1,12 +1,14 @@
-"""Does reuse pay? A run with experience replay beside a plain one, on the tiny model: rollouts generated until held-out pass@1 is reached.
+"""Does reuse pay? Runs with experience replay beside plain ones, on the tiny model: rollouts generated until held-out pass@1 is reached.
 
-    python -m benchmarks.replay [--rounds 120] [--seeds 3] [--rate 3e-4] [--replay-rate 1.5e-4] [--updates 4] [--size 64] [--bias 0.2]
-                                [--strategy uniform] [--every 10] [--items 24] [--json]
+    python -m benchmarks.replay [--rounds 120] [--seeds 3] [--rates 5e-4] [--replay-rates 2e-4] [--json]
+    python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     the sweep: each side at its own best
+    python -m benchmarks.replay --replay-rates 1e-3 --updates 8 [--unguarded]                   the guard, and what happens without it
 
-Pairs of one seed: the same questions, node alone, 8 rollouts of 8 completions a round, as many rounds on both sides. The target is nine
-tenths of the way from the start to where the plain runs end (median). Compute counts a generated rollout `--mu` times as dear as one
-trained on, whatever both cost here. An honest comparison sweeps both rates: call it once for each. In the last line, `ratio` is plain
-over replay in rollouts generated to the target (median of pairs); null where a side did not get there.
+Nodes alone; both sides of a pair have one seed, hence the same questions, and generate as many rollouts. A side's best rate is the one with
+the greatest mean of its curve, over seeds. The target is nine tenths of the way from the start to where the plain runs at their best rate
+end. Compute counts a generated rollout `--mu` times as dear as one trained on, whatever both cost here, and one without advantage costs
+nothing to train on, on either side. In the last line, `ratio` is plain over replay in rollouts generated to the target (median of pairs);
+null where a side did not get there.
 """
 
 import argparse
@@ -15,8 +17,9 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,21 +33,24 @@ from swarmd.exchange.topic import curriculum_of, swarm_digest
 from swarmd.node import build, trainable
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
-from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.types import TaskRef
+from swarmd.types import Task, TaskRef
 
-ROLLOUTS = 8  # a round, and in a batch
-REACHED = 0.9
+REACHED = 0.9  # of the plain side's gain: the target
+LOOK = 3  # answers to a held-out question for a point of the curve
 PASS_AT = 8
+FIGURES = ("pass_1", "pass_8", "clip_fraction", "staleness", "rests", "cpu_seconds")
 
 
 @dataclass
 class Run:
-    """One side of a pair. curve: (rollouts generated, rollouts trained on, held-out pass@1)."""
+    """One side of a pair. curve: (rollouts generated, rollouts trained on, held-out pass@1); what had no gradient was not trained on."""
 
-    curve: list[tuple[int, int, float]] = field(default_factory=list)
+    rate: float
+    seed: int
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
     pass_1: float = 0.0  # at the end, and so is pass@8
     pass_8: float = 0.0
     clip_fraction: float = 0.0  # mean over rounds
@@ -52,74 +58,108 @@ class Run:
     rests: int = 0
     cpu_seconds: float = 0.0  # of the rounds; the verifier's not counted
 
+    @property
+    def height(self) -> float:
+        """Mean of the curve: what a rate is judged by."""
+        return statistics.fmean(p for _, _, p in self.curve)
+
     def until(self, target: float, mu: float) -> tuple[float | None, float | None]:
-        """Rollouts generated, and compute, when the curve (means of three) first crosses the target, between two looks."""
-        smooth = [
-            (g, mu * g + t, statistics.fmean(p for _, _, p in self.curve[max(0, i - 1) : i + 2])) for i, (g, t, _) in enumerate(self.curve)
-        ]
-        for (g0, c0, p0), (g1, c1, p1) in pairwise(smooth):
+        """Rollouts generated, and compute, when the curve first crosses the target, between two looks."""
+        smooth = rising([statistics.fmean(p for _, _, p in self.curve[max(0, i - 1) : i + 2]) for i in range(len(self.curve))])
+        points = [(g, mu * g + t, p) for (g, t, _), p in zip(self.curve, smooth, strict=True)]
+        for (g0, c0, p0), (g1, c1, p1) in pairwise(points):
             if p0 < target <= p1:
                 share = (target - p0) / (p1 - p0)
                 return g0 + share * (g1 - g0), c0 + share * (c1 - c0)
         return None, None
 
 
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest curve that never falls (least squares, by pooling neighbours that do), so that one lucky look is no crossing."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        blocks.append((value, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (b, m), (a, n) = blocks.pop(), blocks.pop()
+            blocks.append(((a * n + b * m) / (n + m), n + m))
+    return [value for value, n in blocks for _ in range(n)]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__.split("\n")[0] if __doc__ else None)
-    for name, kind, default in (
-        ("rounds", int, 120), ("seeds", int, 3), ("rate", float, 3e-4), ("replay-rate", float, 1.5e-4), ("updates", int, 4),
-        ("size", int, 64), ("bias", float, 0.2), ("mu", float, 6.0), ("every", int, 10), ("items", int, 24), ("model", str, "tiny"),
-        ("strategy", str, "uniform"),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=kind, default=default)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    base = {"model": {"name": arguments.model, "device": "cpu", "threads": 1}, "round": {"local": ROLLOUTS, "external": 0}}
-    replay = {"mode": "on", "updates_per_round": arguments.updates, "size": arguments.size, "positive_bias": arguments.bias}
-    replay |= {"strategy": arguments.strategy}
-    plain = NodeConfig.model_validate({**base, "train": {"learning_rate": arguments.rate}})
-    reused = NodeConfig.model_validate({**base, "train": {"learning_rate": arguments.replay_rate}, "replay": replay})
-    pairs: list[tuple[Run, Run]] = []
-    with Verifier(curriculum_of(plain).name) as verifier:
+    arguments = _arguments()
+    runs: dict[str, list[Run]] = {"plain": [], "replay": []}
+    curriculum = curriculum_of(_config(arguments, "plain", 0.0)).name
+    with Verifier(curriculum) as verifier:
         for seed in range(1, arguments.seeds + 1):
-            order = (plain, reused) if seed % 2 else (reused, plain)
-            runs = {id(c): run(c, seed, arguments.rounds, arguments.every, arguments.items, verifier) for c in order}
-            pairs.append((runs[id(plain)], runs[id(reused)]))
-            for name, one in zip(("plain", "replay"), pairs[-1], strict=True):
-                print(f"seed {seed} {name:7} " + " ".join(f"{p:.3f}" for _, _, p in one.curve), file=sys.stderr, flush=True)
-    told = compare(pairs, arguments.mu)
+            for side in ("plain", "replay") if seed % 2 else ("replay", "plain"):
+                for rate in arguments.rates if side == "plain" else arguments.replay_rates:
+                    one = run(_config(arguments, side, rate), seed, arguments.rounds, arguments.every, arguments.items, verifier)
+                    runs[side].append(one)
+                    print(f"seed {seed} {side:7} {rate:g} {_line(one)}", file=sys.stderr, flush=True)
+    told = compare(runs["plain"], runs["replay"], arguments.mu)
     out = sys.stderr if arguments.json else sys.stdout
-    for name in ("peer", "ours"):
-        print(f"{'plain' if name == 'peer' else 'replay':8}" + ", ".join(f"{k} {v}" for k, v in told[name].items()), file=out)
+    for side, name in (("plain", "peer"), ("replay", "ours")):
+        for rate, height in told["heights"][side].items():
+            print(f"{side:7} at {rate}: mean of the curve {height:.3f}", file=out)
+        print(f"{side:7} at its best: " + ", ".join(f"{k} {v}" for k, v in told[name].items()), file=out)
     print(f"target {told['target']:.3f}, ratio {told['ratio']}, compute ratio {told['compute_ratio']}", file=out)
     if arguments.json:
-        print(json.dumps({"schema": 1, "work": vars(arguments), **told, "pairs": [[asdict(a), asdict(b)] for a, b in pairs]}))
+        each = {side: [asdict(one) for one in done] for side, done in runs.items()}
+        print(json.dumps({"schema": 2, "work": vars(arguments), **told, "runs": each}))
 
 
-def compare(pairs: list[tuple[Run, Run]], mu: float) -> dict[str, Any]:
-    """ours: with replay; peer: without. Medians and ranges over the pairs."""
-    start = statistics.median(a.curve[0][2] for a, _ in pairs)
-    end = statistics.median(a.pass_1 for a, _ in pairs)
+def _arguments() -> argparse.Namespace:
+    def rates(text: str) -> tuple[float, ...]:
+        return tuple(float(part) for part in text.split(","))
+
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__.split("\n")[0] if __doc__ else None)
+    for name, kind, default in (
+        ("rounds", int, 120), ("seeds", int, 3), ("rates", rates, (5e-4,)), ("replay-rates", rates, (2e-4,)), ("local", int, 8),
+        ("updates", int, 2), ("batch", int, 8), ("size", int, 64), ("age", int, 32), ("bias", float, 0.2), ("strategy", str, "uniform"),
+        ("mu", float, 6.0), ("every", int, 10), ("items", int, 24), ("model", str, "tiny"),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_argument("--unguarded", action="store_true", help="the guard's limits out of reach")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig:
+    sections: dict[str, dict[str, Any]] = {
+        "model": {"name": arguments.model, "device": "cpu", "threads": 1},
+        "round": {"local": arguments.local, "external": 0},
+        "train": {"learning_rate": rate},
+    }
+    if side == "replay":
+        names = {"updates_per_round": "updates", "batch": "batch", "size": "size", "max_age": "age", "positive_bias": "bias"}
+        sections["replay"] = {"mode": "on", "strategy": arguments.strategy} | {k: getattr(arguments, v) for k, v in names.items()}
+        if arguments.unguarded:
+            sections["replay"] |= {"max_clip_fraction": 1.0, "max_kl": 100.0}
+    return NodeConfig.model_validate(sections)
+
+
+def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str, Any]:
+    """ours: with replay, peer: without, each at its best rate. Medians and ranges over the seeds."""
+    heights = {"plain": _heights(plain), "replay": _heights(replay)}
+    peer, ours = _best(plain), _best(replay)
+    start, end = (statistics.median(values) for values in ([r.curve[0][2] for r in peer], [r.pass_1 for r in peer]))
     target = start + REACHED * (end - start)
-    reached = [(a.until(target, mu), b.until(target, mu)) for a, b in pairs]
-    ratios = [[a[i] / b[i] if a[i] and b[i] else None for a, b in reached] for i in (0, 1)]  # type: ignore[operator]
+    reached = [[r.until(target, mu) for r in side] for side in (peer, ours)]
+    ratios = [
+        [a[which] / b[which] if a[which] and b[which] else None for a, b in zip(*reached, strict=True)]
+        for which in (0, 1)
+    ]
 
-    def side(which: int) -> dict[str, Any]:
-        runs = [pair[which] for pair in pairs]
-        figures: dict[str, list[Any]] = {
-            "generated": [r[which][0] for r in reached],
-            "compute": [r[which][1] for r in reached],
-            **{
-                name: [getattr(r, name) for r in runs]
-                for name in ("pass_1", "pass_8", "clip_fraction", "staleness", "rests", "cpu_seconds")
-            },
-        }
-        return {name: _spread(values) for name, values in figures.items()}
+    def side(runs: Sequence[Run], there: Sequence[tuple[float | None, float | None]]) -> dict[str, Any]:
+        figures = {"generated": [r[0] for r in there], "compute": [r[1] for r in there]}
+        figures |= {name: [getattr(r, name) for r in runs] for name in FIGURES}
+        return {"rate": runs[0].rate, **{name: _spread(values) for name, values in figures.items()}}
 
     return {
         "target": target,
-        "ours": side(1),
-        "peer": side(0),
+        "heights": heights,
+        "ours": side(ours, reached[1]),
+        "peer": side(peer, reached[0]),
         "ratio": _spread(ratios[0])["median"],
         "ratios": ratios[0],
         "compute_ratio": _spread(ratios[1])["median"],
@@ -127,27 +167,42 @@ def compare(pairs: list[tuple[Run, Run]], mu: float) -> dict[str, Any]:
     }
 
 
-def _spread(values: list[Any]) -> dict[str, Any]:
+def _heights(runs: Sequence[Run]) -> Mapping[str, float]:
+    rates = sorted({r.rate for r in runs})
+    return {f"{rate:g}": round(statistics.fmean(r.height for r in runs if r.rate == rate), 4) for rate in rates}
+
+
+def _best(runs: Sequence[Run]) -> list[Run]:
+    best = max({r.rate for r in runs}, key=lambda rate: statistics.fmean(r.height for r in runs if r.rate == rate))
+    return sorted((r for r in runs if r.rate == best), key=lambda r: r.seed)
+
+
+def _spread(values: Sequence[Any]) -> dict[str, Any]:
     """null where a run never got there."""
     if any(value is None for value in values):
         return {"median": None, "low": None, "high": None}
     return {"median": round(statistics.median(values), 4), "low": round(min(values), 4), "high": round(max(values), 4)}
 
 
+def _line(one: Run) -> str:
+    curve = " ".join(f"{p:.3f}" for _, _, p in one.curve)
+    return f"pass@1 {one.pass_1:.3f} pass@{PASS_AT} {one.pass_8:.3f} clip {one.clip_fraction:.3f} rests {one.rests} | {curve}"
+
+
 def run(config: NodeConfig, seed: int, rounds: int, every: int, items: int, verifier: Verifier) -> Run:
     """One node alone. Looks at held-out items draw from the policy's own randomness, alike on both sides."""
     node, policy = _alone(config, seed, verifier)
-    result, trained = Run(), 0
-    result.curve.append((0, 0, _held_out(config, policy, verifier, items, 2)[0]))
+    result, trained, tokens, drawn = Run(config.train.learning_rate, seed), 0, 0, 0
+    result.curve.append((0, 0.0, _held_out(config, policy, verifier, items, LOOK)[0]))
     for t in range(1, rounds + 1):
         begun = time.process_time()
         report = run_round(t, node)
         result.cpu_seconds += time.process_time() - begun
-        trained += report.local
+        trained, tokens, drawn = trained + report.update.tokens, tokens + report.tokens_generated, drawn + report.generated
         result.clip_fraction += report.update.clip_fraction / rounds
         result.staleness += report.staleness_mean / rounds
         if t % every == 0:
-            result.curve.append((t * ROLLOUTS, trained, _held_out(config, policy, verifier, items, 2)[0]))
+            result.curve.append((drawn, trained * drawn / tokens, _held_out(config, policy, verifier, items, LOOK)[0]))
     result.rests = node.schedule.state.rests
     result.pass_1, result.pass_8 = _held_out(config, policy, verifier, items, PASS_AT)
     return result
@@ -164,13 +219,17 @@ def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[Node, Lan
 
 def _held_out(config: NodeConfig, policy: LanguagePolicy, verifier: Verifier, items: int, samples: int) -> tuple[float, float]:
     """pass@1 and pass@`samples` on items no node trains on, the same each time."""
-    tasks = CurriculumTasks(curriculum_of(config))
-    rng = random.Random(0)
-    refs = [TaskRef(s, rng.randrange(HELD_OUT, HELD_OUT_END)) for s in tasks.curriculum.specialties for _ in range(items)]
-    drawn = [task for ref in refs if (task := tasks.task(ref)) is not None]
+    drawn = _questions(curriculum_of(config).name, items)
     answers = policy.generate([task.question for task in drawn], samples)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(drawn, answers, strict=True)])
     return statistics.fmean(x for r in rewards for x in r), statistics.fmean(max(r) for r in rewards)
+
+
+@cache
+def _questions(curriculum: str, items: int) -> Sequence[Task]:
+    tasks, rng = CurriculumTasks(CURRICULA[curriculum]), random.Random(0)
+    refs = [TaskRef(s, rng.randrange(HELD_OUT, HELD_OUT_END)) for s in tasks.curriculum.specialties for _ in range(items)]
+    return [task for ref in refs if (task := tasks.task(ref)) is not None]
 
 
 if __name__ == "__main__":
