@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 BUCKET: Final = 2**25  # bytes of gradients added up at once
 CHECK_EVERY: Final = 100  # updates between two comparisons of all weights
+MEETING: Final = timedelta(minutes=2)  # for all ranks to join, once each has its weights
 SLOWEST: Final = timedelta(minutes=30)  # between the first rank that has its gradients and the last
 _LOOPBACK: Final = ("lo", "lo0")
 
@@ -61,14 +62,22 @@ def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
     return shares
 
 
+class RankLost(Exception):
+    """A rank ended while the others waited for it."""
+
+
 def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
-    """Meet the other ranks in this file; waits for all of them. Over loopback alone."""
+    """Meet the other ranks in this file; waits for all of them. Over loopback alone. RankLost where one does not come."""
     interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
     if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=SLOWEST)
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MEETING)
+    except RuntimeError as error:
+        raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
+    c10d._set_pg_timeout(SLOWEST)
 
 
 def leave() -> None:
@@ -77,10 +86,6 @@ def leave() -> None:
             c10d._abort_process_group()  # a destroyed one would wait for whoever is gone
         else:
             dist.destroy_process_group()
-
-
-class RankLost(Exception):
-    """A rank ended while the others waited for it."""
 
 
 def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:

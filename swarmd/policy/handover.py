@@ -16,13 +16,15 @@ from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
+
+from swarmd.policy.tensor_file import tensor_file
 
 log = logging.getLogger(__name__)
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  Linux keeps it in memory; the folder inside is private
 _FILE: Final = "weights.safetensors"
+_VERSION: Final = "version"  # a tensor beside the weights, whose names have dots
 _COPIES: Final = 3  # of the weights at once: the one that is there, the one that is written, the one that is still being read
 
 
@@ -55,7 +57,7 @@ class Handover:
             return
         fresh = self._folder / f".{_FILE}.{os.getpid()}"
         try:
-            fresh.write_bytes(save({name: w.detach().contiguous() for name, w in weights.items()}, {"version": str(version)}))
+            fresh.write_bytes(tensor_file({**weights, _VERSION: torch.tensor(version)}))
             fresh.replace(self._folder / _FILE)
         except OSError as error:
             fresh.unlink(missing_ok=True)
@@ -88,11 +90,11 @@ class Pickup:
     def _load(self) -> None:
         try:
             with safe_open(self._path, framework="pt") as file, torch.no_grad():
-                if set(file.keys()) != set(self._weights):
+                if set(file.keys()) != {*self._weights, _VERSION}:
                     raise ValueError(f"the weights in {self._path} are not those of this model")
                 for name, weight in self._weights.items():
                     weight.copy_(file.get_tensor(name))
-                self.version = int(file.metadata()["version"])
+                self.version = int(file.get_tensor(_VERSION))
         except SafetensorError as error:
             raise ValueError(f"the weights in {self._path} cannot be read ({error})") from error
         self._changed()

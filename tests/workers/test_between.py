@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from swarmd.policy import decode
 from swarmd.policy.adapter import StandingMerge, merged
 from swarmd.policy.handover import Handover, Pickup
 from swarmd.policy.model import LanguagePolicy
@@ -42,6 +43,29 @@ def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(folders
         assert [ids[:5] for ids in after.tokens.ids] == [ids[:5] for ids in before.tokens.ids]
         assert [p[:5] for p in after.tokens.logprobs] == [p[:5] for p in before.tokens.logprobs]
     assert [g.tokens.logprobs for g in plain] != [g.tokens.logprobs for g in mixed]
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Prompts shared and rows padded have nothing in common but the network: what one kept of the old weights, the other would not."""
+    ways = []
+    for padded in (False, True):
+        policy = open_policy(folders["qwen2"], seed=3)
+        if padded:
+            monkeypatch.setattr(decode, "adopt", lambda _: False)
+        policy.between = switching(policy, at)
+        ways.append(policy.generate(QUESTIONS, 4))
+    for shared, row in zip(*ways, strict=True):
+        assert shared.tokens.ids == row.tokens.ids and shared.tokens.versions == row.tokens.versions
+        for ours, theirs in zip(shared.tokens.logprobs, row.tokens.logprobs, strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+    if at == 0:
+        changed = open_policy(folders["qwen2"], seed=3)
+        with torch.no_grad():
+            switching(changed, 0)()
+        assert [g.tokens.ids for g in changed.generate(QUESTIONS, 4)] == [g.tokens.ids for g in ways[0]]
 
 
 def test_watching_for_weights_changes_nothing_where_none_come(folders: dict[str, Path]) -> None:
