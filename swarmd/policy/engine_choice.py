@@ -21,15 +21,13 @@ log = logging.getLogger(__name__)
 NO_LIMIT: Final = 2**30  # context of a model that names none
 
 
-def open_engine(
-    config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None, *, answers: bool = True
-) -> Engine:
-    """The configured engine; `own` where nothing is to be answered. NoEngine, EngineFailed.
+def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None) -> Engine:
+    """The configured engine. NoEngine, EngineFailed.
 
     auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default: `engine_probe.cache_file`);
     elsewhere `own`, which continuous batching was never quicker than.
     """
-    name, tokens = config.generate.engine if answers else "own", loaded.plan.cache_tokens
+    name, tokens = config.generate.engine, loaded.plan.cache_tokens
     if name == "auto" and loaded.device.type == "cuda":
         return quickest(loaded, sampling, tokens, memory_file or engine_probe.cache_file())
     if name in ("auto", "own"):

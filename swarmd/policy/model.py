@@ -59,13 +59,10 @@ class LanguagePolicy:
         self._driver = Driver(engine, loaded)
 
     @classmethod
-    def open(
-        cls, config: NodeConfig, seed: int, free: Callable[[torch.device], int] = free_memory, *, answers: bool = True
-    ) -> "LanguagePolicy":
+    def open(cls, config: NodeConfig, seed: int, free: Callable[[torch.device], int] = free_memory) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready. NoModel, Unreachable, NoEngine, EngineFailed.
 
-        seed: of what is sampled and of a new adapter. free: bytes free on a device. answers: whether it is to generate; where it only
-        trains, no engine is tried out or started, and it would answer by itself.
+        seed: of what is sampled and of a new adapter. free: bytes free on a device.
         """
         work = work_of(config)
         loaded = load_model(config.model, seed, free, work)
@@ -108,7 +105,7 @@ class LanguagePolicy:
             mean=losses.sequence_mean if config.train.loss_mean == "sequence" else losses.token_mean,
         )
         learner, generator = Learner(loaded.network, learning, loaded.device, seed), seeded(loaded.device, seed)
-        return cls(loaded, chat, learner, rows, sampling, generator, open_engine(config, loaded, sampling, answers=answers))
+        return cls(loaded, chat, learner, rows, sampling, generator, open_engine(config, loaded, sampling))
 
     @property
     def description(self) -> Mapping[str, Any]:
