@@ -116,7 +116,7 @@ def _arguments() -> argparse.Namespace:
     for name, kind, default in (
         ("rounds", int, 120), ("seeds", int, 3), ("rates", rates, (5e-4,)), ("replay-rates", rates, (2e-4,)), ("local", int, 8),
         ("updates", int, 2), ("batch", int, 8), ("size", int, 64), ("age", int, 32), ("bias", float, 0.2), ("strategy", str, "uniform"),
-        ("mu", float, 6.0), ("every", int, 10), ("items", int, 24), ("model", str, "tiny"),
+        ("importance-cap", float, 0.0), ("mu", float, 6.0), ("every", int, 10), ("items", int, 24), ("model", str, "tiny"),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default)
     parser.add_argument("--unguarded", action="store_true", help="the guard's limits out of reach")
@@ -133,6 +133,7 @@ def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig
     if side == "replay":
         names = {"updates_per_round": "updates", "batch": "batch", "size": "size", "max_age": "age", "positive_bias": "bias"}
         sections["replay"] = {"mode": "on", "strategy": arguments.strategy} | {k: getattr(arguments, v) for k, v in names.items()}
+        sections["train"]["importance_cap"] = arguments.importance_cap
         if arguments.unguarded:
             sections["replay"] |= {"max_clip_fraction": 1.0, "max_kl": 100.0}
     return NodeConfig.model_validate(sections)
