@@ -122,6 +122,10 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, Text]]:
         rows.append(("seconds", _split(last["seconds"])))
         rows.append(("batch", _batch(last)))
         update = f"loss {number(last['loss'])} · gradient {number(last['grad_norm'])} · entropy {number(last['entropy'])}"
+        if last.get("kl") is not None:  # not every round measures it
+            update += f" · KL from the start {number(last['kl'])}"
+        if last.get("skipped"):
+            update += f" · {last['skipped']} steps left out: not finite"
         rows.append(("update", Text(f"{update} · {last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained")))
     dialled = " ".join(str(address).partition("/p2p/")[0] for address in document.get("addresses") or ())  # the id is the first row's
     peers = Text.assemble((str(document.get("peers", 0)), "bold"), (f" · we listen on {printable(dialled)}" if dialled else "", "dim"))
