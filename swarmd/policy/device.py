@@ -1,5 +1,7 @@
 """Where a model runs and in which precision, how much room there is, and where its random numbers come from."""
 
+import ctypes
+import platform
 import time
 from collections.abc import Callable
 from typing import Final
@@ -9,6 +11,7 @@ import torch
 
 from swarmd.errors import NoModel
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 BF16_WORTH: Final = 1.5  # how much faster than float32 it must be on a CPU, before we give up its digits
 
 
@@ -100,6 +103,18 @@ def use_threads(count: int, device: torch.device) -> None:
     """0: one on a CPU (several nodes may share it, and a tiny model gains nothing from more), torch's own choice elsewhere."""
     if count or device.type == "cpu":
         torch.set_num_threads(count or 1)
+
+
+def keep_freed_memory(device: torch.device) -> bool:
+    """Have the C library keep what is freed for the next allocation: up to 2 GiB, of blocks below 64 MiB. True where it was asked to.
+
+    Otherwise each step of a small model gives its activations back to the kernel and takes them again as fresh pages: 5 to 15 % of its
+    CPU time (docs/performance.md). glibc's mallopt(3); elsewhere, and on other devices, nothing is done.
+    """
+    if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_M_MMAP_THRESHOLD, 2**26) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:

@@ -80,10 +80,13 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
     In float32, and at the temperature at which the policy samples: that is the policy. Without gradient; see `logits_gradient`.
     """
     with torch.no_grad():
-        distribution = torch.log_softmax(logits.float() if temperature == 1 else logits.float() / temperature, dim=-1)
-        probabilities = distribution.exp()
-        entropy = -torch.linalg.vecdot(probabilities, distribution)
-        return distribution.gather(1, targets[:, None])[:, 0], entropy, probabilities
+        scaled = logits.float() if temperature == 1 else logits.float() / temperature
+        probabilities = scaled.softmax(-1)
+        # log Z from the likeliest token, whose probability is at least 1/V: exact, without a second pass of exponentials.
+        highest, likeliest = scaled.max(-1)
+        normaliser = highest - probabilities.gather(1, likeliest[:, None])[:, 0].log()
+        entropy = normaliser - torch.linalg.vecdot(probabilities, scaled)
+        return scaled.gather(1, targets[:, None])[:, 0] - normaliser, entropy, probabilities
 
 
 def logits_gradient(probabilities: Tensor, targets: Tensor, gradient: Tensor, temperature: float) -> Tensor:

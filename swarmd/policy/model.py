@@ -16,7 +16,7 @@ from swarmd.errors import NoModel
 from swarmd.policy import losses, saved
 from swarmd.policy.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.decode import Sample, Sampling
-from swarmd.policy.device import free_memory, seeded, use_threads
+from swarmd.policy.device import free_memory, keep_freed_memory, seeded, use_threads
 from swarmd.policy.engine import Engine
 from swarmd.policy.engine_choice import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.engine_driver import Driver
@@ -67,6 +67,7 @@ class LanguagePolicy:
         work = work_of(config)
         loaded = load_model(config.model, seed, free, work)
         use_threads(config.model.threads, loaded.device)
+        keep_freed_memory(loaded.device)
         tiny = config.model.name in TINY
         prompt = config.model.system_prompt
         if prompt is None:
