@@ -73,6 +73,7 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
+    c10d._world.group_count = 0  # a meeting that failed stays counted, and under another name nobody would be met
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MEETING)
     except RuntimeError as error:
@@ -89,7 +90,7 @@ def leave() -> None:
 
 
 def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
-    """Make every rank's gradients and sums those of all. RankLost, or gloo's RuntimeError, where a rank is gone."""
+    """Make every rank's gradients and sums those of all. RankLost where one is gone."""
     for parameter in parameters:
         if parameter.grad is None:  # had no rows
             parameter.grad = torch.zeros_like(parameter)
@@ -106,12 +107,15 @@ def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], 
 
 
 def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
-    work = dist.all_reduce(tensor, async_op=True)
-    while tensor.is_cuda and not work.is_completed():  # NCCL would wait for a dead rank for ever; gloo says so itself
-        if not alive():
-            raise RankLost
-        time.sleep(2e-4)
-    work.wait()
+    try:
+        work = dist.all_reduce(tensor, async_op=True)
+        while tensor.is_cuda and not work.is_completed():  # NCCL would wait for a dead rank for ever; gloo says so itself
+            if not alive():
+                raise RankLost("a process ended")
+            time.sleep(2e-4)
+        work.wait()
+    except RuntimeError as error:  # what gloo and NCCL make of a broken connection, or of one that is silent for too long
+        raise RankLost("a connection broke") from error
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -188,12 +192,7 @@ class Trainers:
         check = (learner.updates + 1) % self._check_every == 0
         for child, share in zip(self._children, others, strict=True):
             child.send(Share(msgspec.msgpack.encode(share), check))
-        try:
-            report = learner.step(own)
-        except RuntimeError as error:
-            if not self._somebody_ended():
-                raise
-            raise RankLost(str(error).splitlines()[0]) from error
+        report = learner.step(own)
         self._expected = Stepped(learner.updates, digest(learner) if check else None)
         return report
 
@@ -209,6 +208,7 @@ class Trainers:
                 raise RankLost("its weights are not ours any more")
 
     def _restart(self, cause: str) -> None:
+        self._await_end()
         for child in self._children:
             while not child.alive and (message := child.receive()) is not None:
                 _raise_failure(message)
@@ -259,12 +259,11 @@ class Trainers:
     def _all_alive(self) -> bool:
         return all(child.alive for child in self._children)
 
-    def _somebody_ended(self, seconds: float = 5.0) -> bool:
-        """Given a moment: a connection breaks before its process is gone."""
+    def _await_end(self, seconds: float = 2.0) -> None:
+        """Of whoever it was: a connection breaks before its process is gone. Nobody's, where one has only lost touch."""
         until = time.monotonic() + seconds
         while self._all_alive() and time.monotonic() < until:
             time.sleep(0.01)
-        return not self._all_alive()
 
 
 def _raise_failure(message: Message | None) -> None:

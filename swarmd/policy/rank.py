@@ -3,15 +3,19 @@
 Started as `python -m swarmd.policy.rank FD`.
 """
 
+import logging
+import sys
 from functools import partial
 from pathlib import Path
 
 from swarmd.config import NodeConfig
-from swarmd.policy.data_parallel import combine, digest, join, rows_from
+from swarmd.policy.data_parallel import RankLost, combine, digest, join, rows_from
 from swarmd.policy.devices import free_share
 from swarmd.policy.model import LanguagePolicy
 from swarmd.workers.inside import Inside, run
 from swarmd.workers.messages import Begin, Join, Ready, Share, Stepped
+
+log = logging.getLogger(__name__)
 
 
 def train(begin: Begin, inside: Inside) -> None:
@@ -33,7 +37,11 @@ def train(begin: Begin, inside: Inside) -> None:
 
 
 def main() -> None:
-    run(train)
+    try:
+        run(train)
+    except RankLost as lost:  # rank 0 loses touch too, and starts us all again
+        log.warning("another trainer is lost: %s", lost)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -96,5 +96,7 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(tmp_path:
                 assert float((gradients["one"] - gradients["two"]).abs().max()) <= 1e-6 * max(1.0, float(gradients["one"].norm()))
         assert trainers.restarts == 1 and len(set(pids)) == 2, "the kill, and no other digest"
         assert shared.update([]) == UpdateReport() and shared.version == 6
-    torch.testing.assert_close(weights(shared), weights(alone), rtol=0, atol=2e-5)
+    apart = (weights(shared) - weights(alone)).abs()
+    # Adam makes a step of nearly its rate, 3e-4, of a gradient that is nothing but rounding: a few weights may differ by that.
+    assert float(apart.mean()) < 1e-7 and float(apart.max()) < 3e-4
     assert list(tmp_path.iterdir()) == []
