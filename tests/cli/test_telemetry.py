@@ -68,6 +68,7 @@ def test_a_line_is_what_the_design_promises() -> None:
         "replay_resting": 0,
         "mu": None,
         "gamma": None,
+        "workers": None,
         "peers": 2,
         "judge": None,
     }
