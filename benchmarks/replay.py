@@ -6,9 +6,9 @@
 
 Nodes alone; both sides of a pair have one seed, hence the same questions, and generate as many rollouts. A side's best rate is the one with
 the greatest mean of its curve, over seeds. The target is nine tenths of the way from the start to where the plain runs at their best rate
-end. Compute counts a generated rollout `--mu` times as dear as one trained on, whatever both cost here, and one without advantage costs
-nothing to train on, on either side. In the last line, `ratio` is plain over replay in rollouts generated to the target (median of pairs);
-null where a side did not get there.
+end; a plain run that did not get there counts as if its last rollout had, which favours it. Compute counts a generated rollout `--mu`
+times as dear as one trained on, whatever both cost here, and one without advantage costs nothing to train on, on either side. In the last
+line, `ratio` is plain over replay in rollouts generated to the target (median of pairs); null where replay did not get there.
 """
 
 import argparse
@@ -72,6 +72,11 @@ class Run:
                 share = (target - p0) / (p1 - p0)
                 return g0 + share * (g1 - g0), c0 + share * (c1 - c0)
         return None, None
+
+    def spent(self, mu: float) -> tuple[float, float]:
+        """Rollouts generated, and compute, in all."""
+        generated, trained, _ = self.curve[-1]
+        return generated, mu * generated + trained
 
 
 def rising(values: Sequence[float]) -> list[float]:
@@ -146,6 +151,7 @@ def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str,
     start, end = (statistics.median(values) for values in ([r.curve[0][2] for r in peer], [r.pass_1 for r in peer]))
     target = start + REACHED * (end - start)
     reached = [[r.until(target, mu) for r in side] for side in (peer, ours)]
+    reached[0] = [there if there[0] else r.spent(mu) for there, r in zip(reached[0], peer, strict=True)]
     ratios = [
         [a[which] / b[which] if a[which] and b[which] else None for a, b in zip(*reached, strict=True)]
         for which in (0, 1)

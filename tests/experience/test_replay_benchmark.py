@@ -40,7 +40,10 @@ def test_each_side_is_taken_at_its_own_best_rate() -> None:
     assert told["heights"]["plain"].keys() == {"0.0001", "0.0003"}
 
 
-def test_a_side_that_never_gets_there_has_no_ratio() -> None:
+def test_where_replay_never_gets_there_there_is_no_ratio_and_a_plain_run_is_favoured() -> None:
     told = compare([climbing(1e-4, 1, 0.002)], [climbing(1e-4, 1, 0.002, end=0.4)], 6.0)
     assert told["ratio"] is None and told["ours"]["generated"]["median"] is None
     assert told["peer"]["generated"]["median"] is not None and told["ours"]["pass_1"]["median"] == 0.4
+    slow = [climbing(1e-4, seed, 0.002 if seed < 3 else 0.0005) for seed in (1, 2, 3)]
+    told = compare(slow, [climbing(1e-4, seed, 0.002) for seed in (1, 2, 3)], 6.0)
+    assert told["peer"]["generated"]["high"] == 400 and told["ratios"][2] == pytest.approx(400 / 180, rel=0.05)
