@@ -168,7 +168,8 @@ def open_crew(
 
         handover.publish(policy.version, policy.trained)
         policy.train_with(step)
-        flow = Flow(draw, AHEAD * asked, STORED if replay else (workers.generators + 1) * asked)
+        enough = (workers.generators + 1) * asked
+        flow = Flow(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
         generators = stack.enter_context(Generators(workers.generators, start_generator, flow, lambda: None if replay else asked))
         lag = LagMeter(uniform, lambda: policy.version)
         yield Crew(generators, trainers, handover, lag, (workers.generators, workers.trainers))
