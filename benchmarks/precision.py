@@ -22,7 +22,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -78,21 +77,19 @@ def gone(dtype: str, kind: str, precision: str, steps: int, rate: float) -> tupl
     network = network if dtype == "bfloat16" else network.float()
     weights = dict(network.named_parameters())
     start = flat(weights)
-    step: Any
-    if kind == "plain":
-        plain = torch.optim.AdamW(weights.values(), lr=rate, weight_decay=0.0)
-        step, kept = lambda: (plain.step(), plain.zero_grad(set_to_none=True)), {}
-    else:
-        adam = Optimizer(weights, kind, precision)
-        step, kept = lambda: adam.step(rate), None
+    plain = torch.optim.AdamW(weights.values(), lr=rate, weight_decay=0.0) if kind == "plain" else None
+    adam = Optimizer(weights, "adamw" if plain else kind, precision)
     begun = time.process_time()
     for i in range(steps):
         give_gradients(weights, i)
-        step()
+        if plain is None:
+            adam.step(rate)
+        else:
+            plain.step()
     seconds = time.process_time() - begun
-    state: Mapping[str, Tensor] = adam.tensors() if kept is None else kept
+    state: Mapping[str, Tensor] = {} if plain else adam.tensors()
     moments = sum(t.nbytes for key, t in state.items() if not key.startswith((MASTER, "step", "rounding")))
-    if kind == "plain":
+    if plain:
         moments = sum(s[field].nbytes for s in plain.state.values() for field in ("exp_avg", "exp_avg_sq"))
     copies = {name: state.get(f"{MASTER}/{name}", weight) for name, weight in weights.items()}
     return flat(copies) - start, flat(weights) - start, moments, seconds
