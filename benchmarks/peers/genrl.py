@@ -97,6 +97,7 @@ def main() -> None:
         enable_gradient_checkpointing=defaults,
         learning_rate=work["learning_rate"],
         temperature=work["temperature"],
+        top_k=0,  # its default of None becomes transformers' 50, which is another distribution, of lengths too
         dtype="bfloat16" if cuda else "float32",
     )
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if cuda else torch.float32)
