@@ -41,7 +41,7 @@ from swarmd.types import Task, TaskRef
 REACHED = 0.9  # of the plain side's gain: the target
 LOOK = 3  # answers to a held-out question for a point of the curve
 PASS_AT = 8
-FIGURES = ("pass_1", "pass_8", "clip_fraction", "staleness", "rests", "cpu_seconds")
+FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "cpu_seconds")
 
 
 @dataclass
@@ -54,6 +54,7 @@ class Run:
     pass_1: float = 0.0  # at the end, and so is pass@8
     pass_8: float = 0.0
     clip_fraction: float = 0.0  # mean over rounds
+    drift: float = 0.0  # nats, as the guard sees it; mean over rounds
     staleness: float = 0.0
     rests: int = 0
     cpu_seconds: float = 0.0  # of the rounds; the verifier's not counted
@@ -193,7 +194,8 @@ def _spread(values: Sequence[Any]) -> dict[str, Any]:
 
 def _line(one: Run) -> str:
     curve = " ".join(f"{p:.3f}" for _, _, p in one.curve)
-    return f"pass@1 {one.pass_1:.3f} pass@{PASS_AT} {one.pass_8:.3f} clip {one.clip_fraction:.3f} rests {one.rests} | {curve}"
+    guard = f"clip {one.clip_fraction:.3f} drift {one.drift:.3f} rests {one.rests}"
+    return f"pass@1 {one.pass_1:.3f} pass@{PASS_AT} {one.pass_8:.3f} {guard} | {curve}"
 
 
 def run(config: NodeConfig, seed: int, rounds: int, every: int, items: int, verifier: Verifier) -> Run:
@@ -207,6 +209,7 @@ def run(config: NodeConfig, seed: int, rounds: int, every: int, items: int, veri
         result.cpu_seconds += time.process_time() - begun
         trained, tokens, drawn = trained + report.update.tokens, tokens + report.tokens_generated, drawn + report.generated
         result.clip_fraction += report.update.clip_fraction / rounds
+        result.drift += report.update.drift / rounds
         result.staleness += report.staleness_mean / rounds
         if t % every == 0:
             result.curve.append((drawn, trained * drawn / tokens, _held_out(config, policy, verifier, items, LOOK)[0]))
