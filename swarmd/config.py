@@ -86,11 +86,11 @@ class TrainConfig(_Section):
 
 class ReplayConfig(_Section):
     mode: Literal["off", "on"] = "off"  # on: rollouts are trained on several times; pays where generating is dear (`swarmd plan replay`)
-    size: Annotated[int, Field(ge=0, le=65_536)] = 0  # N: rollouts kept, ours and others'; 0: eight rounds' batches
-    updates_per_round: Annotated[int, Field(ge=1, le=64)] = 4
+    size: Annotated[int, Field(ge=0, le=65_536)] = 0  # N: rollouts kept, ours and others'; 0: three batches
+    updates_per_round: Annotated[int, Field(ge=1, le=64)] = 2
     batch: Annotated[int, Field(ge=0, le=4096)] = 0  # B: rollouts of one update; 0: round.local + round.external
     strategy: Literal["uniform", "without_replacement", "never_used_first"] = "uniform"
-    positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.2  # delta: share of the pool that is older rollouts with a correct answer
+    positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.9  # delta: share of the pool that is older rollouts with a correct answer
     author_share: Annotated[float, Field(gt=0, le=1)] = 0.2  # of the pool that any one other author may fill
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32  # rollouts older than this many of our own rounds are forgotten
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while

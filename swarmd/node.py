@@ -274,7 +274,7 @@ def _switch_on_replay(node: Node, config: NodeConfig) -> None:
         node.remember = node.policy.logprobs
     share = config.round.external / mixed
     limits = Limits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
-    node.pool = Pool(replay.max_age if node.remember else config.round.max_age, replay.size or 8 * batch, limits)
+    node.pool = Pool(replay.max_age if node.remember else config.round.max_age, replay.size or 3 * batch, limits)
     node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
     node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age)
 
