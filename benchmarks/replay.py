@@ -1,8 +1,9 @@
 """Does reuse pay? Runs with experience replay beside plain ones, on the tiny model: rollouts generated until held-out pass@1 is reached.
 
-    python -m benchmarks.replay [--rounds 120] [--seeds 3] [--rates 5e-4] [--replay-rates 2e-4] [--json]
-    python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     the sweep: each side at its own best
-    python -m benchmarks.replay --replay-rates 1e-3 --updates 8 [--unguarded]                   the guard, and what happens without it
+    python -m benchmarks.replay [--model tiny|tiny-latent] [--rounds 120] [--seeds 3] [--json]
+    python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     a sweep: each side at its own best
+    python -m benchmarks.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 --importance-cap 0 --max-kl 0.1 [--unguarded]
+                                                                              the guard, and what happens without it
 
 Nodes alone; both sides of a pair have one seed, hence the same questions, and generate as many rollouts. A side's best rate is the one with
 the greatest mean of its curve, over seeds. The target is nine tenths of the way from the start to where the plain runs at their best rate
@@ -41,6 +42,7 @@ from swarmd.types import Task, TaskRef
 REACHED = 0.9  # of the plain side's gain: the target
 LOOK = 3  # answers to a held-out question for a point of the curve
 PASS_AT = 8
+BEST = {"tiny": (5e-4, 2e-4), "tiny-latent": (3e-4, 4e-4)}  # rates found, plain and with replay (docs/performance.md)
 FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "cpu_seconds")
 
 
@@ -120,14 +122,18 @@ def _arguments() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__.split("\n")[0] if __doc__ else None)
     for name, kind, default in (
-        ("rounds", int, 120), ("seeds", int, 3), ("rates", rates, (5e-4,)), ("replay-rates", rates, (2e-4,)), ("local", int, 8),
-        ("updates", int, 2), ("batch", int, 8), ("size", int, 64), ("age", int, 32), ("bias", float, 0.2), ("strategy", str, "uniform"),
-        ("importance-cap", float, 0.0), ("mu", float, 6.0), ("every", int, 10), ("items", int, 24), ("model", str, "tiny"),
+        ("rounds", int, 120), ("seeds", int, 3), ("rates", rates, ()), ("replay-rates", rates, ()), ("local", int, 8),
+        ("updates", int, 2), ("batch", int, 8), ("size", int, 24), ("age", int, 32), ("bias", float, 0.9), ("strategy", str, "uniform"),
+        ("importance-cap", float, 2.0), ("max-kl", float, 1.0), ("mu", float, 6.0), ("every", int, 10), ("items", int, 24),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_argument("--model", choices=BEST, default="tiny")
     parser.add_argument("--unguarded", action="store_true", help="the guard's limits out of reach")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    best = BEST[arguments.model]
+    arguments.rates, arguments.replay_rates = arguments.rates or best[:1], arguments.replay_rates or best[1:]
+    return arguments
 
 
 def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig:
@@ -137,8 +143,9 @@ def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig
         "train": {"learning_rate": rate},
     }
     if side == "replay":
-        names = {"updates_per_round": "updates", "batch": "batch", "size": "size", "max_age": "age", "positive_bias": "bias"}
-        sections["replay"] = {"mode": "on", "strategy": arguments.strategy} | {k: getattr(arguments, v) for k, v in names.items()}
+        names = {"updates_per_round": "updates", "max_age": "age", "positive_bias": "bias"}
+        names |= {name: name for name in ("batch", "size", "strategy", "max_kl")}
+        sections["replay"] = {"mode": "on"} | {k: getattr(arguments, v) for k, v in names.items()}
         sections["train"]["importance_cap"] = arguments.importance_cap
         if arguments.unguarded:
             sections["replay"] |= {"max_clip_fraction": 1.0, "max_kl": 100.0}
@@ -153,10 +160,7 @@ def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str,
     target = start + REACHED * (end - start)
     reached = [[r.until(target, mu) for r in side] for side in (peer, ours)]
     reached[0] = [there if there[0] else r.spent(mu) for there, r in zip(reached[0], peer, strict=True)]
-    ratios = [
-        [a[which] / b[which] if a[which] and b[which] else None for a, b in zip(*reached, strict=True)]
-        for which in (0, 1)
-    ]
+    ratios = [[a[which] / b[which] if a[which] and b[which] else None for a, b in zip(*reached, strict=True)] for which in (0, 1)]
 
     def side(runs: Sequence[Run], there: Sequence[tuple[float | None, float | None]]) -> dict[str, Any]:
         figures = {"generated": [r[0] for r in there], "compute": [r[1] for r in there]}
