@@ -24,7 +24,7 @@ format: setup
 
 benchmarks:
 	@echo "One command each, after scripts/setup:"
-	@for file in benchmarks/[a-z]*.py; do echo "    .venv/bin/python -m benchmarks.$$(basename "$$file" .py) --help"; done
+	@for file in $$(grep -l "__main__" benchmarks/[a-z]*.py); do echo "    .venv/bin/python -m benchmarks.$$(basename "$$file" .py) --help"; done
 
 wheel: setup
 	.venv/bin/pip wheel --no-deps --wheel-dir dist .
