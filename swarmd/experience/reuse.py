@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 SMOOTHING = 0.1  # weight of the newest round in the figures that are watched: single rounds are noisy by half their value
-BURST = 2.0  # times the limit: too much even for a single round
+BURST = 1.5  # times the limit: too much even for a single round
 FIRST_REST, LONGEST_REST = 8, 1024  # rounds; each rest is twice the one before
 
 
@@ -25,8 +25,8 @@ class Schedule:
     A clip fraction above the limit means that the policy has moved away from what its experience was drawn with; so does a drift above its
     own: the KL divergence, in nats a token, of the policy as it is from the one that drew (not from the start of the run). Healthy runs on
     the tiny model had clip fractions of .03 to .08; those that decayed .08 to .11 (docs/LOG.md). The round after is the paper's own: one
-    update on the round's own rollouts and the newest of others. Rests double, so a setting that is too aggressive ends as a plain run;
-    where reuse then lasts, they halve again.
+    update on the round's own rollouts and the newest of others. Rests double and the updates after them halve, so a setting that is too
+    aggressive ends as a plain run; where reuse then lasts, both come back.
     """
 
     configured: int = 1
@@ -40,8 +40,8 @@ class Schedule:
 
     @property
     def updates(self) -> int:
-        """Of this round."""
-        return 1 if self.resting else self.configured
+        """Of this round. Half as many after each rest, down to two: what went too far would go too far again, within a few rounds."""
+        return 1 if self.resting else max(min(2, self.configured), self.configured >> self.state.rests)
 
     def saw(self, clip_fraction: float, drift: float = 0.0) -> bool:
         """A round is over; its mean clip fraction and drift. True where they ended reuse for a while."""
