@@ -142,7 +142,8 @@ def open_crew(
     settled = _settled(config, policy.description)
     replay = config.replay.mode == "on"
     with ExitStack() as stack:
-        folder = private_folder(state_dir, sum(w.nbytes for w in policy.trained.values()))
+        size = sum(w.nbytes for w in policy.trained.values())
+        folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)  # weights, and two moments
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         handover = Handover(folder)
 

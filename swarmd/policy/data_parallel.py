@@ -148,15 +148,20 @@ class Trainers:
         """size: ranks, ourselves included. start: a process for this rank. folder: private, for what they have to read."""
         self._size, self._policy, self._start, self._folder, self._check_every = size, policy, start, folder, check_every
         self._children: list[Child] = []
+        self._waiting: list[Child] = []  # started, and not met yet
         self._meetings = self._deaths = 0
         self._expected: Stepped | None = None  # what each of the others is about to say
         self.restarts = 0
 
     def __enter__(self) -> Self:
+        """Start the others, without waiting for them."""
+        self._waiting = [self._start(rank) for rank in range(1, self._size)]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._part()
+        for child in self._waiting:
+            child.end()
 
     @property
     def alive(self) -> int:
@@ -225,13 +230,13 @@ class Trainers:
         self.restarts += self._size - 1
 
     def _meet(self) -> None:
-        """Start the others, give them what we have, and wait for them."""
+        """Give the others what we have, and wait for them."""
         self._meetings += 1
         state, meeting = self._folder / f"state-{self._meetings}", self._folder / f"meeting-{self._meetings}"
-        self._children = [self._start(rank) for rank in range(1, self._size)]
+        self._children, self._waiting = self._waiting or [self._start(rank) for rank in range(1, self._size)], []
         state.mkdir(mode=0o700)
         try:
-            self._policy.save(state)
+            self._save(state)
             for child in self._children:
                 message = child.receive()
                 _raise_failure(message)
@@ -246,6 +251,15 @@ class Trainers:
             shutil.rmtree(state, ignore_errors=True)
             meeting.unlink(missing_ok=True)
         self._policy.learner.combine = lambda parameters, sums: combine(parameters, sums, self._all_alive)
+
+    def _save(self, state: Path) -> None:
+        try:
+            self._policy.save(state)
+        except OSError as error:
+            raise WorkerFailed(
+                f"what further trainers begin with cannot be written to {state} ({error.strerror}). Free some space there, or set "
+                "workers.trainers to 1."
+            ) from error
 
     def _part(self) -> None:
         self._expected, self._policy.learner.combine = None, None
