@@ -67,7 +67,8 @@ class LanguagePolicy:
         work = work_of(config)
         loaded = load_model(config.model, seed, free, work)
         use_threads(config.model.threads, loaded.device)
-        keep_freed_memory(loaded.device)
+        if loaded.parameters <= LORA_FROM:  # a large model's steps are long enough without, and its memory is short
+            keep_freed_memory(loaded.device)
         tiny = config.model.name in TINY
         prompt = config.model.system_prompt
         if prompt is None:
