@@ -73,6 +73,12 @@ def for_trainer(config: NodeConfig) -> NodeConfig:
     return config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train})
 
 
+def for_generator(config: NodeConfig) -> NodeConfig:
+    """The same, for a process that never trains: without the copies of weights that training keeps."""
+    train = config.train.model_copy(update={"kl_every": 0, "precision": "stochastic"})
+    return config.model_copy(update={"train": train})
+
+
 @dataclass
 class LagMeter:
     """A `Sampler` that notes how many updates lie between the weights our own tokens of a batch were drawn from and those they train."""
@@ -153,7 +159,7 @@ def open_crew(
 
         def start_generator(number: int, life: int) -> Child:
             drawn = random.Random(f"{seed} generator {number} {life} {policy.version}").getrandbits(62)
-            return start("swarmd.policy.generator", settled, drawn, workers.trainers + number)
+            return start("swarmd.policy.generator", for_generator(settled), drawn, workers.trainers + number)
 
         trainers = None
         if workers.trainers > 1:
