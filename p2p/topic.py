@@ -30,3 +30,8 @@ class Topic:
     def swarm_id(self) -> bytes:
         """16 bytes that stand for the topic in every frame."""
         return sha256(str(self).encode()).digest()[:16]
+
+    @cached_property
+    def provider_key(self) -> bytes:
+        """Under which members announce themselves in the DHT: a SHA-256 multihash, as every libp2p program takes one."""
+        return b"\x12\x20" + sha256(b"swarmd:" + str(self).encode()).digest()

@@ -144,16 +144,16 @@ class Discovery:
         dht, host = self._stack.dht, self._stack.host
         for peer in host.get_connected_peers():
             await dht.add_peer(peer)
-        key = "swarmd:" + str(self._topic)
+        key = self._topic.provider_key
         # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
         lookup = ProviderStore(host=host, peer_routing=dht.peer_routing)
-        found = {info.peer_id: info for info in await lookup.find_providers(key.encode())}
-        for info in dht.provider_store.get_providers(key.encode()):
+        found = {info.peer_id: info for info in await lookup.find_providers(key)}
+        for info in dht.provider_store.get_providers(key):
             found.setdefault(info.peer_id, info)
         now = self._clock()
         for info in found.values():
             self._book.heard(PeerId(str(info.peer_id)), [str(address) for address in info.addrs], now)
-        await dht.provide(key)
+        await dht.provider_store.provide(key)
 
     async def _ping(self) -> None:
         """A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour."""

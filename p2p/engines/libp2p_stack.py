@@ -11,16 +11,13 @@ The library's defaults do not suit a daemon that talks to strangers; each depart
 """
 
 import contextlib
-import errno
 import logging
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import multiaddr
-import psutil
 import trio
 from libp2p import generate_peer_id_from
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -44,8 +41,9 @@ from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
 from p2p.envelope import MAX_FRAME
-from p2p.errors import CannotListen, PortInUse
+from p2p.errors import CannotListen
 from p2p.identity import Identity
+from p2p.listening import dialable
 from p2p.toll import Toll
 from p2p.types import Deliver, Verdict
 
@@ -255,40 +253,6 @@ async def open_stack(
                     await host.get_network().close_sockets()
     finally:
         pubsub.seen_messages.stop()  # a thread
-
-
-def check_listen(listen: Sequence[Endpoint]) -> None:
-    """Raises PortInUse or CannotListen. Without SO_REUSEPORT, which the library sets and which would let two nodes share a port."""
-    for endpoint in listen:
-        family = socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a node that was just stopped do not count
-            try:
-                probe.bind((endpoint.host, endpoint.port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise PortInUse(
-                        f"another program is using port {endpoint.port} ({endpoint}); stop it, or change swarm.listen, "
-                        "where port 0 takes any free one"
-                    ) from None
-                raise CannotListen(
-                    f"cannot listen on {endpoint}: {error.strerror}; change swarm.listen, /ip4/0.0.0.0/tcp/0 works everywhere"
-                ) from None
-
-
-def dialable(addresses: Sequence[str]) -> list[str]:
-    """Listen addresses as others can dial them: 0.0.0.0 and :: become this machine's own, loopback first."""
-    found: list[str] = []
-    for address in addresses:
-        parts = address.split("/")
-        if parts[2] not in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
-            found.append(address)
-            continue
-        family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
-        own = {item.address for items in psutil.net_if_addrs().values() for item in items if item.family == family}
-        hosts = sorted((host for host in own if "%" not in host), key=lambda host: (host not in ("127.0.0.1", "::1"), host))
-        found.extend("/".join([*parts[:2], host, *parts[3:]]) for host in hosts)
-    return found
 
 
 def _host(identity: Identity) -> Host:

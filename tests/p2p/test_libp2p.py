@@ -18,9 +18,10 @@ import trio
 
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.engines.libp2p import Libp2pEngine
-from p2p.engines.libp2p_stack import Stack, dialable, open_stack
+from p2p.engines.libp2p_stack import Stack, open_stack
 from p2p.errors import BadAddress, CannotListen, OperatorError, PortInUse
 from p2p.identity import Identity
+from p2p.listening import dialable
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Deliver, Engine, Verdict

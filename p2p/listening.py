@@ -1,0 +1,59 @@
+"""The addresses a node listens on: are they free, which ports are they, how do others dial them. For every engine alike."""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+
+import psutil
+
+from p2p.address import Endpoint
+from p2p.errors import CannotListen, PortInUse
+
+
+def check_listen(listen: Sequence[Endpoint]) -> None:
+    """Raises PortInUse or CannotListen. Without SO_REUSEPORT, which libraries set and which would let two nodes share a port."""
+    with_ports(listen)
+
+
+def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
+    """The same with a free port in place of every 0. Raises PortInUse or CannotListen.
+
+    The ports are free when this returns, and nobody keeps them so: who listens on them does it at once.
+    """
+    with contextlib.ExitStack() as stack:
+        return [replace(endpoint, port=stack.enter_context(_bound(endpoint)).getsockname()[1]) for endpoint in listen]
+
+
+def dialable(addresses: Sequence[str]) -> list[str]:
+    """Listen addresses as others can dial them: 0.0.0.0 and :: become this machine's own, loopback first."""
+    found: list[str] = []
+    for address in addresses:
+        parts = address.split("/")
+        if parts[2] not in ("0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+            found.append(address)
+            continue
+        family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
+        own = {item.address for items in psutil.net_if_addrs().values() for item in items if item.family == family}
+        hosts = sorted((host for host in own if "%" not in host), key=lambda host: (host not in ("127.0.0.1", "::1"), host))
+        found.extend("/".join([*parts[:2], host, *parts[3:]]) for host in hosts)
+    return found
+
+
+def _bound(endpoint: Endpoint) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if endpoint.kind == "ip6" else socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of a node that was just stopped do not count
+    try:
+        bound.bind((endpoint.host, endpoint.port))
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"another program is using port {endpoint.port} ({endpoint}); stop it, or change swarm.listen, "
+                "where port 0 takes any free one"
+            ) from None
+        raise CannotListen(
+            f"cannot listen on {endpoint}: {error.strerror}; change swarm.listen, /ip4/0.0.0.0/tcp/0 works everywhere"
+        ) from None
+    return bound
