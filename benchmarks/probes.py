@@ -16,8 +16,16 @@ ROOT = Path(__file__).resolve().parents[1]
 class ProbeProcess:
     """A running probe. Use as a context manager: it is gone afterwards."""
 
-    def __init__(self, folder: Path, *, listen: str = "/ip4/127.0.0.1/tcp/0", bootstrap: Sequence[str] = (), digest: str = "0") -> None:
-        command = [sys.executable, "-m", "p2p.probe", "--folder", str(folder), "--listen", listen, "--digest", digest]
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        listen: str = "/ip4/127.0.0.1/tcp/0",
+        bootstrap: Sequence[str] = (),
+        digest: str = "0",
+        engine: str = "libp2p",
+    ) -> None:
+        command = [sys.executable, "-m", "p2p.probe", "--folder", str(folder), "--listen", listen, "--digest", digest, "--engine", engine]
         for address in bootstrap:
             command += ["--bootstrap", address]
         folder.mkdir(parents=True, exist_ok=True)

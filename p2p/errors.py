@@ -44,3 +44,7 @@ class CannotListen(OperatorError):
 
 class NoSuchEngine(OperatorError):
     """No engine has this name."""
+
+
+class EngineMissing(OperatorError):
+    """What the p2p engine needs is not on this machine. Set swarm.engine = "libp2p", which works everywhere."""

@@ -46,6 +46,11 @@ class Identity:
         """The secret itself, 32 bytes: for an engine that must hand it to its library."""
         return self._key.private_bytes_raw()
 
+    @property
+    def private_file(self) -> bytes:
+        """The content of a key file, as secret as the seed: libp2p's PrivateKey message, which Go's libp2p reads too."""
+        return _PRIVATE_HEADER + self.seed + self.public_key
+
     @classmethod
     def from_seed(cls, seed: bytes) -> "Identity":
         """Raises ValueError unless `seed` has 32 bytes."""
@@ -70,7 +75,7 @@ class Identity:
                 "and if someone may have read it, move it away and start with a new key"
             )
         seed = content[len(_PRIVATE_HEADER) : len(_PRIVATE_HEADER) + SEED_BYTES]
-        if len(seed) == SEED_BYTES and content == _private_file(identity := cls(seed)):
+        if len(seed) == SEED_BYTES and content == (identity := cls(seed)).private_file:
             return identity
         raise KeyFileCorrupt(
             f"the key file {path} is damaged and was left as it is; restore it from a backup, "
@@ -96,7 +101,7 @@ class Identity:
 
     def _write(self, path: Path, *, exist_ok: bool) -> None:
         try:
-            durable.create(path, _private_file(self))
+            durable.create(path, self.private_file)
         except FileExistsError:
             if not exist_ok:
                 raise KeyFileUnusable(f"{path} exists already and was left as it is; name another file") from None
@@ -160,7 +165,3 @@ def _separated(domain: bytes, message: bytes) -> bytes:
     if not 1 <= len(domain) <= 64:
         raise ValueError("a signing domain has 1 to 64 bytes")
     return b"swarmd\0" + bytes([len(domain)]) + domain + message
-
-
-def _private_file(identity: Identity) -> bytes:
-    return _PRIVATE_HEADER + identity.seed + identity.public_key

@@ -20,7 +20,7 @@ from typing import Any
 
 import trio
 
-from p2p.engines import engine
+from p2p.engines import choose, engine
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
@@ -74,7 +74,7 @@ class Probe:
                 _say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), delay=now - envelope.sent_at)
             return verdict
 
-        return engine("libp2p")(
+        return engine(choose(self._arguments.engine).name)(
             self._identity,
             self._topic,
             deliver_and_say,
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--digest", default="0", help="digest of the swarm")
     parser.add_argument("--listen", default="/ip4/0.0.0.0/tcp/0", help="multiaddress")
     parser.add_argument("--bootstrap", action="append", default=[], help="multiaddress ending in /p2p/<peer id>; may be repeated")
+    parser.add_argument("--engine", default="libp2p", choices=["auto", "libp2p", "hivemind"], help="what moves the frames")
     parser.add_argument("--report", type=float, default=0.2, help="seconds between reports")
     try:
         trio.run(Probe(parser.parse_args()).run)

@@ -2,14 +2,40 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from p2p.errors import NoSuchEngine
+from p2p.errors import EngineMissing, NoSuchEngine
 from p2p.types import Engine
 
 ENGINES = {
     "libp2p": "p2p.engines.libp2p:Libp2pEngine",
+    "hivemind": "p2p.engines.hivemind:HivemindEngine",
     "memory": "p2p.engines.memory:MemoryEngine",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine that goes over the network, and why it is this one, in words for the operator."""
+
+    name: str
+    why: str
+
+
+def choose(wanted: str) -> Choice:
+    """The engine for "auto", "libp2p" or "hivemind"; imports neither. Raises EngineMissing where hivemind is wanted and cannot run."""
+    from p2p.engines.p2pd import missing
+
+    if wanted == "libp2p":
+        return Choice("libp2p", "as configured")
+    reason = missing()
+    if wanted == "hivemind":
+        if reason is not None:
+            raise EngineMissing(f'{reason}; or set swarm.engine = "auto"')
+        return Choice("hivemind", "as configured")
+    if reason is None:
+        return Choice("hivemind", "it is installed, and it is the quicker one")
+    return Choice("libp2p", reason)
 
 
 def engine(name: str) -> Callable[..., Engine]:

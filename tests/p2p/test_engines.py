@@ -3,7 +3,7 @@
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import trio
 
 from p2p.engines import ENGINES, engine
 from p2p.engines.memory import MemorySwarm
+from p2p.engines.p2pd import missing
 from p2p.errors import NoSuchEngine
 from p2p.identity import Identity
 from p2p.member import Member
@@ -30,9 +31,15 @@ class MemoryNet:
         return lambda deliver: self.swarms.setdefault(topic, MemorySwarm()).join(identity.peer_id, deliver)
 
 
-class Libp2pNet:
+class RealNet:
+    """Members over loopback; `engines` in turn, so that with two names neighbours run different ones."""
+
+    def __init__(self, *engines: str) -> None:
+        self._engines = itertools.cycle(engines)
+
     def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Deliver], Engine]:
-        return lambda deliver: engine("libp2p")(
+        name = next(self._engines)
+        return lambda deliver: engine(name)(
             identity,
             topic,
             deliver,
@@ -44,9 +51,23 @@ class Libp2pNet:
         )
 
 
-@pytest.fixture(params=["memory", pytest.param("libp2p", marks=pytest.mark.net)])
-def net(request: pytest.FixtureRequest) -> Iterator[Any]:
-    yield MemoryNet() if request.param == "memory" else Libp2pNet()
+NETS: dict[str, Callable[[], Any]] = {
+    "memory": MemoryNet,
+    "libp2p": lambda: RealNet("libp2p"),
+    "hivemind": lambda: RealNet("hivemind"),
+    "libp2p+hivemind": lambda: RealNet("libp2p", "hivemind"),
+    "hivemind+libp2p": lambda: RealNet("hivemind", "libp2p"),
+}
+NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.net] * (name != "memory") + [NEEDS_P2PD] * ("hivemind" in name)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in NETS])
+def net(request: pytest.FixtureRequest) -> Any:
+    return NETS[request.param]()
 
 
 def member(net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC) -> Member:
@@ -159,6 +180,6 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any) -> 
 
 
 async def test_engines_are_loaded_by_name() -> None:
-    assert set(ENGINES) == {"memory", "libp2p"} and engine("memory").__name__ == "MemoryEngine"
-    with pytest.raises(NoSuchEngine, match=r"carrier-pigeon.*libp2p, memory"):
+    assert set(ENGINES) == {"memory", "libp2p", "hivemind"} and engine("memory").__name__ == "MemoryEngine"
+    with pytest.raises(NoSuchEngine, match=r"carrier-pigeon.*libp2p, hivemind, memory"):
         engine("carrier-pigeon")

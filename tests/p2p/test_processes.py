@@ -6,28 +6,44 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.probes import ProbeProcess
+from p2p.engines.p2pd import missing
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 SECONDS = 60.0  # patience; the machine may be busy
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
+NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+ENGINES = ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD), pytest.param("libp2p hivemind", marks=NEEDS_P2PD, id="mixed")]
+
+
+class Nodes:
+    """Starts probes, with the engines in turn: in a mixed swarm a node may come back with another one."""
+
+    def __init__(self, stack: ExitStack, engines: str) -> None:
+        self._stack, self._engines = stack, itertools.cycle(engines.split())
+
+    def start(self, folder: Path, **options: Any) -> ProbeProcess:
+        return self._stack.enter_context(ProbeProcess(folder, engine=next(self._engines), **options))
+
+
+@pytest.fixture(params=ENGINES)
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
     with ExitStack() as stack:
-        yield stack
+        yield Nodes(stack, request.param)
 
 
 def port_of(address: str) -> str:
     return address.split("/p2p/")[0]
 
 
-def swarm(stack: ExitStack, folder: Path, count: int) -> list[ProbeProcess]:
-    probes = [stack.enter_context(ProbeProcess(folder / "0"))]
-    probes += [stack.enter_context(ProbeProcess(folder / str(n), bootstrap=probes[0].addresses)) for n in range(1, count)]
+def swarm(nodes: Nodes, folder: Path, count: int) -> list[ProbeProcess]:
+    probes = [nodes.start(folder / "0")]
+    probes += [nodes.start(folder / str(n), bootstrap=probes[0].addresses) for n in range(1, count)]
     for probe in probes:
         probe.wait_for_peers(1, SECONDS)
     return probes
@@ -42,8 +58,8 @@ def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> 
     probe.wait(lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, SECONDS)
 
 
-def test_four_nodes_exchange_frames_both_ways(stack: ExitStack, tmp_path: Path) -> None:
-    probes = swarm(stack, tmp_path, 4)
+def test_four_nodes_exchange_frames_both_ways(nodes: Nodes, tmp_path: Path) -> None:
+    probes = swarm(nodes, tmp_path, 4)
     for probe in probes:
         probe.order(publish=32 * 1024, count=5, every=0.5)
     for probe in probes:
@@ -54,8 +70,8 @@ def test_four_nodes_exchange_frames_both_ways(stack: ExitStack, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["the bootstrap node", "another node"])
-def test_a_killed_node_is_back_within_ten_seconds_of_being_up(stack: ExitStack, tmp_path: Path, victim: int) -> None:
-    probes = swarm(stack, tmp_path, 3)
+def test_a_killed_node_is_back_within_ten_seconds_of_being_up(nodes: Nodes, tmp_path: Path, victim: int) -> None:
+    probes = swarm(nodes, tmp_path, 3)
     others = [probe for n, probe in enumerate(probes) if n != victim]
     address, peer_id = probes[victim].addresses[0], probes[victim].peer_id
     for probe in others:
@@ -68,7 +84,7 @@ def test_a_killed_node_is_back_within_ten_seconds_of_being_up(stack: ExitStack, 
     before = [len(probe.said("got")) for probe in others]
 
     bootstrap = [] if victim == 0 else probes[0].addresses  # the first one has only its address book
-    back = stack.enter_context(ProbeProcess(tmp_path / str(victim), listen=port_of(address), bootstrap=bootstrap))
+    back = nodes.start(tmp_path / str(victim), listen=port_of(address), bootstrap=bootstrap)
     assert back.peer_id == peer_id and back.addresses[0] == address
     up = time.monotonic()
     back.wait_for_frames(1, SECONDS)
@@ -82,11 +98,11 @@ def test_a_killed_node_is_back_within_ten_seconds_of_being_up(stack: ExitStack, 
     assert all(len(probe.said("got")) > count for probe, count in zip(others, before, strict=True))  # the rest never stopped
 
 
-def test_one_that_starts_alone_meets_one_that_comes_later(stack: ExitStack, tmp_path: Path) -> None:
-    lone = stack.enter_context(ProbeProcess(tmp_path / "lone"))
+def test_one_that_starts_alone_meets_one_that_comes_later(nodes: Nodes, tmp_path: Path) -> None:
+    lone = nodes.start(tmp_path / "lone")
     lone.order(publish=100, count=5, every=0.2)
     lone.wait(lambda: len(lone.said("sent")) == 5, SECONDS)
-    late = stack.enter_context(ProbeProcess(tmp_path / "late", bootstrap=lone.addresses))
+    late = nodes.start(tmp_path / "late", bootstrap=lone.addresses)
     lone.wait_for_peers(1, SECONDS)
     lone.order(publish=32 * 1024, count=10, every=0.5)
     late.order(publish=32 * 1024, count=10, every=0.5)
@@ -94,8 +110,8 @@ def test_one_that_starts_alone_meets_one_that_comes_later(stack: ExitStack, tmp_
     lone.wait_for_frames(10, SECONDS)
 
 
-def test_nodes_of_one_bootstrap_find_each_other_and_outlive_it(stack: ExitStack, tmp_path: Path) -> None:
-    probes = swarm(stack, tmp_path, 4)
+def test_nodes_of_one_bootstrap_find_each_other_and_outlive_it(nodes: Nodes, tmp_path: Path) -> None:
+    probes = swarm(nodes, tmp_path, 4)
     for probe in probes:
         probe.wait_for_peers(3, SECONDS)
     probes[0].kill()
@@ -106,10 +122,10 @@ def test_nodes_of_one_bootstrap_find_each_other_and_outlive_it(stack: ExitStack,
         hears(probe, other.peer_id, count=3)
 
 
-def test_another_swarm_on_the_same_bootstrap_stays_apart(stack: ExitStack, tmp_path: Path) -> None:
-    a, b = swarm(stack, tmp_path, 2)
-    c = stack.enter_context(ProbeProcess(tmp_path / "c", bootstrap=a.addresses, digest="1"))
-    d = stack.enter_context(ProbeProcess(tmp_path / "d", bootstrap=c.addresses, digest="1"))
+def test_another_swarm_on_the_same_bootstrap_stays_apart(nodes: Nodes, tmp_path: Path) -> None:
+    a, b = swarm(nodes, tmp_path, 2)
+    c = nodes.start(tmp_path / "c", bootstrap=a.addresses, digest="1")
+    d = nodes.start(tmp_path / "d", bootstrap=c.addresses, digest="1")
     d.wait_for_peers(1, SECONDS)
     for probe in (a, b, c, d):
         probe.order(publish=1024, count=5, every=0.2)
@@ -121,13 +137,13 @@ def test_another_swarm_on_the_same_bootstrap_stays_apart(stack: ExitStack, tmp_p
         assert {got["author"] for got in probe.said("got")} | set(probe.peers()) == own - {probe.peer_id}
 
 
-def test_quick_restarts_while_publishing_lose_nothing_later(stack: ExitStack, tmp_path: Path) -> None:
+def test_quick_restarts_while_publishing_lose_nothing_later(nodes: Nodes, tmp_path: Path) -> None:
     """No sequence number and no message id is used twice, though the process is killed in full flight (finding 7)."""
     rng = random.Random(0)
-    hearer = stack.enter_context(ProbeProcess(tmp_path / "hearer"))
+    hearer = nodes.start(tmp_path / "hearer")
     sent: list[int] = []
     for _ in range(4):
-        sender = stack.enter_context(ProbeProcess(tmp_path / "sender", bootstrap=hearer.addresses))
+        sender = nodes.start(tmp_path / "sender", bootstrap=hearer.addresses)
         sender.wait_for_peers(1, SECONDS)
         sender.order(publish=200, count=1000, every=0.05)
         sender.wait_for("sent", rng.randint(20, 40), SECONDS)
@@ -140,9 +156,9 @@ def test_quick_restarts_while_publishing_lose_nothing_later(stack: ExitStack, tm
     assert len(got) == len(set(got)) and hearer.last("rejected")["rejected"] == {}  # type: ignore[index]
 
 
-def test_a_port_in_use_and_a_bad_address_end_with_one_line(stack: ExitStack, tmp_path: Path) -> None:
-    first = stack.enter_context(ProbeProcess(tmp_path / "0"))
+def test_a_port_in_use_and_a_bad_address_end_with_one_line(nodes: Nodes, tmp_path: Path) -> None:
+    first = nodes.start(tmp_path / "0")
     for n, options in enumerate(({"listen": port_of(first.addresses[0])}, {"bootstrap": ["nonsense"]})):
-        second = stack.enter_context(ProbeProcess(tmp_path / f"bad {n}", **options))  # type: ignore[arg-type]
+        second = nodes.start(tmp_path / f"bad {n}", **options)
         assert second.process.wait(SECONDS) == 2
         assert second.errors().count("\n") == 1 and ("is using port" in second.errors() or "one looks like" in second.errors())

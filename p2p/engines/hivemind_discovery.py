@@ -1,0 +1,187 @@
+"""Finding the members of a swarm through p2pd, and staying connected to enough of them. The same sources as in `libp2p_discovery`:
+the address book, what connected peers say of themselves, and the swarm's provider record in the DHT, which both engines share.
+"""
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterable
+
+import trio
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from p2p.addressbook import AddressBook
+from p2p.engines.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId
+
+TARGET = 8  # members of the swarm to be connected to
+TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks at who is there; the second while nobody is, or somebody is new
+HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
+MESHED = 1.5 * HEARTBEAT  # seconds after which it is in the mesh; before, nobody passes anything on to it
+DIALS = 4  # at once
+DIAL_TIMEOUT = 8  # seconds; whole ones, as p2pd takes them
+DHT_TIMEOUT = 20
+DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds; doubling from the first to the last
+PROVIDERS = 20
+
+log = logging.getLogger(__name__)
+
+
+class Discovery:
+    """`shut_out`: whether a peer is to stay away; it is disconnected as often as it comes."""
+
+    def __init__(
+        self,
+        p2pd: P2pd,
+        topic: Topic,
+        book: AddressBook,
+        clock: Callable[[], float],
+        rng: random.Random,
+        shut_out: Callable[[PeerId], bool],
+    ) -> None:
+        self._p2pd, self._topic, self._book, self._clock, self._rng, self._shut_out = p2pd, topic, book, clock, rng, shut_out
+        self._subscribed: dict[PeerId, float] = {}  # connected peers in our topic, and since when, in trio's time
+        self._members: set[PeerId] = set()  # those of them that are in the mesh by now
+        self._connected: dict[PeerId, Peer] = {}
+        self._dialling: set[PeerId] = set()
+        self._dialled: set[PeerId] = set()  # those of the connected that we dialled
+        self._hanging_up: set[PeerId] = set()
+        self._unidentified: set[PeerId] = set()  # connected, and we have not heard yet where they listen
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_dht, nursery)
+            while True:
+                await self._look()
+                await self._identify()
+                missing = TARGET - len(self._members) - len(self._dialling)
+                if missing > 0:
+                    without = self._connected.keys() | self._dialling
+                    candidates = self._book.candidates(self._clock(), self._rng, without=without)
+                    for peer, addresses in candidates[: min(missing, DIALS - len(self._dialling))]:
+                        self._start_dial(nursery, peer, addresses)
+                await trio.sleep(QUICK_TICK if len(self._members) < max(1, len(self._subscribed)) else TICK)
+
+    def members(self) -> list[Peer]:
+        """Connected peers that are in our swarm and hear us, as of the last look."""
+        return [self._connected[peer] for peer in sorted(self._members)]
+
+    async def hang_up(self, peer: PeerId) -> None:
+        if peer in self._hanging_up:
+            return
+        self._hanging_up.add(peer)
+        self._connected.pop(peer, None)
+        self._members.discard(peer)
+        try:
+            await self._p2pd.ask(type=self._p2pd.pb.Request.DISCONNECT, disconnect={"peer": peer_bytes(peer)})
+        except P2pdRefused as error:  # it is gone already
+            log.debug("could not disconnect %s: %s", peer, error)
+        finally:
+            self._hanging_up.discard(peer)
+
+    async def _look(self) -> None:
+        pb, now = self._p2pd.pb, self._clock()
+        listed = (await self._p2pd.ask(type=pb.Request.LIST_PEERS)).peers
+        subscribed = await self._p2pd.ask(type=pb.Request.PUBSUB, pubsub={"type": pb.PSRequest.LIST_PEERS, "topic": str(self._topic)})
+        connected: dict[PeerId, Peer] = {}
+        for info in listed:  # one of each connection
+            if (peer := peer_of(info.id)) is not None and peer not in connected:
+                direction = "outbound" if peer in self._dialled else "inbound"
+                since = self._connected[peer].connected_at if peer in self._connected else now
+                connected[peer] = Peer(peer, next(iter(texts(info.addrs)), ""), direction, since)
+        for peer in [peer for peer in connected if self._shut_out(peer)]:
+            await self.hang_up(peer)
+            del connected[peer]
+        self._note(connected, now)
+        moment = trio.current_time()
+        in_topic = {peer for raw in subscribed.pubsub.peerIDs if (peer := peer_of(raw)) is not None} & connected.keys()
+        self._subscribed = {peer: self._subscribed.get(peer, moment) for peer in in_topic}
+        self._members = {peer for peer, since in self._subscribed.items() if moment - since >= MESHED}
+
+    def _note(self, connected: dict[PeerId, Peer], now: float) -> None:
+        gone, come = self._connected.keys() - connected.keys(), connected.keys() - self._connected.keys()
+        for peer in gone:
+            self._book.lost(peer, now)
+        for peer in come:
+            self._book.succeeded(peer, None, now)
+        self._unidentified = (self._unidentified | come) & connected.keys()
+        self._dialled &= connected.keys() | self._dialling
+        self._connected = connected
+
+    async def _identify(self) -> None:
+        """Where the newcomers listen. p2pd answers for connected peers from what they told it, without asking the network."""
+        find = self._p2pd.pb.DHTRequest.FIND_PEER
+        for peer in sorted(self._unidentified):
+            with contextlib.suppress(P2pdRefused):  # it is gone again
+                dht = {"type": find, "peer": peer_bytes(peer), "timeout": 1}
+                found = await self._p2pd.ask(type=self._p2pd.pb.Request.DHT, dht=dht)
+                addresses = direct(texts(found.dht.peer.addrs))
+                if addresses:
+                    self._book.heard(peer, addresses, self._clock())
+                    self._unidentified.discard(peer)
+
+    def _start_dial(self, nursery: trio.Nursery, peer: PeerId, addresses: Iterable[str]) -> None:
+        if not self._shut_out(peer):
+            self._dialling.add(peer)
+            nursery.start_soon(self._dial, peer, list(addresses))
+
+    async def _dial(self, peer: PeerId, addresses: list[str]) -> None:
+        """All addresses at once, and those p2pd knows besides, through relays too."""
+        request = {"peer": peer_bytes(peer), "addrs": [Multiaddr(address).to_bytes() for address in addresses], "timeout": DIAL_TIMEOUT}
+        self._dialled.add(peer)
+        try:
+            await self._p2pd.ask(DIAL_TIMEOUT, type=self._p2pd.pb.Request.CONNECT, connect=request)
+        except P2pdRefused as error:  # nobody there, or somebody else
+            log.debug("could not dial %s: %s", peer, error)
+            self._book.failed(peer, self._clock())
+            self._dialled.discard(peer)
+        finally:
+            self._dialling.discard(peer)
+
+    async def _ask_dht(self, nursery: trio.Nursery) -> None:
+        wait = DHT_FIRST
+        while True:
+            await trio.sleep(wait * self._rng.uniform(0.75, 1.25))
+            wait = min(2 * wait, DHT_EVERY)
+            if not self._connected:
+                wait = DHT_FIRST
+                continue
+            with contextlib.suppress(P2pdRefused):  # nobody in its table yet; at the next turn there may be
+                for peer, addresses in await self._providers():
+                    self._book.heard(peer, direct(addresses), self._clock())
+                    if addresses and not direct(addresses) and peer not in self._connected.keys() | self._dialling:
+                        self._start_dial(nursery, peer, ())  # behind a relay: p2pd has kept how to reach it
+                dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": self._cid(), "timeout": DHT_TIMEOUT}
+                await self._p2pd.ask(DHT_TIMEOUT, type=self._p2pd.pb.Request.DHT, dht=dht)
+
+    async def _providers(self) -> list[tuple[PeerId, list[str]]]:
+        pb, found = self._p2pd.pb, []
+        dht = {"type": pb.DHTRequest.FIND_PROVIDERS, "cid": self._cid(), "count": PROVIDERS, "timeout": DHT_TIMEOUT}
+        with trio.move_on_after(DHT_TIMEOUT):
+            async with self._p2pd.wire() as wire:
+                await self._p2pd.answer(wire, type=pb.Request.DHT, dht=dht)
+                while (answer := await wire.receive(pb.DHTResponse)).type != pb.DHTResponse.END:
+                    peer = peer_of(answer.peer.id)
+                    if peer is not None and peer != self._book.me:
+                        found.append((peer, texts(answer.peer.addrs)))
+        return found
+
+    def _cid(self) -> bytes:
+        """CIDv1, raw, over the key that both engines announce under."""
+        return b"\x01\x55" + self._topic.provider_key
+
+
+def texts(addresses: Iterable[bytes]) -> list[str]:
+    """Multiaddresses as text; those of kinds that we do not know are left out."""
+    found: list[str] = []
+    for raw in addresses:
+        with contextlib.suppress(MultiaddrError, ValueError, LookupError):  # a peer may say anything of itself
+            found.append(str(Multiaddr(bytes(raw))))
+    return found
+
+
+def direct(addresses: Iterable[str]) -> list[str]:
+    """Without those through a relay, whose first half is the relay's own address."""
+    return [address for address in addresses if "/p2p-circuit" not in address]

@@ -1,0 +1,280 @@
+"""The Go libp2p daemon that hivemind ships (`p2pd`, go-libp2p 0.32, MIT), as a child of this process, and its control socket.
+
+Of hivemind two files are used, the program and the description of its messages, and neither hivemind nor torch is imported:
+hivemind's client knows nothing of pubsub, and it cannot live in one process with py-libp2p.
+
+Protocol (github.com/learning-at-home/go-libp2p-daemon, conn.go): protobuf messages, each after its length as a varint; one Request,
+one Response, on a Unix socket in a folder that only this user can enter. The key goes in through a pipe and is never on disk.
+
+The child lives as long as the connection we upgrade to a "persistent" one: when the last of these ends, p2pd does. A parent
+that is killed closes it too. `-idleTimeout` covers the moment before there is one.
+"""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from p2p.errors import EngineMissing
+from p2p.identity import KEY_BYTES, Identity, peer_id_of, public_key_of
+from p2p.types import PeerId
+
+INSTALL = "pip install --no-deps hivemind==1.1.12"
+MAX_MESSAGE = 4 * 1024 * 1024  # bytes; p2pd's own limit
+START_TIMEOUT = 30.0  # seconds; it takes 0.2 on an idle machine
+ANSWER_TIMEOUT = 20.0  # seconds for what needs no network; then it hangs
+_PEER_ID_HEADER = bytes.fromhex("002408011220")  # of an Ed25519 peer id; the 32 bytes of the key follow
+_MAX_ROOT = 76  # bytes of a path; the kernel takes 107 of a socket's, and ours is in a folder within
+
+log = logging.getLogger(__name__)
+
+
+class P2pdGone(Exception):
+    """p2pd ended, or does not answer. What starts it again is the engine."""
+
+
+class P2pdRefused(Exception):
+    """p2pd could not do what it was asked, in its own words: nobody there, no peer in the table."""
+
+
+def missing() -> str | None:
+    """Why p2pd cannot run here, with what to do about it; None where it can."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"hivemind's p2pd is for Linux on x86-64 only, and this is {sys.platform} on {platform.machine()}"
+    program = _program()
+    if program is None:
+        return f"hivemind is not installed; install it with `{INSTALL}`"
+    if not os.access(program, os.X_OK):
+        return f"{program} is not there or cannot be executed; install hivemind anew with `{INSTALL}`"
+    return None
+
+
+def peer_bytes(peer: PeerId) -> bytes:
+    return _PEER_ID_HEADER + public_key_of(peer)
+
+
+def peer_of(raw: bytes) -> PeerId | None:
+    """None for a peer whose key is not Ed25519: it is no member of ours."""
+    if len(raw) != len(_PEER_ID_HEADER) + KEY_BYTES or not raw.startswith(_PEER_ID_HEADER):
+        return None
+    return peer_id_of(raw[len(_PEER_ID_HEADER) :])
+
+
+class Wire:
+    """One connection to the control socket."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream, self._buffer = stream, bytearray()
+
+    async def send(self, message: Any) -> None:
+        data = message.SerializeToString()
+        try:
+            await self._stream.send_all(_varint(len(data)) + data)
+        except trio.BrokenResourceError:
+            raise P2pdGone("p2pd closed its control socket") from None
+
+    async def receive(self, kind: Any) -> Any:
+        """The next message. Raises P2pdGone at the end."""
+        while (bounds := _bounds(self._buffer)) is None or len(self._buffer) < bounds[1]:
+            try:
+                chunk = await self._stream.receive_some(65536)
+            except trio.BrokenResourceError:
+                chunk = b""
+            if not chunk:
+                raise P2pdGone("p2pd closed its control socket")
+            self._buffer += chunk
+        start, end = bounds
+        message = kind.FromString(bytes(self._buffer[start:end]))
+        del self._buffer[:end]
+        return message
+
+
+class P2pd:
+    """A p2pd that answers. `open_p2pd` makes one."""
+
+    def __init__(self, control: Path) -> None:
+        self.pb = messages()
+        self._control = control
+
+    @contextlib.asynccontextmanager
+    async def wire(self) -> AsyncIterator[Wire]:
+        stream = await self.connect()
+        async with stream:
+            yield Wire(stream)
+
+    async def connect(self) -> trio.SocketStream:
+        """Raises P2pdGone."""
+        try:
+            return await trio.open_unix_socket(str(self._control))
+        except OSError as error:
+            raise P2pdGone(f"p2pd's control socket: {error.strerror}") from None
+
+    async def ask(self, patience: float = 0.0, /, **fields: Any) -> Any:
+        """The Response to `Request(**fields)`. Raises P2pdRefused; P2pdGone, also where there is none in `patience` seconds,
+        which what is asked may take, and ANSWER_TIMEOUT.
+        """
+        async with self.wire() as wire:
+            return await self.answer(wire, patience, **fields)
+
+    async def answer(self, wire: Wire, patience: float = 0.0, /, **fields: Any) -> Any:
+        """`ask` on a connection that is open."""
+        with trio.move_on_after(patience + ANSWER_TIMEOUT):
+            await wire.send(self.pb.Request(**fields))
+            response = await wire.receive(self.pb.Response)
+            if response.type == self.pb.Response.ERROR:
+                raise P2pdRefused(response.error.msg)
+            return response
+        raise P2pdGone(f"p2pd did not answer within {patience + ANSWER_TIMEOUT:.0f} s")
+
+
+@contextlib.asynccontextmanager
+async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P2pd]:
+    """A running p2pd with this key, gone afterwards. Raises EngineMissing; P2pdGone, with its last words, where it ends at once."""
+    if (reason := missing()) is not None:
+        raise EngineMissing(reason)
+    folder = _private_folder()
+    last_words: deque[str] = deque(maxlen=20)
+    try:
+        process = _start(folder, identity, flags)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_hear, process, last_words)
+                p2pd = P2pd(folder / "control")
+                async with await _leash(p2pd, process, last_words):
+                    yield p2pd
+                nursery.cancel_scope.cancel()
+        finally:
+            process.kill()
+            with trio.CancelScope(shield=True):  # a killed process is gone in milliseconds
+                await trio.to_thread.run_sync(process.wait)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _leash(p2pd: P2pd, process: "subprocess.Popen[bytes]", last_words: Sequence[str]) -> trio.SocketStream:
+    """Waits until p2pd answers. The connection that it lives by from then on."""
+    with trio.move_on_after(START_TIMEOUT):
+        while process.poll() is None:
+            with contextlib.suppress(P2pdGone):  # it is not listening yet
+                stream = await p2pd.connect()
+                await p2pd.answer(Wire(stream), type=p2pd.pb.Request.PERSISTENT_CONN_UPGRADE)
+                return stream
+            await trio.sleep(0.02)
+    await trio.sleep(0.1)  # for its last words
+    raise P2pdGone(f"p2pd did not start (exit code {process.poll()}): {' / '.join(last_words) or 'it said nothing'}")
+
+
+def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subprocess.Popen[bytes]":
+    program = _program()
+    assert program is not None
+    key, key_in = os.pipe()
+    try:
+        os.write(key_in, identity.private_file)
+        os.close(key_in)
+        command = [str(program), "-q", f"-listen=/unix{folder / 'control'}", f"-id=/dev/fd/{key}", f"-idleTimeout={START_TIMEOUT:.0f}s"]
+        return subprocess.Popen(
+            [*command, *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[key],
+            start_new_session=True,  # Ctrl-C in a terminal is for us; we end it
+            env={"GOLOG_LOG_LEVEL": "error"},  # and no token of ours
+        )
+    except OSError as error:
+        raise EngineMissing(f"cannot start {program}: {error.strerror}; install hivemind anew with `{INSTALL}`") from None
+    finally:
+        os.close(key)
+
+
+async def _hear(process: "subprocess.Popen[bytes]", last_words: deque[str]) -> None:
+    assert process.stderr is not None
+    async with trio.lowlevel.FdStream(os.dup(process.stderr.fileno())) as stream:
+        process.stderr.close()
+        async for chunk in stream:
+            for line in chunk.decode(errors="replace").splitlines():
+                last_words.append(line[:500])
+                log.debug("p2pd: %s", line[:500])
+
+
+def _private_folder() -> Path:
+    """For the socket, mode 0700. What a killed process of ours left behind is removed."""
+    root = Path(tempfile.gettempdir())
+    if len(os.fsencode(root)) > _MAX_ROOT:
+        root = Path("/tmp")  # noqa: S108  # mkdtemp makes a private folder in it
+    long_ago = time.time() - 2 * START_TIMEOUT
+    for left in root.glob("swarmd-p2pd-*"):
+        with contextlib.suppress(OSError):  # gone by now
+            about = left.stat()
+            if about.st_uid == os.getuid() and about.st_mtime < long_ago and not _listens(left / "control"):
+                shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix="swarmd-p2pd-", dir=root))
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _hivemind() -> Path | None:
+    found = importlib.util.find_spec("hivemind")  # looks for it and imports nothing
+    places = found.submodule_search_locations if found is not None else None
+    return Path(next(iter(places))) if places else None
+
+
+def _program() -> Path | None:
+    folder = _hivemind()
+    return folder / "hivemind_cli" / "p2pd" if folder is not None else None
+
+
+@cache
+def messages() -> Any:
+    """hivemind's module of the protocol's messages, loaded by its path, without the package around it. Raises EngineMissing."""
+    folder = _hivemind()
+    spec = importlib.util.spec_from_file_location("p2pd_pb2", folder / "proto" / "p2pd_pb2.py") if folder is not None else None
+    if spec is None or spec.loader is None:
+        raise EngineMissing(f"hivemind is not installed; install it with `{INSTALL}`")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, OSError) as error:  # another hivemind, or half of one
+        raise EngineMissing(f"hivemind's messages cannot be loaded ({error}); install it anew with `{INSTALL}`") from None
+    return module
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _bounds(buffer: bytearray) -> tuple[int, int] | None:
+    """Where the first message starts and ends; None while its length has not arrived. Raises P2pdGone on what is no length."""
+    length = 0
+    for index, byte in enumerate(buffer[:5]):
+        length |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            if length > MAX_MESSAGE:
+                break
+            return index + 1, index + 1 + length
+    else:
+        if len(buffer) < 5:
+            return None
+    raise P2pdGone("p2pd sent something that is no message")
