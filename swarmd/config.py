@@ -108,7 +108,7 @@ class SwarmConfig(_Section):
         str,
         Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="at most 32 lower-case letters, digits and hyphens, the first no hyphen"),
     ] = "main"
-    engine: Literal["libp2p", "none"] = "libp2p"  # none: train alone, open no socket
+    engine: Literal["auto", "libp2p", "hivemind", "none"] = "auto"  # auto: hivemind where installed; none: train alone, open no socket
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(listen_address)], ...],
         Field(description="a list of addresses such as /ip4/0.0.0.0/tcp/4001"),

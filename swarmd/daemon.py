@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import trio
 
+from p2p.engines import choose, engine
 from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.member import Member
@@ -62,6 +63,7 @@ class Daemon:
         self.exit_code = 0
         self.paused = False
         self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
+        self.engine = choose(config.swarm.engine) if config.swarm.engine != "none" else None
         curriculum = curriculum_of(config)
         self.topic = Topic(config.swarm.name, swarm_digest(curriculum))
         self.member = Member(
@@ -73,7 +75,7 @@ class Daemon:
         )
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
-        self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic)
+        self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.rewards.extend(line["reward_mean"] for line in read_metrics(folder / METRICS_FILE))
         self.evaluation = (
             Evaluation(config.judge.url, self.identity, curriculum.digest, self._ask_trainer, self._judged) if config.judge.url else None
@@ -117,13 +119,12 @@ class Daemon:
                         self._hand_on(envelope)
                 return verdict
 
-            if self.config.swarm.engine == "none":
+            if self.engine is None:
                 from p2p.engines.memory import MemorySwarm
 
                 return MemorySwarm().join(self.identity.peer_id, deliver_and_hand_on)
-            from p2p.engines.libp2p import Libp2pEngine
-
-            return Libp2pEngine(
+            log.info("p2p engine: %s (%s)", self.engine.name, self.engine.why)
+            return engine(self.engine.name)(
                 self.identity,
                 self.topic,
                 deliver_and_hand_on,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from p2p.engines import Choice
 from p2p.identity import nickname
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Reason
@@ -19,8 +20,8 @@ REWARDS_KEPT = 500  # rounds of the reward curve
 class StatusBoard:
     """The daemon writes here what happened; documents are made from it on demand."""
 
-    def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic) -> None:
-        self.config, self.folder, self.peer_id, self.topic = config, folder, peer_id, topic
+    def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None) -> None:
+        self.config, self.folder, self.peer_id, self.topic, self.engine = config, folder, peer_id, topic, engine
         self.state, self.cause, self.remedy = "starting", "the trainer is starting", "wait"
         self.started_at = time.time()
         self.model: Mapping[str, Any] = {"name": config.model.name}
@@ -57,6 +58,7 @@ class StatusBoard:
             "peer_id": self.peer_id,
             "name": nickname(self.peer_id),
             "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
+            "engine": {"name": self.engine.name, "why": self.engine.why} if self.engine is not None else None,
             "model": dict(self.model),
             "pid": os.getpid(),
             "started_at": self.started_at,

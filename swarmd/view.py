@@ -148,6 +148,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
         ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}"),
+        ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
         ("peers", str(document.get("peers", 0))),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),

@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+from p2p.engines import Choice
 from p2p.identity import Identity, nickname
 from p2p.topic import Topic
 from p2p.types import Peer, Reason
@@ -72,3 +73,10 @@ def test_an_author_of_bad_rollouts_is_shown_as_one_and_nothing_is_advised_for_wh
     }  # fmt: skip
     shown = document(of, {Reason.WRONG_VERSION: 0, Reason.BAD_SIGNATURE: 1})
     assert (shown["rejected"], shown["advice"]) == ({"bad signature": 1}, {})
+
+
+def test_the_p2p_engine_and_why_it_is_that_one_are_told() -> None:
+    of = StatusBoard(NodeConfig(), Path("/state"), ME, Topic("main", "0123456789abcdef"), Choice("libp2p", "as configured"))
+    told = document(of)
+    assert told["engine"] == {"name": "libp2p", "why": "as configured"}
+    assert "engine   libp2p: as configured" in status_lines(told)

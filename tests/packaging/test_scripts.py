@@ -1,6 +1,7 @@
 """The scripts a newcomer runs first: they find what they need, say what is missing in one line, and do nothing twice."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from p2p.engines.p2pd import INSTALL
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]
@@ -62,9 +64,10 @@ def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def asked(checkout: Path) -> list[str]:
+def asked(checkout: Path, *, alone: bool = False) -> list[str]:
+    """Of pip. alone: what was to come without its dependencies; else the rest."""
     log = checkout.parent / "pip.log"
-    return log.read_text().splitlines() if log.exists() else []
+    return [line for line in log.read_text().splitlines() if ("--no-deps" in line) == alone] if log.exists() else []
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: str(script.name))
@@ -89,6 +92,17 @@ def test_one_pip_command_pins_torch_with_the_rest(checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     (line,) = asked(checkout)
     assert re.search(r"^install .*--proxy http://192\.0\.2\.1:1 -c constraints\.txt torch==[\d.]+ -e \.\[dev\] -e engines/vllm$", line)
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="hivemind's p2pd is for Linux on x86-64")
+def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does_not(checkout: Path) -> None:
+    pip = checkout / ".venv" / "bin" / "pip"
+    pip.write_text(pip.read_text() + 'case "$*" in *--no-deps*) exit 1 ;; esac\n')
+    done = run_setup(checkout)
+    assert done.returncode == 0 and "py-libp2p alone" in done.stderr
+    assert [line.split()[-2:] for line in asked(checkout, alone=True)] == [["--no-deps", "hivemind"]]
+    (pin,) = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line.startswith("hivemind==")]
+    assert pin in (ROOT / "pyproject.toml").read_text(encoding="utf-8") and pin in INSTALL
 
 
 def test_nothing_changed_is_nothing_to_do(checkout: Path) -> None:
@@ -196,7 +210,7 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     wanted = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     names = {canonical(re.split(r"[\[<>=!~; ]", line)[0]) for line in wanted} - {"swarmd"}
     assert names - pinned == set()
-    for name in names:  # and what those want in turn, here
+    for name in names - {"hivemind"}:  # and what those want in turn, here; hivemind comes alone
         further = {canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line}
         assert further - pinned == set(), name
     assert all(re.fullmatch(r"[\w.]+", version) for version in pins.values())  # no local versions: "+cpu" is one platform's
