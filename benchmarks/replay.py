@@ -106,14 +106,14 @@ def main() -> None:
                     print(f"seed {seed} {side:7} {rate:g} {_line(one)}", file=sys.stderr, flush=True)
     told = compare(runs["plain"], runs["replay"], arguments.mu)
     out = sys.stderr if arguments.json else sys.stdout
-    for side, name in (("plain", "peer"), ("replay", "ours")):
+    for side in ("plain", "replay"):
         for rate, height in told["heights"][side].items():
             print(f"{side:7} at {rate}: mean of the curve {height:.3f}", file=out)
-        print(f"{side:7} at its best: " + ", ".join(f"{k} {v}" for k, v in told[name].items()), file=out)
+        print(f"{side:7} at its best: " + ", ".join(f"{k} {v}" for k, v in told[side].items()), file=out)
     print(f"target {told['target']:.3f}, ratio {told['ratio']}, compute ratio {told['compute_ratio']}", file=out)
     if arguments.json:
         each = {side: [asdict(one) for one in done] for side, done in runs.items()}
-        print(json.dumps({"schema": 2, "work": vars(arguments), **told, "runs": each}))
+        print(json.dumps({"schema": 3, "work": vars(arguments), **told, "runs": each}))
 
 
 def _arguments() -> argparse.Namespace:
@@ -153,7 +153,7 @@ def _config(arguments: argparse.Namespace, side: str, rate: float) -> NodeConfig
 
 
 def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str, Any]:
-    """ours: with replay, peer: without, each at its best rate. Medians and ranges over the seeds."""
+    """ours: rollouts generated to the target with replay, peer: without, each at its best rate. Medians and ranges over the seeds."""
     heights = {"plain": _heights(plain), "replay": _heights(replay)}
     peer, ours = _best(plain), _best(replay)
     start, end = (statistics.median(values) for values in ([r.curve[0][2] for r in peer], [r.pass_1 for r in peer]))
@@ -167,11 +167,14 @@ def compare(plain: Sequence[Run], replay: Sequence[Run], mu: float) -> dict[str,
         figures |= {name: [getattr(r, name) for r in runs] for name in FIGURES}
         return {"rate": runs[0].rate, **{name: _spread(values) for name, values in figures.items()}}
 
+    replayed, alone = side(ours, reached[1]), side(peer, reached[0])
     return {
         "target": target,
         "heights": heights,
-        "ours": side(ours, reached[1]),
-        "peer": side(peer, reached[0]),
+        "ours": replayed["generated"]["median"],
+        "peer": alone["generated"]["median"],
+        "replay": replayed,
+        "plain": alone,
         "ratio": _spread(ratios[0])["median"],
         "ratios": ratios[0],
         "compute_ratio": _spread(ratios[1])["median"],
