@@ -10,6 +10,7 @@ What differs from `Libp2pEngine`, because p2pd's control socket knows no validat
 
 import logging
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ class HivemindEngine:
         self._clock, self._rng = clock, rng
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
-        self._book = AddressBook(self.me)
+        self._book = AddressBook(self.me, secrets.token_bytes(16))
         for text in bootstrap:
             self._book.pin(*parse_bootstrap(text))
         self._file = BookFile(self._book, addressbook)

@@ -13,14 +13,14 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.addressbook import AddressBook
 from p2p.engines.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
+from p2p.netgroup import group_of
+from p2p.outbound import Outbound
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId
 
-TARGET = 8  # members of the swarm to be connected to
 TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks at who is there; the second while nobody is, or somebody is new
 HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
 MESHED = 1.5 * HEARTBEAT  # seconds after which it is in the mesh; before, nobody passes anything on to it
-DIALS = 4  # at once
 DIAL_TIMEOUT = 8  # seconds; whole ones, as p2pd takes them
 DHT_TIMEOUT = 20
 DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds; doubling from the first to the last
@@ -45,6 +45,7 @@ class Discovery:
         self._subscribed: dict[PeerId, float] = {}  # connected peers in our topic, and since when, in trio's time
         self._members: set[PeerId] = set()  # those of them that are in the mesh by now
         self._connected: dict[PeerId, Peer] = {}
+        self._outbound = Outbound(book, clock())
         self._dialling: set[PeerId] = set()
         self._dialled: set[PeerId] = set()  # those of the connected that we dialled
         self._hanging_up: set[PeerId] = set()
@@ -56,13 +57,17 @@ class Discovery:
             while True:
                 await self._look()
                 await self._identify()
-                missing = TARGET - len(self._members) - len(self._dialling)
-                if missing > 0:
-                    without = self._connected.keys() | self._dialling
-                    candidates = self._book.candidates(self._clock(), self._rng, without=without)
-                    for peer, addresses in candidates[: min(missing, DIALS - len(self._dialling))]:
-                        self._start_dial(nursery, peer, addresses)
+                await self._keep_enough(nursery)
                 await trio.sleep(QUICK_TICK if len(self._members) < max(1, len(self._subscribed)) else TICK)
+
+    async def _keep_enough(self, nursery: trio.Nursery) -> None:
+        now, connected, members = self._clock(), self._connected.keys(), self._subscribed.keys()
+        for peer in self._outbound.look(connected, members, now, self._rng):
+            await self.hang_up(peer)
+        dials = self._outbound.choose(connected, members, now, self._rng)
+        feeler = self._outbound.feeler(connected, now, self._rng)
+        for peer, addresses in [*dials, *([feeler] if feeler else [])]:
+            self._start_dial(nursery, peer, addresses)
 
     def members(self) -> list[Peer]:
         """Connected peers that are in our swarm and hear us, as of the last look."""
@@ -123,20 +128,29 @@ class Discovery:
                     self._unidentified.discard(peer)
 
     def _start_dial(self, nursery: trio.Nursery, peer: PeerId, addresses: Iterable[str]) -> None:
-        if not self._shut_out(peer):
-            self._dialling.add(peer)
-            nursery.start_soon(self._dial, peer, list(addresses))
+        if self._shut_out(peer):
+            self._outbound.missed(peer, self._clock())
+            return
+        self._dialling.add(peer)
+        nursery.start_soon(self._dial, peer, list(addresses))
 
     async def _dial(self, peer: PeerId, addresses: list[str]) -> None:
-        """All addresses at once, and those p2pd knows besides, through relays too."""
+        """All addresses at once, and those p2pd knows besides, through relays too. It does not say which answered: they are of one
+        network group, and the first stands for them.
+        """
         request = {"peer": peer_bytes(peer), "addrs": [Multiaddr(address).to_bytes() for address in addresses], "timeout": DIAL_TIMEOUT}
         self._dialled.add(peer)
         try:
             await self._p2pd.ask(DIAL_TIMEOUT, type=self._p2pd.pb.Request.CONNECT, connect=request)
         except P2pdRefused as error:  # nobody there, or somebody else
             log.debug("could not dial %s: %s", peer, error)
-            self._book.failed(peer, self._clock())
+            self._outbound.missed(peer, self._clock())
             self._dialled.discard(peer)
+        else:
+            if addresses and peer not in self._connected:
+                self._outbound.reached(peer, addresses[0], group_of(addresses[0]) or "", self._clock())
+            else:
+                self._outbound.crossed(peer)
         finally:
             self._dialling.discard(peer)
 
@@ -150,7 +164,7 @@ class Discovery:
                 continue
             with contextlib.suppress(P2pdRefused):  # nobody in its table yet; at the next turn there may be
                 for peer, addresses in await self._providers():
-                    self._book.heard(peer, direct(addresses), self._clock())
+                    self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
                     if addresses and not direct(addresses) and peer not in self._connected.keys() | self._dialling:
                         self._start_dial(nursery, peer, ())  # behind a relay: p2pd has kept how to reach it
                 dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": self._cid(), "timeout": DHT_TIMEOUT}

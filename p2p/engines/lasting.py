@@ -17,7 +17,7 @@ QUEUE = 64  # frames that wait to be sent
 HELD = 15.0  # seconds a frame waits for somebody to send it to
 RESTART_FIRST, RESTART_LAST = 1.0, 30.0  # seconds between a breakdown and the next start
 CALM = 120.0  # seconds without a breakdown after which the wait is short again
-SAVE_EVERY = 5.0
+SAVE_EVERY, SAVE_PEERS = 5.0, 50  # seconds at least, and a second for so many peers: a large book is some MB
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class BookFile:
 
     async def save_now_and_then(self) -> None:
         while True:
-            await trio.sleep(SAVE_EVERY)
+            await trio.sleep(max(SAVE_EVERY, len(self._book) / SAVE_PEERS))
             self.save()
 
 

@@ -1,6 +1,7 @@
 """The engine that goes over the network, on py-libp2p. Whatever breaks in the library, this starts it again and stays what it was."""
 
 import random
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from p2p.address import Endpoint, parse_bootstrap, parse_listen
 from p2p.addressbook import AddressBook
 from p2p.engines.lasting import BookFile, Lasting, Outbox
 from p2p.engines.libp2p_discovery import Discovery
+from p2p.engines.libp2p_network import remote
 from p2p.engines.libp2p_stack import Stack, open_stack
 from p2p.identity import Identity
 from p2p.listening import check_listen, dialable
@@ -41,7 +43,7 @@ class Libp2pEngine:
         self._identity, self._topic, self._deliver = identity, topic, deliver
         self._clock, self._rng = clock, rng
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
-        self._book = AddressBook(self.me)
+        self._book = AddressBook(self.me, secrets.token_bytes(16))
         for text in bootstrap:
             self._book.pin(*parse_bootstrap(text))
         self._file = BookFile(self._book, addressbook)
@@ -103,8 +105,5 @@ class Libp2pEngine:
 
 def _remote(connection: object) -> str:
     """The other end's multiaddress, or "" where the library does not know it."""
-    found = getattr(getattr(connection, "muxed_conn", None), "get_remote_address", lambda: None)()
-    if found is None:
-        return ""
-    host, port = found
-    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}"
+    host, port = remote(connection)
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}" if host else ""

@@ -1,7 +1,7 @@
 """Finding the members of a swarm, and staying connected to enough of them. Off the critical path, every step under a timeout.
 
-Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected peers say of
-themselves (identify); the swarm's provider record in the DHT.
+Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected members say of
+themselves (identify); the swarm's provider record in the DHT. `p2p.outbound` says whom to dial; this does it.
 """
 
 import contextlib
@@ -20,13 +20,14 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.addressbook import AddressBook
-from p2p.engines.libp2p_stack import Stack, close_socket
+from p2p.engines.libp2p_network import close_socket, remote_host
+from p2p.engines.libp2p_stack import Stack
+from p2p.netgroup import LOCAL, group_of_host
+from p2p.outbound import Outbound
 from p2p.topic import Topic
 from p2p.types import PeerId
 
-TARGET = 8  # members of the swarm to be connected to
-TICK = 1.0  # seconds between looks at whether enough are
-DIALS = 4  # at once
+TICK = 1.0  # seconds between looks at whether enough members are connected
 DIAL_TIMEOUT = 8.0
 DHT_TIMEOUT = 20.0
 SIMULTANEOUS = 5.0  # seconds within which two peers that dial each other make two connections in good faith
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 class Discovery:
     def __init__(self, stack: Stack, topic: Topic, book: AddressBook, clock: Callable[[], float], rng: random.Random) -> None:
         self._stack, self._topic, self._book, self._clock, self._rng = stack, topic, book, clock, rng
-        self._dialling: set[PeerId] = set()
+        self._outbound = Outbound(book, clock())
         self._connected: set[PeerId] = set()
         self._were_members: set[PeerId] = set()
         self._missed: dict[PeerId, float] = {}
@@ -61,27 +62,40 @@ class Discovery:
             connected = {PeerId(str(peer)) for peer in self._stack.host.get_connected_peers()}
             self._note(connected)
             await self._close_stale(connected)
-            missing = TARGET - len(self.members()) - len(self._dialling)
-            if missing > 0:
-                for peer, addresses in self._book.candidates(self._clock(), self._rng, without=connected | self._dialling)[
-                    : min(missing, DIALS - len(self._dialling))
-                ]:
-                    self._dialling.add(peer)
-                    nursery.start_soon(self._dial, peer, addresses)
+            now, members = self._clock(), self.members()
+            for peer in self._outbound.look(connected, members, now, self._rng):
+                log.debug("%s was dialled and is not needed", peer)
+                await self._hang_up(ID.from_string(peer))
+            dials = self._outbound.choose(connected, members, now, self._rng)
+            feeler = self._outbound.feeler(connected, now, self._rng)
+            for peer, addresses in [*dials, *([feeler] if feeler else [])]:
+                nursery.start_soon(self._dial, peer, addresses)
             await trio.sleep(TICK)
 
     def _note(self, connected: set[PeerId]) -> None:
-        now = self._clock()
+        """What members say of themselves, heard over a connection that proves who they are."""
+        now, members = self._clock(), self.members()
         for peer in self._connected - connected:
             self._book.lost(peer, now)
+            self._stack.host.get_network().unprotect(ID.from_string(peer), "outbound")
         store = self._stack.host.get_peerstore()
         for peer in connected:
             known = ID.from_string(peer)
             with contextlib.suppress(Exception):  # nothing is known of a peer that has not identified itself yet
-                self._book.heard(peer, [str(address) for address in store.addrs(known)], now)
+                if peer in members:
+                    self._book.heard(peer, [str(address) for address in store.addrs(known)], now, source=self._group(known))
             if peer not in self._connected:
                 self._book.succeeded(peer, None, now)
         self._connected = connected
+
+    def _group(self, peer: Any) -> str:
+        """The network group that the peer's connection comes from. Of one that is not connected any more: as if from afar, unless we
+        know of nothing that is.
+        """
+        network = self._stack.host.get_network()
+        near, all_of_them = network.get_connections(peer), network.get_connections()
+        groups = {group_of_host(remote_host(connection)) or "" for connection in near or all_of_them}
+        return LOCAL if groups == {LOCAL} else min(groups - {LOCAL}, default="") if near else "unknown"
 
     async def _close_stale(self, connected: set[PeerId]) -> None:
         """Of several connections to a peer one is kept. And a member that has not left and yet is missing from the topic is
@@ -104,16 +118,26 @@ class Discovery:
 
     async def _dial(self, peer: PeerId, addresses: list[str]) -> None:
         """Each address by itself: the library tries one address of a kind and then refuses the peer for a minute."""
-        try:
-            for address in addresses:
-                with trio.move_on_after(DIAL_TIMEOUT):
-                    for resolved in await _resolve(address):
-                        if await self._connect(ID.from_string(peer), resolved):
-                            self._book.succeeded(peer, address, self._clock())
-                            return
-            self._book.failed(peer, self._clock())
-        finally:
-            self._dialling.discard(peer)
+        found = ID.from_string(peer)
+        answered = await self._first_to_answer(found, addresses)
+        # Where the peer dialled us in the meantime, the library is content with that connection, and the address is unproved.
+        connections = self._stack.host.get_network().get_connections(found)
+        ours = [connection for connection in connections if connection.direction.name.lower() == "outbound"]
+        if not answered:
+            self._outbound.missed(peer, self._clock())
+        elif not ours:
+            self._outbound.crossed(peer)
+        else:
+            self._outbound.reached(peer, answered, group_of_host(remote_host(ours[0])) or "", self._clock())
+            self._stack.host.get_network().protect(found, "outbound")
+
+    async def _first_to_answer(self, peer: Any, addresses: list[str]) -> str:
+        for address in addresses:
+            with trio.move_on_after(DIAL_TIMEOUT):
+                for resolved in await _resolve(address):
+                    if await self._connect(peer, resolved):
+                        return address
+        return ""
 
     async def _connect(self, peer: Any, address: str) -> bool:
         self._stack.host.get_network().unblock_peer(peer)
@@ -146,13 +170,14 @@ class Discovery:
             await dht.add_peer(peer)
         key = self._topic.provider_key
         # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
-        lookup = ProviderStore(host=host, peer_routing=dht.peer_routing)
-        found = {info.peer_id: info for info in await lookup.find_providers(key)}
-        for info in dht.provider_store.get_providers(key):
-            found.setdefault(info.peer_id, info)
+        lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
+        await lookup.find_providers(key)
+        me = host.get_id()
+        told = [*lookup.told, *((me, info) for info in dht.provider_store.get_providers(key))]
         now = self._clock()
-        for info in found.values():
-            self._book.heard(PeerId(str(info.peer_id)), [str(address) for address in info.addrs], now)
+        for teller, info in told:
+            addresses = [str(address) for address in info.addrs]
+            self._book.heard(PeerId(str(info.peer_id)), addresses, now, teller=PeerId(str(teller)), source=self._group(teller))
         await dht.provider_store.provide(key)
 
     async def _ping(self) -> None:
@@ -172,6 +197,19 @@ class Discovery:
             return
         log.info("%s does not answer and is disconnected", peer)
         await self._hang_up(peer)
+
+
+class _Lookup(ProviderStore):  # type: ignore[misc]  # the library is not typed for us
+    """Remembers who told what."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.told: list[tuple[Any, Any]] = []  # peer id, PeerInfo
+
+    async def _get_providers_from_peer_with_closers(self, peer_id: Any, key: bytes) -> tuple[list[Any], list[Any]]:
+        providers, closer = await super()._get_providers_from_peer_with_closers(peer_id, key)
+        self.told += [(peer_id, info) for info in providers]
+        return providers, closer
 
 
 def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:

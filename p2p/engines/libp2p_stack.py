@@ -25,9 +25,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pai
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
-from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.network.swarm import Swarm
 from libp2p.peer.peerstore import PeerStore
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pubsub import Pubsub
@@ -40,6 +38,7 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
+from p2p.engines.libp2p_network import Network
 from p2p.envelope import MAX_FRAME
 from p2p.errors import CannotListen
 from p2p.identity import Identity
@@ -81,35 +80,6 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
             await super()._identify_task_entry(peer_id, reason)
         except Exception as error:  # a system task of trio: what it raises would end the process; the peer stays unidentified
             log.debug("identify failed: %r", error)
-
-
-class Network(Swarm):  # type: ignore[misc]
-    """Connections are made by our own discovery, which knows who is of this swarm, and end at once."""
-
-    def _init_connection_management(self) -> None:
-        super()._init_connection_management()
-        self.auto_connector = _NoAutoConnector(swarm=self)
-
-    async def close_peer(self, peer_id: Any) -> None:
-        """The library says goodbye before it closes the socket, and so waits on a peer that does not read."""
-        for connection in self.get_connections(peer_id):
-            await close_socket(connection)
-        await super().close_peer(peer_id)
-
-    async def close_sockets(self) -> None:
-        """What is cancelled closes no socket, and the peers would think us connected as long as this process lives."""
-        for connection in self.get_connections():
-            await close_socket(connection)
-
-
-async def close_socket(connection: Any) -> None:
-    with trio.CancelScope(shield=True):  # the socket is closed at once; what follows is only a checkpoint
-        await connection.muxed_conn.secured_conn.conn.read_writer.close()
-
-
-class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
-    async def maybe_connect(self) -> None:
-        """The library's dials whatever is in its peer store, up to half the high watermark."""
 
 
 class Tasks(TrioManager):  # type: ignore[misc]

@@ -15,14 +15,18 @@ from typing import Any
 import multiaddr
 import pytest
 import trio
+from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import parse_bootstrap, parse_listen
+from p2p.engines import libp2p_network
 from p2p.engines.libp2p import Libp2pEngine
+from p2p.engines.libp2p_network import Network
 from p2p.engines.libp2p_stack import Stack, open_stack
 from p2p.errors import BadAddress, CannotListen, OperatorError, PortInUse
 from p2p.identity import Identity
 from p2p.listening import dialable
 from p2p.member import Member
+from p2p.netgroup import LOCAL
 from p2p.topic import Topic
 from p2p.types import Deliver, Engine, Verdict
 
@@ -159,6 +163,23 @@ async def test_a_known_peer_is_found_again_without_a_bootstrap(tmp_path: Path) -
                 await inner.start(b.run)
                 await until(b.peers)
                 inner.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_told_of_a_peer_is_noted() -> None:
+    """b and c know only a; c hears of b from a, by the DHT."""
+    a, _ = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, _ = member(2, bootstrap=addresses[:1])
+        c, c_engine = member(3, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await until(b.peers)
+        await nursery.start(c.run)
+        await until(lambda: b.identity.peer_id in c_engine._book)
+        assert c_engine._book[b.identity.peer_id].source == LOCAL
+        told = c_engine._book._purses
+        assert set(told) <= {a.identity.peer_id, c.identity.peer_id} and (told or c_engine._book[b.identity.peer_id].itself)
         nursery.cancel_scope.cancel()
 
 
@@ -339,6 +360,84 @@ async def test_who_floods_is_cut_off_and_the_honest_are_heard() -> None:
         assert cut and sum(a.rejected.values()) < 100
         await heard(b, a)
         assert a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_that_ended_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would keep it for good, and let nobody in after the 160th."""
+    monkeypatch.setattr(Network, "max_inbound", 3)
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+
+        async def come_and_go(stack: Stack, target: Any) -> None:
+            for _ in range(8):
+                await stack.host.disconnect(target)
+                await until(lambda: not network.inbound)
+                stack.host.get_network().unblock_peer(target)
+                await stack.host.connect(PeerInfo(target, [multiaddr.Multiaddr(addresses[0].split("/p2p/")[0])]))
+            assert len(network.get_connections()) == 1 and sum(map(len, network.inbound.values())) == 1
+
+        assert a_engine._stack is not None
+        network = a_engine._stack.host.get_network()
+        await hostile_stack(addresses, come_and_go)
+        nursery.cancel_scope.cancel()
+
+
+async def refused(stream: trio.SocketStream) -> bool:
+    """Whether the other end hangs up at once, instead of answering."""
+    with trio.move_on_after(5):
+        try:
+            return await stream.receive_some(1) == b""
+        except trio.BrokenResourceError:
+            return True
+    return False
+
+
+async def test_a_crowd_that_comes_in_leaves_room_for_those_we_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Network, "max_inbound", 3)
+    a, _ = member(1)
+    async with trio.open_nursery() as nursery:
+        bootstrap = await nursery.start(a.run)
+        b, b_engine = member(2, bootstrap=bootstrap[:1])
+        addresses = await nursery.start(b.run)
+        _, endpoint = parse_bootstrap(addresses[0])
+        crowd = [await trio.open_tcp_stream(endpoint.host, endpoint.port) for _ in range(3)]
+        assert await refused(await trio.open_tcp_stream(endpoint.host, endpoint.port))
+        await until(b.peers)
+        assert b_engine._discovery is not None
+        await until(lambda: b_engine._discovery and a.identity.peer_id in b_engine._discovery._outbound.links)
+        await heard(a, b)
+        assert len(crowd) == 3
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
+async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Network, "max_inbound", 4)
+    monkeypatch.setattr(libp2p_network, "group_of_host", lambda host: ".".join(host.split(".")[:2]))
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        assert a_engine._stack is not None
+        network = a_engine._stack.host.get_network()
+        _, endpoint = parse_bootstrap(addresses[0])
+
+        async def come(source: str) -> trio.SocketStream:
+            return await trio.open_tcp_stream(endpoint.host, endpoint.port, local_address=source)
+
+        def taken() -> dict[str, int]:
+            return {group: len(those) for group, those in network.inbound.items()}
+
+        crowd = [await come("127.7.0.1") for _ in range(4)]
+        await until(lambda: taken() == {"127.7": 4})
+        assert await refused(await come("127.7.0.2"))  # of the same group
+        others = [await come("127.8.0.1")]
+        await until(lambda: taken() == {"127.7": 3, "127.8": 1})
+        others.append(await come("127.8.0.1"))
+        await until(lambda: taken() == {"127.7": 2, "127.8": 2})
+        assert await refused(await come("127.8.0.1"))
+        assert len(crowd) == 4 and a_engine.restarts == 0
         nursery.cancel_scope.cancel()
 
 

@@ -1,0 +1,102 @@
+"""Where the address book keeps what it knows: two tables of buckets, so that whoever floods it reaches a part of it. Pure.
+
+After Bitcoin Core's address manager (addrman.h), smaller, and stricter, as peer ids cost less than IP addresses. `new` holds peers that
+we only heard of: the teller's network group has NEW_REACH buckets, and each group it tells of is in one of them. `tried` holds peers
+that we dialled ourselves and that were of our swarm: a group has one bucket. No group has more than SHARE places in a bucket; private
+networks, which are one group, have LOCAL_REACH buckets instead. A secret in the hash keeps others from choosing groups and
+peer ids that meet in a bucket of their liking. A full bucket takes nobody in, unless one in it is not worth keeping.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from p2p.netgroup import LOCAL, group_of
+from p2p.types import PeerId
+
+NEW_BUCKETS, TRIED_BUCKETS, SIZE = 256, 128, 16
+NEW_REACH, LOCAL_REACH, SHARE = 2, 4, 4
+FIRST_WAIT = 1.0  # seconds after a failed dial; then twice as long, and so on
+FRESH_WAIT = 8.0  # the longest wait for a peer that we were connected to in the last ten minutes
+STALE_WAIT = 300.0  # and for the rest
+_FRESH = 600.0
+_DAY = 86_400.0
+HORIZON = 30 * _DAY  # nobody spoke of the peer for so long: it is gone
+MISS_EVERY = 3600.0  # seconds: failures closer together are one miss
+_MISSES_NEW, _MISSES_SEEN, _PATIENCE = 3, 10, 7 * _DAY
+
+
+@dataclass(slots=True)
+class Known:
+    """What we know of one peer. Times in seconds since the epoch, 0: never."""
+
+    addresses: list[str] = field(default_factory=list)  # best first: the one that worked last
+    pinned: list[str] = field(default_factory=list)  # those of them that the operator gave: never forgotten, nor is the peer
+    proved: str = ""  # the address at which we reached it last
+    source: str = ""  # network group of who told us first
+    itself: bool = False  # who told us was the peer, from the network group that its address is in
+    heard: float = 0.0
+    last_success: float = 0.0  # connected, whoever dialled
+    last_failure: float = 0.0
+    failures: int = 0  # in a row
+    misses: int = 0  # of them, those while others could be reached: the fault was the peer's
+    missed: float = 0.0  # when the last of them was
+    tried: bool = False  # we dialled it, and it was of our swarm
+
+    @property
+    def group(self) -> str:
+        return group_of(self.addresses[0]) or ""
+
+    def due(self) -> float:
+        """When to dial again."""
+        if self.failures == 0:
+            return 0.0
+        fresh = self.pinned or self.last_failure - self.last_success < _FRESH
+        return self.last_failure + min(FIRST_WAIT * 2.0 ** min(self.failures - 1, 16), FRESH_WAIT if fresh else STALE_WAIT)
+
+    def terrible(self, now: float) -> bool:
+        """Not worth its place."""
+        if self.pinned:
+            return False
+        if now - max(self.heard, self.last_success) > HORIZON:
+            return True
+        if self.last_success == 0:
+            return self.misses >= _MISSES_NEW
+        return self.misses >= _MISSES_SEEN and now - self.last_success > _PATIENCE
+
+
+class Tables:
+    """Who is in which bucket: at most NEW_BUCKETS x SIZE peers in one table, TRIED_BUCKETS x SIZE in the other."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._buckets: dict[tuple[str, int], dict[PeerId, str]] = {}  # table and number -> who is in it, and of which group
+        self._place: dict[PeerId, tuple[str, int]] = {}
+
+    def new(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
+        """Take the peer into `new`. Returns nobody, or those of whom one has to go first; then the peer stays where it was."""
+        row = self._hash("peer", peer) % LOCAL_REACH if known.group == LOCAL else self._hash("row", known.source, known.group) % NEW_REACH
+        return self._put(("new", self._hash("new", known.source, row) % NEW_BUCKETS), peer, known.group)
+
+    def tried(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
+        """Move the peer into `tried`. Returns as `new` does."""
+        row = self._hash("peer", peer) % LOCAL_REACH if known.group == LOCAL else 0
+        return self._put(("tried", self._hash("tried", known.group, row) % TRIED_BUCKETS), peer, known.group)
+
+    def remove(self, peer: PeerId) -> None:
+        if peer in self._place:
+            del self._buckets[self._place.pop(peer)][peer]
+
+    def _put(self, place: tuple[str, int], peer: PeerId, group: str) -> Sequence[PeerId]:
+        bucket = self._buckets.setdefault(place, {})
+        if peer not in bucket:
+            alike = [one for one, its in bucket.items() if its == group != LOCAL]
+            if len(alike) >= SHARE or len(bucket) >= SIZE:
+                return alike if len(alike) >= SHARE else list(bucket)
+            self.remove(peer)
+            bucket[peer] = group
+            self._place[peer] = place
+        return ()
+
+    def _hash(self, *parts: object) -> int:
+        return int.from_bytes(blake2b("\0".join(map(str, parts)).encode(), key=self.key, digest_size=8).digest(), "big")

@@ -1,0 +1,95 @@
+"""The library's network, with connections as we want them: who may come in, who is dialled, and how a connection ends."""
+
+import contextlib
+import logging
+from typing import Any
+
+import trio
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm
+
+from p2p.netgroup import group_of_host
+
+log = logging.getLogger(__name__)
+
+
+class Network(Swarm):  # type: ignore[misc]
+    """Connections are made by our own discovery, which knows who is of this swarm, limited here where they come in, and end at once."""
+
+    max_inbound = 112  # of the library's 160 in all: whoever dials us leaves room for those that we dial
+
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.auto_connector = _NoAutoConnector(swarm=self)
+        self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
+
+    async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
+        """The library keeps a place and a task for every connection that ever came in: after the 160th in its life nobody is let in."""
+        group = group_of_host((read_write_closer.get_remote_address() or ("",))[0]) or ""
+        if not await self._make_room(group):
+            await read_write_closer.close()
+            return
+        self.inbound.setdefault(group, []).append(read_write_closer)
+        raw = RawConnection(read_write_closer, False)
+        try:
+            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+            while any(connection.muxed_conn is muxed for connection in self.get_connections()) and not muxed.event_closed.is_set():
+                with trio.move_on_after(10.0):
+                    await muxed.event_closed.wait()
+        except Exception as error:  # any peer that fails to prove who it is, in any way
+            log.debug("a connection that came in failed: %r", error)
+        finally:
+            self._gone(group, read_write_closer)
+            with contextlib.suppress(Exception), trio.CancelScope(shield=True):  # it may be closed already
+                await read_write_closer.close()
+
+    async def _make_room(self, group: str) -> bool:
+        """Where all places are taken, the network group with the most of them gives up its youngest to a group with fewer."""
+        if sum(map(len, self.inbound.values())) < self.max_inbound:
+            return True
+        largest = max(self.inbound.values(), key=len)
+        if len(largest) <= len(self.inbound.get(group, ())) + 1:
+            return False
+        youngest = largest[-1]
+        self._gone(next(name for name, those in self.inbound.items() if those is largest), youngest)
+        await youngest.close()
+        return True
+
+    def _gone(self, group: str, read_write_closer: Any) -> None:
+        those = self.inbound.get(group, [])
+        if read_write_closer in those:
+            those.remove(read_write_closer)
+        if not those:
+            self.inbound.pop(group, None)
+
+    async def close_peer(self, peer_id: Any) -> None:
+        """The library says goodbye before it closes the socket, and so waits on a peer that does not read."""
+        for connection in self.get_connections(peer_id):
+            await close_socket(connection)
+        await super().close_peer(peer_id)
+
+    async def close_sockets(self) -> None:
+        """What is cancelled closes no socket, and the peers would think us connected as long as this process lives."""
+        for connection in self.get_connections():
+            await close_socket(connection)
+
+
+def remote(connection: Any) -> tuple[str, int]:
+    """Host and port of the other end, ("", 0) where the library does not know them."""
+    found = getattr(getattr(connection, "muxed_conn", connection), "get_remote_address", lambda: None)()
+    return (str(found[0]), int(found[1])) if found is not None else ("", 0)
+
+
+def remote_host(connection: Any) -> str:
+    return remote(connection)[0]
+
+
+async def close_socket(connection: Any) -> None:
+    with trio.CancelScope(shield=True):  # the socket is closed at once; what follows is only a checkpoint
+        await connection.muxed_conn.secured_conn.conn.read_writer.close()
+
+
+class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
+    async def maybe_connect(self) -> None:
+        """The library's dials whatever is in its peer store, up to half the high watermark."""

@@ -1,0 +1,70 @@
+"""The network group of an address: what one attacker gets cheaply at a time. Pure.
+
+/16 for IPv4 and /32 for IPv6, as in Bitcoin Core's address manager (netgroup.cpp): thousands of addresses in one data centre or at
+one provider are one group, thousands of groups are thousands of providers. Addresses of IPv4 inside IPv6 (RFC 4291 2.5.5.2, 3056,
+4380, 6052) count as the IPv4 address. Loopback and private networks are one group together: who is in there was let in by somebody.
+"""
+
+import ipaddress
+from functools import lru_cache
+
+from p2p.address import parse_endpoint
+
+LOCAL = "local"
+NAME = "name"  # only the operator gives names; where they lead is known when they are dialled
+_LOCAL_4 = [
+    ipaddress.IPv4Network(text)
+    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16")
+]
+_LOCAL_6 = [ipaddress.IPv6Network(text) for text in ("::1/128", "fc00::/7", "fe80::/10")]
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@lru_cache(maxsize=1 << 14)
+def group_of(address: str) -> str | None:
+    """The group of a multiaddress, or None where nobody can dial it."""
+    endpoint = parse_endpoint(address)
+    if endpoint is None:
+        return None
+    return group_of_host(endpoint.host) if endpoint.kind.startswith("ip") else NAME
+
+
+@lru_cache(maxsize=1 << 14)
+def group_of_host(host: str) -> str | None:
+    """The group of an IP address as text, or None where it is none that a peer can have (multicast, reserved, not an address)."""
+    try:
+        ip = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return None
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = _inner(ip)
+        if inner is None:
+            return None if ip.is_multicast or ip.is_unspecified else _group_6(ip)
+        ip = inner
+    if ip.is_multicast or ip.is_reserved or ip.is_unspecified:
+        return None
+    return LOCAL if any(ip in network for network in _LOCAL_4) else f"{ip.packed[0]}.{ip.packed[1]}"
+
+
+@lru_cache(maxsize=1 << 14)
+def only_here(address: str) -> bool:
+    """Loopback and link-local: means another machine to whoever says it and to whoever hears it."""
+    endpoint = parse_endpoint(address)
+    if endpoint is None or not endpoint.kind.startswith("ip"):
+        return False
+    ip = ipaddress.ip_address(endpoint.host)
+    return ip.is_loopback or ip.is_link_local
+
+
+def _group_6(ip: ipaddress.IPv6Address) -> str:
+    return LOCAL if any(ip in network for network in _LOCAL_6) else ip.packed[:4].hex()
+
+
+def _inner(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    if ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped
+    if ip.sixtofour is not None:
+        return ip.sixtofour
+    if ip.teredo is not None:
+        return ip.teredo[1]
+    return ipaddress.IPv4Address(ip.packed[12:]) if ip in _NAT64 else None

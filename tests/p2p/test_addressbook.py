@@ -1,0 +1,419 @@
+"""Buckets, network groups, tellers and the file: what keeps the book from being filled by one who has many addresses of a kind."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.address import parse_endpoint
+from p2p.addressbook import ANCHORS, MAX_ADDRESSES, MAX_PEERS, TOLD_BURST, AddressBook
+from p2p.addresstable import LOCAL_REACH, NEW_REACH, SHARE, SIZE
+from p2p.identity import peer_id_of
+from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, only_here
+from p2p.types import PeerId
+
+NOW = 1_700_000_000.0
+DAY = 86_400.0
+KEY = bytes(range(16))
+ME = peer_id_of(b"\xff" * 32)
+
+
+def peer(n: int) -> PeerId:
+    return peer_id_of(n.to_bytes(32, "big"))
+
+
+def at(group: int, host: int = 1) -> str:
+    """An address in a network group of that number."""
+    return f"/ip4/{11 + group // 256}.{group % 256}.{host // 256}.{host % 256}/tcp/4001"
+
+
+def dial(book: AddressBook, who: PeerId, now: float = NOW) -> None:
+    """We reach it, and it is of our swarm."""
+    book.succeeded(who, book[who].addresses[0], now)
+    book.met(who, now)
+
+
+@pytest.fixture
+def book() -> AddressBook:
+    return AddressBook(ME, KEY)
+
+
+@pytest.mark.parametrize(
+    "host, group",
+    [
+        ("203.0.113.7", "203.0"), ("203.0.200.1", "203.0"), ("203.1.113.7", "203.1"), ("2001:db8:1:2::3", "20010db8"),
+        ("2001:db8:ffff::", "20010db8"), ("2001:db9::", "20010db9"), ("::ffff:203.0.113.7", "203.0"), ("2002:cb00:7107::1", "203.0"),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "192.0"), ("64:ff9b::203.0.113.7", "203.0"), ("::ffff:10.0.0.1", LOCAL),
+        *((host, LOCAL) for host in ("127.0.0.1", "10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.1", "169.254.0.1", "::1", "fd00::1")),
+        ("fe80::1%eth0", LOCAL), ("172.32.0.1", "172.32"),
+        *((host, None) for host in ("224.0.0.1", "255.255.255.255", "0.0.0.0", "::", "ff02::1", "x", "")),
+    ],
+)  # fmt: skip
+def test_network_groups(host: str, group: str | None) -> None:
+    assert group_of_host(host) == group
+
+
+def test_groups_of_addresses() -> None:
+    assert group_of("/ip4/203.0.113.7/tcp/1") == "203.0" and group_of("/dns4/example.org/tcp/1") == NAME and group_of("junk") is None
+    assert only_here("/ip4/127.0.0.1/tcp/1") and only_here("/ip6/fe80::1/tcp/1") and not only_here("/ip4/10.0.0.1/tcp/1")
+
+
+def test_one_group_of_tellers_reaches_a_part_of_the_book(book: AddressBook) -> None:
+    for n in range(5000):
+        book.heard(peer(n), [at(n)], NOW, teller=peer(10_000 + n % 200), source="66.1")
+    assert SIZE < len(book) <= NEW_REACH * SIZE
+
+
+def test_one_group_has_few_places_whoever_tells_of_it(book: AddressBook) -> None:
+    for n in range(400):
+        book.heard(peer(n), [at(7, n)], NOW, source="66.1")
+    assert len(book) == SHARE
+    for n in range(400, 800):
+        book.heard(peer(n), [at(7, n)], NOW, source="66.2")
+    assert SHARE < len(book) <= 2 * SHARE
+
+
+def test_a_swarm_on_a_local_network_fits(book: AddressBook) -> None:
+    for n in range(30):
+        book.heard(peer(n), [f"/ip4/192.168.1.{n}/tcp/4001"], NOW, source=LOCAL)
+    assert len(book) == 30
+    for n in range(30, 1000):
+        book.heard(peer(n), [f"/ip4/192.168.1.{n % 250}/tcp/{n}"], NOW, source=LOCAL)
+    assert len(book) <= LOCAL_REACH * SIZE
+
+
+def test_another_key_puts_others_together() -> None:
+    together = []
+    for key in (KEY, KEY[::-1]):
+        book = AddressBook(ME, key)
+        for n in range(200):
+            book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+        assert len(book) == 200
+        together.append({frozenset(bucket) for bucket in book._tables._buckets.values() if len(bucket) > 1})
+    assert len(together[0]) > 30 and len(together[0] & together[1]) < 3
+
+
+def test_who_tells_too_much_is_not_listened_to(book: AddressBook) -> None:
+    def tell(start: int, now: float, teller: PeerId) -> int:
+        before = len(book)
+        for n in range(start, start + 500):
+            book.heard(peer(n), [at(n)], now, teller=teller, source=f"{n}")  # buckets are no limit here
+        return len(book) - before
+
+    assert tell(0, NOW, peer(9000)) == TOLD_BURST
+    assert tell(500, NOW + 100, peer(9000)) == 10
+    assert tell(1000, NOW + 100, peer(9001)) == TOLD_BURST
+    assert tell(2000, NOW, peer(9001)) == 0  # a clock that goes back gives nothing
+    book.heard(peer(0), [at(1)], NOW, teller=peer(9000))  # of whom we know it is free
+    assert book[peer(0)].addresses == [at(0), at(1)]
+    for n in range(1100):
+        book.heard(peer(5000 + n), [at(0)], NOW, teller=peer(20_000 + n), source="66.1")
+    assert len(book._purses) <= 1024
+
+
+def test_what_the_peer_says_itself_counts_for_more_than_hearsay(book: AddressBook) -> None:
+    book.heard(peer(1), [at(1)], NOW, teller=peer(9))
+    for n in range(2, 30):
+        book.heard(peer(1), [at(n)], NOW, teller=peer(9))
+    assert book[peer(1)].addresses == [at(n) for n in range(1, 1 + MAX_ADDRESSES)]
+    book.heard(peer(1), [at(50), at(51)], NOW, source=group_of(at(51)))
+    assert book[peer(1)].addresses == [at(51), at(50)] and book[peer(1)].itself
+    dial(book, peer(1))
+    book.heard(peer(1), [at(60)], NOW, teller=peer(9))
+    assert book[peer(1)].addresses == [at(51), at(50)]  # it is well: nobody else need tell us where it is
+    book.heard(peer(1), [at(61)], NOW)
+    assert book[peer(1)].addresses == [at(51), at(61)]  # where we reached it stays
+
+
+def test_addresses_from_afar(book: AddressBook) -> None:
+    """Names would be looked up, our own loopback dialled; private networks come last, as they are hardly ever ours."""
+    said = [
+        "/ip4/127.0.0.1/tcp/1",
+        "/ip4/192.168.0.9/tcp/1",
+        at(3),
+        "/dns4/example.org/tcp/1",
+        "/ip4/224.0.0.1/tcp/1",
+        "/ip6/fe80::1/tcp/1",
+    ]
+    book.heard(peer(1), said, NOW, source=group_of(at(3)))
+    assert book[peer(1)].addresses == [at(3), "/ip4/192.168.0.9/tcp/1"]
+    book.heard(peer(2), said, NOW, source=LOCAL)
+    assert book[peer(2)].addresses == ["/ip4/127.0.0.1/tcp/1", "/ip4/192.168.0.9/tcp/1", "/ip6/fe80::1/tcp/1", at(3)]
+    book.heard(peer(3), said[3:5], NOW)
+    assert peer(3) not in book
+
+
+def test_groups_are_drawn_not_peers(book: AddressBook) -> None:
+    for n in range(64):
+        book.heard(peer(n), [at(1, n)], NOW, source=f"{n}")
+    for n in range(4):
+        book.heard(peer(100 + n), [at(2 + n)], NOW, source=f"{n}")
+    for who in list(book._known):
+        dial(book, who)
+    first = Counter(group_of(book.candidates(NOW, random.Random(seed), count=1)[0][1][0]) for seed in range(300))
+    assert first[group_of(at(1))] < 120 and len(first) == 5
+    others = {addresses[0] for _, addresses in book.candidates(NOW, random.Random(0), avoid={group_of(at(1)) or ""})}
+    assert others == {at(2 + n) for n in range(4)}
+
+
+def test_a_peer_is_dialled_in_one_group_at_a_time_and_then_in_the_next(book: AddressBook) -> None:
+    book.heard(peer(1), [at(1), at(2), at(1, 9)], NOW)
+    assert book.candidates(NOW, random.Random(0)) == [(peer(1), [at(1), at(1, 9)])]
+    assert book.candidates(NOW, random.Random(0), avoid={group_of(at(1)) or ""}) == [(peer(1), [at(2)])]
+    book.failed(peer(1), NOW, [at(1), at(1, 9)])
+    assert book.candidates(NOW + 2, random.Random(0)) == [(peer(1), [at(2)])]
+
+
+def test_those_reached_before_come_first(book: AddressBook) -> None:
+    for n in range(40):
+        book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+    for n in range(4):
+        dial(book, peer(n))
+    first = Counter(book.candidates(NOW, random.Random(seed), count=1)[0][0] in {peer(n) for n in range(4)} for seed in range(400))
+    assert first[True] > 350 and first[False] > 3
+    everybody = [who for who, _ in book.candidates(NOW, random.Random(1))]
+    assert len(everybody) == len(set(everybody)) == 40
+
+
+def test_who_dials_us_is_not_one_that_we_reached(book: AddressBook) -> None:
+    book.heard(peer(1), [at(1)], NOW)
+    book.succeeded(peer(1), None, NOW)
+    assert book.tried() == 0
+    dial(book, peer(1))
+    assert book.tried() == 1
+
+
+def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:
+    for n in range(40):
+        book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+    book.anchor([peer(7), peer(3)])
+    assert [who for who, _ in book.candidates(NOW, random.Random(0))][:2] == [peer(7), peer(3)]
+    book.anchor([peer(9)])
+    assert list(book.anchors) == [peer(9), peer(7)] and len(book.anchors) == ANCHORS
+    book.failed(peer(9), NOW)
+    assert book.candidates(NOW, random.Random(0))[0][0] == peer(7)
+
+
+def test_those_that_never_answer_go_and_our_own_outage_drives_nobody_away(book: AddressBook) -> None:
+    book.heard(peer(1), [at(1)], NOW)
+    book.heard(peer(2), [at(2)], NOW)
+    for hour in range(1, 30):  # nobody answers: it is we who are cut off
+        book.failed(peer(1), NOW + 4000 * hour)
+    assert peer(1) in book
+    for hour in range(30, 33):
+        for second in range(5):  # many failures in a row are one
+            book.succeeded(peer(2), at(2), NOW + 4000 * hour + second)
+            book.failed(peer(1), NOW + 4000 * hour + second)
+            assert peer(1) in book or hour == 32
+    assert peer(1) not in book
+
+
+def test_one_that_was_reached_is_kept_for_a_week_of_failures(book: AddressBook) -> None:
+    book.heard(peer(1), [at(1)], NOW)
+    book.heard(peer(2), [at(2)], NOW)
+    dial(book, peer(1))
+    hours = 0
+    while peer(1) in book:
+        hours += 2
+        book.succeeded(peer(2), at(2), NOW + 3600 * hours - 1)
+        book.failed(peer(1), NOW + 3600 * hours)
+    assert 7 * 24 < hours <= 7 * 24 + 4
+
+
+def test_the_old_give_way(book: AddressBook) -> None:
+    book.heard(peer(1), [at(1)], NOW)
+    assert book.candidates(NOW + 29 * DAY, random.Random(0)) and not book.candidates(NOW + 31 * DAY, random.Random(0))
+    for n in range(SHARE):
+        book.heard(peer(10 + n), [at(5, n)], NOW, source="66.1")
+    book.heard(peer(20), [at(5, 20)], NOW + DAY, source="66.1")
+    assert peer(20) not in book
+    book.heard(peer(20), [at(5, 20)], NOW + 31 * DAY, source="66.1")
+    assert peer(20) in book
+
+
+def test_a_place_among_those_reached_is_lost_only_to_one_that_outlives_its_holder(book: AddressBook) -> None:
+    for n in range(SHARE + 1):
+        book.heard(peer(n), [at(1, n)], NOW + n, source=f"{n}")
+        dial(book, peer(n), NOW + n)
+    assert book.tried() == SHARE and not book[peer(SHARE)].tried
+    found = book.feeler(NOW + 100, random.Random(0))
+    assert found is not None and found[0] == peer(0)  # the one not seen for longest is looked at
+    book.succeeded(peer(0), at(1, 0), NOW + 101)
+    assert book[peer(0)].tried and not book[peer(SHARE)].tried
+    book.met(peer(SHARE), NOW + 102)
+    found = book.feeler(NOW + 103, random.Random(0))
+    assert found is not None and found[0] == peer(1)
+    book.failed(peer(1), NOW + 104)
+    assert book[peer(SHARE)].tried and not book[peer(1)].tried
+
+
+def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
+    assert book.feeler(NOW, random.Random(0)) is None
+    for n in range(10):
+        book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+    for n in range(9):
+        dial(book, peer(n))
+    assert all(book.feeler(NOW, random.Random(seed)) == (peer(9), [at(9)]) for seed in range(20))
+    assert book.feeler(NOW, random.Random(0), without={peer(9)}) is None
+
+
+def test_of_those_never_reached_half_are_drawn_from_visitors(book: AddressBook) -> None:
+    """One liar tells of a hundred groups; two peers come and say where they are."""
+    for n in range(30):
+        book.heard(peer(n), [at(n)], NOW, teller=peer(99), source="66.1")
+    for n in (200, 201):
+        book.heard(peer(n), [at(n)], NOW, source=group_of(at(n)))
+    drawn = Counter(found[0] in (peer(200), peer(201)) for seed in range(400) if (found := book.feeler(NOW, random.Random(seed))))
+    assert 0.5 < drawn[True] / 400 < 0.85
+
+
+def test_a_stranger_is_forgotten_unless_the_operator_named_it(book: AddressBook) -> None:
+    endpoint = parse_endpoint(at(1))
+    assert endpoint is not None
+    book.pin(peer(1), endpoint)
+    book.heard(peer(2), [at(2)], NOW)
+    for who in (peer(1), peer(2), peer(3)):
+        book.stranger(who, NOW)
+    assert peer(1) in book and peer(2) not in book and not book.bootstraps(NOW + 5) and book.bootstraps(NOW + 10)
+
+
+Step = tuple[str, int, int, int, float]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["heard", "told", "dial", "inbound", "failed", "lost", "stranger", "anchor", "pin"]),
+        st.integers(0, 60), st.integers(0, 6), st.integers(0, 3), st.floats(0, 3 * DAY),
+    ),
+    max_size=150,
+)  # fmt: skip
+
+
+def play(book: AddressBook, steps: list[Step]) -> float:
+    now = NOW
+    for what, who, group, source, wait in steps:
+        now += wait
+        address, its = at(group, who), [f"{source}", LOCAL, None, group_of(at(group))][source]
+        match what:
+            case "heard":
+                book.heard(peer(who), [address, "/ip4/10.0.0.1/tcp/1"], now, source=its)
+            case "told":
+                book.heard(peer(who), [address], now, teller=peer(1000 + source), source=its)
+            case "dial" if peer(who) in book:
+                dial(book, peer(who), now)
+            case "inbound":
+                book.succeeded(peer(who), None, now)
+            case "failed":
+                book.failed(peer(who), now, [address])
+            case "lost":
+                book.lost(peer(who), now)
+            case "stranger":
+                book.stranger(peer(who), now)
+            case "anchor":
+                book.anchor([peer(who)])
+            case "pin" if who < 3 and (endpoint := parse_endpoint(address)):
+                book.pin(peer(who), endpoint)
+    return now
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(STEPS)
+def test_whatever_happens_the_bounds_hold(tmp_path_factory: Any, steps: list[Step]) -> None:
+    book = AddressBook(ME, KEY)
+    now = play(book, steps)
+    everybody = book.candidates(now + 400, random.Random(0))
+    assert len(everybody) == len(dict(everybody)) <= len(book) <= MAX_PEERS and len(book.anchors) <= ANCHORS
+    places: Counter[object] = Counter()
+    alike: Counter[object] = Counter()
+    for place, bucket in book._tables._buckets.items():
+        places[place] += len(bucket)
+        alike.update((place, group) for group in bucket.values() if group != LOCAL)
+        assert all(book._tables._place[who] == place and who in book and not book[who].pinned for who in bucket)
+        assert all(book[who].tried == (place[0] == "tried") for who in bucket)
+    assert all(count <= SIZE for count in places.values()) and all(count <= SHARE for count in alike.values())
+    assert sum(places.values()) == sum(not book[who].pinned for who in book._known)  # everybody has one place
+    for who, addresses in everybody:
+        assert addresses and len({group_of(address) for address in addresses}) == 1 and len(book[who].addresses) <= MAX_ADDRESSES
+    path = tmp_path_factory.mktemp("book") / "peers.json"
+    book.save(path)
+    again = AddressBook(ME, bytes(16))
+    again.load(path)
+    assert set(again._known) <= set(book._known) and list(again.anchors) == list(book.anchors)
+    assert again._tables.key == KEY
+
+
+def test_what_the_file_keeps(book: AddressBook, tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    for n in range(60):
+        book.heard(peer(n), [at(n), at(n, 9)], NOW + n, teller=peer(99), source=f"{n % 7}")
+    for n in range(0, 40, 2):
+        dial(book, peer(n), NOW + 100)
+    book.anchor([peer(2), peer(4)])
+    book.save(path)
+    again = AddressBook(ME, bytes(16))
+    again.load(path)
+    assert not again.changed and again.tried() == book.tried() == 20 and list(again.anchors) == [peer(2), peer(4)]
+    assert again._tables._place == book._tables._place and path.stat().st_mode & 0o777 == 0o600
+    assert [again[peer(n)].addresses for n in range(40)] == [book[peer(n)].addresses for n in range(40)]
+    again.save(path)
+    assert json.loads(path.read_text())["key"] == KEY.hex()
+
+
+def test_a_bootstrap_that_is_none_any_more_is_a_peer_like_others(book: AddressBook, tmp_path: Path) -> None:
+    """Nobody may have spoken of it: it is as old as the file."""
+    path, endpoint = tmp_path / "peers.json", parse_endpoint(at(1))
+    assert endpoint is not None
+    book.pin(peer(1), endpoint)
+    book.save(path)
+    again = AddressBook(ME, KEY)
+    again.load(path)
+    assert again.candidates(path.stat().st_mtime + DAY, random.Random(0)) == [(peer(1), [at(1)])] and not again.bootstraps(NOW)
+
+
+def test_the_file_of_the_version_before_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    entries = [{"id": peer(n), "addresses": [at(n)], "last_success": NOW if n == 1 else 0.0, "failures": 0} for n in (1, 2)]
+    path.write_text(json.dumps({"schema": 1, "peers": entries}))
+    book = AddressBook(ME, KEY)
+    book.load(path)
+    assert book[peer(1)].last_success == NOW and book[peer(2)].addresses == [at(2)] and book._tables.key == KEY
+    assert {who for who, _ in book.candidates(path.stat().st_mtime, random.Random(0))} == {peer(1), peer(2)}  # not old, though never heard
+    book.save(path)
+    assert json.loads(path.read_text())["schema"] == 2
+
+
+ENTRY = {"id": peer(1), "addresses": [at(1)], "proved": "", "source": "", "itself": False, "tried": False, "heard": NOW}
+ENTRY |= {"last_success": 0, "misses": 0, "missed": 0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"key": "00"}, {"key": "zz" * 16}, {"key": None}, {"anchors": 7}, {"anchors": None}, {"schema": 3}]
+    + [{"peers": wrong} for wrong in ([{}], ["x"], 1)]
+    + [{"peers": [ENTRY | wrong]} for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300}, {"id": "x"}, {"misses": None})]
+    + [{"peers": [ENTRY | {"addresses": wrong}]} for wrong in ("x", [7], None)],
+)  # fmt: skip
+def test_a_damaged_file_is_set_aside(change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "peers.json"
+    path.write_text(json.dumps({"schema": 2, "key": KEY.hex(), "anchors": [], "peers": []} | change))
+    before = path.read_text()
+    book = AddressBook(ME, KEY)
+    book.load(path)
+    assert len(book) == 0 and not path.exists() and (tmp_path / "peers.json.corrupt").read_text() == before
+    assert "was damaged" in caplog.text and "peers are found anew" in caplog.text
+
+
+def test_the_largest_book_can_be_read_again(tmp_path: Path) -> None:
+    from p2p.addressfile import MAX_FILE, read, write
+    from p2p.addresstable import Known
+
+    long = [f"/ip6/ffff:ffff:ffff:ffff:ffff:ffff:ffff:{n:x}/tcp/65535" for n in range(0x1000, 0x1000 + MAX_ADDRESSES)]
+    peers = {
+        peer(n): Known(long, [], long[0], "ffffffff", True, 1e9 + 1 / 3, 1e9 + 1 / 3, 0, 0, 10**6, 1e9 + 1 / 3, True)
+        for n in range(MAX_PEERS)
+    }
+    content = write(bytes(64), [peer(1), peer(2)], peers)
+    assert len(content) < MAX_FILE and len(read(content, NOW, 2 * MAX_PEERS).peers) == MAX_PEERS

@@ -1,0 +1,215 @@
+"""Whom a node dials: members in as many network groups as it can, whatever those do that dial it."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.address import parse_endpoint
+from p2p.addressbook import AddressBook
+from p2p.netgroup import LOCAL, group_of
+from p2p.outbound import ALONE, DIALS, FEEL_EVERY, GROUPS, LASTED, OUTBOUND, STRANGER, TARGET, Outbound
+from p2p.types import PeerId
+from tests.p2p.test_addressbook import KEY, ME, NOW, at, dial, peer
+
+
+class Play:
+    """A node whose every dial is answered, or none of those in `dead`."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.book, self.rng, self.now = AddressBook(ME, KEY), random.Random(seed), NOW
+        self.outbound = Outbound(self.book, NOW)
+        self.inbound: set[PeerId] = set()
+        self.dead: set[PeerId] = set()
+        self.strangers: set[PeerId] = set()
+        self.dialled: list[PeerId] = []
+
+    def know(self, n: int, address: str) -> None:
+        self.book.heard(peer(n), [address], self.now, source=f"{n}")
+
+    @property
+    def connected(self) -> set[PeerId]:
+        return self.inbound | set(self.outbound.links)
+
+    def answer(self, who: PeerId, addresses: list[str]) -> None:
+        self.dialled.append(who)
+        if who in self.dead:
+            self.outbound.missed(who, self.now)
+        else:
+            self.outbound.reached(who, addresses[0], group_of(addresses[0]) or "", self.now)
+
+    def tick(self, seconds: int = 1) -> None:
+        for _ in range(seconds):
+            members = self.connected - self.strangers
+            for who in self.outbound.look(self.connected, members, self.now, self.rng):
+                self.outbound.links.pop(who)
+            found = self.outbound.choose(self.connected, members, self.now, self.rng)
+            assert len(found) <= DIALS
+            for who, addresses in found:
+                self.answer(who, addresses)
+            feeler = self.outbound.feeler(self.connected, self.now, self.rng)
+            if feeler is not None:
+                self.answer(*feeler)
+            assert len(self.outbound.links) <= OUTBOUND
+            self.now += 1
+
+    def groups(self) -> Counter[str]:
+        return Counter(link.group for link in self.outbound.links.values())
+
+
+def test_each_member_that_we_dial_is_in_a_group_of_its_own() -> None:
+    play = Play()
+    for n in range(60):
+        play.know(n, at(n % 20, n))
+    play.tick(30)
+    assert len(play.groups()) == GROUPS and set(play.groups().values()) == {1}
+
+
+def test_a_crowd_that_dials_us_changes_nothing() -> None:
+    play = Play()
+    play.inbound = {peer(1000 + n) for n in range(100)}
+    for n in range(60):
+        play.know(n, at(n % 20, n))
+    play.tick(30)
+    assert len(play.groups()) == GROUPS
+
+
+def test_where_there_are_few_groups_company_is_enough() -> None:
+    play = Play()
+    for n in range(30):
+        play.know(n, f"/ip4/192.168.0.{n}/tcp/1")
+    play.tick(30)
+    assert play.groups() == {LOCAL: TARGET}
+    play.inbound = {peer(1000 + n) for n in range(TARGET)}
+    play.outbound.links.clear()
+    play.tick(30)
+    assert play.groups() == {LOCAL: 1}  # one, as it is a group that we have not
+
+
+def test_dials_that_fail_are_made_up_for() -> None:
+    play = Play()
+    for n in range(60):
+        play.know(n, at(n, n))
+    play.dead = {peer(n) for n in range(40)}
+    play.tick(60)
+    assert len(play.groups()) == GROUPS and not play.dead & set(play.outbound.links)
+
+
+def test_what_is_being_dialled_counts() -> None:
+    play = Play()
+    for n in range(60):
+        play.know(n, at(n % 3, n))
+    found = [one for _ in range(5) for one in play.outbound.choose((), (), NOW, play.rng)]
+    assert len(found) == DIALS and len(dict(found)) == DIALS
+    for who, _ in found:
+        play.outbound.crossed(who)
+    assert not play.outbound.links and not play.outbound.dialling
+
+
+def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None:
+    for tried in (False, True):
+        play = Play()
+        endpoint = parse_endpoint(at(99))
+        assert endpoint is not None
+        play.book.pin(peer(99), endpoint)
+        for n in range(60):
+            play.know(n, at(n))
+        if tried:
+            for n in range(40):
+                dial(play.book, peer(n))
+        play.dead = {peer(n) for n in range(60)}
+        play.tick()
+        if tried:
+            assert peer(99) not in play.dialled
+            play.tick(int(ALONE))
+        assert peer(99) in play.dialled
+
+
+def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
+    play = Play()
+    for n in range(30):
+        play.know(n, at(n))
+    play.strangers = {peer(n) for n in range(30) if n % 2}
+    play.tick(int(8 * STRANGER))
+    assert len(play.groups()) == GROUPS and not play.strangers & set(play.outbound.links)
+    assert not any(who in play.book for who in play.strangers if who in play.dialled)
+
+
+def test_strangers_never_take_more_than_our_places() -> None:
+    play = Play()
+    for n in range(100):
+        play.know(n, at(n))
+    play.strangers = {peer(n) for n in range(100)}
+    play.tick(20)  # which looks at OUTBOUND
+    assert len(play.outbound.links) == OUTBOUND
+
+
+def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
+    play = Play()
+    endpoint = parse_endpoint(at(99))
+    assert endpoint is not None
+    play.book.pin(peer(99), endpoint)
+    play.strangers = {peer(99)}
+    play.tick(int(3 * STRANGER))
+    assert peer(99) in play.outbound.links
+
+
+def test_feelers_find_out_who_is_there_and_leave() -> None:
+    play = Play()
+    for n in range(40):
+        play.know(n, at(n))
+    play.tick(30)
+    linked = set(play.outbound.links)
+    assert play.book.tried() == GROUPS
+    play.tick(int(10 * FEEL_EVERY))
+    assert set(play.outbound.links) - linked <= {play.dialled[-1]} and GROUPS + 8 <= play.book.tried() <= GROUPS + 11
+
+
+def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
+    drawn = set()
+    for seed in range(20):
+        play = Play(seed=seed)
+        for n in range(40):
+            play.know(n, at(n % 20, n))
+        play.tick(int(LASTED) - 1)
+        assert not play.book.anchors
+        play.tick(10)
+        anchors = list(play.book.anchors)
+        assert len({play.outbound.links[who].group for who in anchors}) == 2
+        play.tick(100)
+        assert list(play.book.anchors) == anchors
+        drawn.add(frozenset(anchors))
+    assert len(drawn) > 10
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 25), st.integers(0, 3)), min_size=1, max_size=80),
+    st.sets(st.integers(0, 79)),
+    st.sets(st.integers(0, 79)),
+    st.integers(0, 150),
+)
+def test_groups_are_filled_where_they_exist(known: list[tuple[int, int]], dead: set[int], strangers: set[int], crowd: int) -> None:
+    """The property that eclipse hangs on: for each group with a live member in the book, up to GROUPS, there is one that we dialled."""
+    play = Play()
+    for n, (group, _) in enumerate(known):
+        play.know(n, at(group, n))
+    play.dead, play.strangers = {peer(n) for n in dead}, {peer(n) for n in strangers}
+    play.inbound = {peer(1000 + n) for n in range(crowd)}
+    live = {group_of(at(group)) for n, (group, _) in enumerate(known) if n not in dead | strangers and peer(n) in play.book}
+    play.tick(400)
+    met = {link.group for link in play.outbound.links.values() if link.met}
+    assert len(met) >= min(GROUPS, len(live))
+
+
+@pytest.mark.parametrize("name", ["reached", "missed"])
+def test_nothing_breaks_where_the_book_forgot_the_peer(name: str) -> None:
+    play = Play()
+    play.know(1, at(1))
+    ((who, addresses),) = play.outbound.choose((), (), NOW, play.rng)
+    play.book.stranger(who, NOW)
+    play.answer(who, addresses) if name == "reached" else play.outbound.missed(who, NOW)
+    play.tick(40)
+    assert who not in play.book
