@@ -1,0 +1,179 @@
+"""Eclipse: an attacker that owns nine of ten addresses wants every peer that a node dials to be his. `pytest -s` prints the figures.
+
+The code is the real one: `p2p.addressbook`, `p2p.outbound`, the book's file. Only sockets are played: a hostile address always
+answers, an honest one where its owner is online, a lie never. The rules are the attacker's: all his peers are always up; they tell of
+his peers alone, and, where he lies, of invented ones, and say that they are in groups where they are not; what honest peers tell is
+nine tenths his as well; a crowd of his dials us, of the honest ones HONEST_INBOUND in a session; the bootstrap is honest, and gone
+after the first session. He comes after CALM sessions, or is there from the first minute.
+"""
+
+import argparse
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from p2p.address import Endpoint
+from p2p.addressbook import AddressBook
+from p2p.identity import peer_id_of
+from p2p.netgroup import group_of
+from p2p.outbound import Outbound
+from p2p.types import PeerId
+
+ME = peer_id_of(b"\xff" * 32)
+HONEST, HOSTILE = 100, 900
+ONLINE = 0.7  # how likely an honest peer is up in one of our sessions
+INBOUND, HONEST_INBOUND = 30, 2  # peers that dial us in a session
+TOLD = 20  # peers in one answer of a peer, as in the DHT's
+RESTARTS = 200
+CALM = 10  # sessions before the attacker comes
+SESSION = 30  # minutes
+
+
+@dataclass
+class World:
+    rng: random.Random
+    groups: int  # that the attacker has addresses in
+    lies: bool
+    addresses: dict[PeerId, str] = field(default_factory=dict)
+    honest: list[PeerId] = field(default_factory=list)
+    hostile: list[PeerId] = field(default_factory=list)
+    invented: int = 0
+    calm: bool = False  # the attacker is not there yet
+
+    def __post_init__(self) -> None:
+        prefixes = [f"{a}.{b}" for a in range(11, 100) for b in range(256)]
+        self.rng.shuffle(prefixes)
+        his = prefixes[: self.groups]
+        for n in range(HONEST + HOSTILE):
+            prefix = self.rng.choice(prefixes[self.groups :]) if n < HONEST else his[n % self.groups]
+            peer = peer_id_of(n.to_bytes(32, "big"))
+            self.addresses[peer] = f"/ip4/{prefix}.{self.rng.randrange(256)}.{self.rng.randrange(1, 255)}/tcp/4001"
+            (self.honest if n < HONEST else self.hostile).append(peer)
+
+    def answer(self, teller: PeerId) -> list[tuple[PeerId, list[str]]]:
+        """What a peer says when it is asked whom it knows."""
+        if teller in self.honest:
+            return [(peer, [self.addresses[peer]]) for peer in self.rng.sample(self.honest if self.calm else list(self.addresses), TOLD)]
+        told = [(peer, [self.addresses[peer]]) for peer in self.rng.sample(self.hostile, TOLD)]
+        if self.lies:  # his peers as if in many groups, and peers that nobody ever saw
+            told = [(peer, [self.nowhere(), *addresses]) for peer, addresses in told[: TOLD // 2]]
+            for _ in range(TOLD // 2):
+                self.invented += 1
+                told.append((peer_id_of((10**6 + self.invented).to_bytes(32, "big")), [self.nowhere()]))
+        return told
+
+    def nowhere(self) -> str:
+        return f"/ip4/{self.rng.randrange(100, 200)}.{self.rng.randrange(256)}.0.1/tcp/4001"
+
+
+@dataclass
+class Result:
+    eclipsed: int = 0  # restarts after which no peer that we dialled was honest
+    honest: int = 0
+    outbound: int = 0
+    groups: int = 0
+
+
+class Victim:
+    def __init__(self, world: World, path: Path) -> None:
+        self.world, self.path, self.now = world, path, 1_700_000_000.0
+        self.result = Result()
+
+    def session(self, first: bool = False) -> None:
+        """One life of the process, from its start to its death. What it knows of the one before is in the file."""
+        world = self.world
+        book = AddressBook(ME, world.rng.randbytes(16))
+        bootstrap = world.honest[0]
+        if first:
+            _, _, host, _, port = world.addresses[bootstrap].split("/")
+            book.pin(bootstrap, Endpoint("ip4", host, int(port)))
+        book.load(self.path)
+        up = {peer for peer in world.honest[1:] if world.rng.random() < ONLINE} | {*([bootstrap] if first else [])}
+        inbound = {*world.rng.sample(sorted(up), HONEST_INBOUND)}
+        if not world.calm:
+            up.update(world.hostile)
+            inbound.update(world.rng.sample(world.hostile, INBOUND))
+        outbound = Outbound(book, self.now)
+        for second in range(60 * SESSION):
+            connected = {*inbound, *outbound.links}
+            if second < 30 or second % 60 == 0:
+                for peer in outbound.look(connected, connected, self.now, world.rng):
+                    outbound.links.pop(peer, None)
+                for peer, addresses in outbound.choose(connected, connected, self.now, world.rng):
+                    self.dial(outbound, peer, addresses, up)
+                feeler = outbound.feeler(connected, self.now, world.rng)
+                if feeler is not None:
+                    self.dial(outbound, *feeler, up)
+            if second == 30:
+                self.count(outbound)
+            if second % 600 == 60:
+                self.learn(book, connected)
+            self.now += 1
+        book.save(self.path)
+        self.now += 3600
+
+    def dial(self, outbound: Outbound, peer: PeerId, addresses: list[str], up: set[PeerId]) -> None:
+        where = self.world.addresses.get(peer)
+        if peer in up and where in addresses:
+            outbound.reached(peer, where, group_of(where) or "", self.now)
+        else:
+            outbound.missed(peer, self.now)
+
+    def learn(self, book: AddressBook, connected: set[PeerId]) -> None:
+        for teller in sorted(connected):
+            source = group_of(self.world.addresses[teller])
+            book.heard(teller, [self.world.addresses[teller]], self.now, source=source)
+            for peer, addresses in self.world.answer(teller):
+                book.heard(peer, addresses, self.now, teller=teller, source=source)
+
+    def count(self, outbound: Outbound) -> None:
+        honest = sum(peer in self.world.honest for peer in outbound.links)
+        self.result.eclipsed += honest == 0
+        self.result.honest += honest
+        self.result.outbound += len(outbound.links)
+        self.result.groups += len({link.group for link in outbound.links.values()})
+
+
+def attack(groups: int, lies: bool, folder: Path, calm: int = CALM, seed: int = 1, restarts: int = RESTARTS) -> Result:
+    victim = Victim(World(random.Random(seed), groups, lies), folder / "peers.json")
+    for n in range(max(calm, 1)):
+        victim.world.calm = n < calm
+        victim.session(first=n == 0)
+    victim.world.calm, victim.result = False, Result()
+    for _ in range(restarts):
+        victim.session()
+    r = victim.result
+    print(
+        f"\neclipse: {HOSTILE} of {HOSTILE + HONEST} addresses hostile, in {groups} groups, {'lies, ' if lies else ''}"
+        f"{f'after {calm} calm sessions' if calm else 'from the first minute'}: eclipsed {r.eclipsed} of {restarts} restarts; "
+        f"dialled peers {r.outbound / restarts:.1f}, honest {r.honest / restarts:.1f}, in {r.groups / restarts:.1f} groups"
+    )
+    return r
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups, lies", [(8, False), (16, False), (64, True)])
+def test_nine_of_ten_addresses_hostile(groups: int, lies: bool, tmp_path: Path) -> None:
+    result = attack(groups, lies, tmp_path)
+    assert result.eclipsed <= RESTARTS // 100
+    assert result.groups >= 4 * RESTARTS
+
+
+def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
+    runs = [attack(16, True, tmp_path / str(n), calm=1, restarts=1) for n in range(2)]
+    assert runs[0] == runs[1] and runs[0].outbound >= 4
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="play one attack and print its figure")
+    parser.add_argument("--groups", type=int, default=64, help="network groups that the attacker has addresses in")
+    parser.add_argument("--lies", action="store_true", help="his peers tell of peers that are not there")
+    parser.add_argument("--calm", type=int, default=CALM, help="sessions before he comes; 0: from the first minute")
+    parser.add_argument("--restarts", type=int, default=RESTARTS)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        attack(given.groups, given.lies, Path(folder), given.calm, given.seed, given.restarts)
