@@ -153,7 +153,7 @@ def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
     play.book.pin(peer(99), endpoint)
     play.strangers = {peer(99)}
     play.tick(int(3 * STRANGER))
-    assert peer(99) in play.outbound.links
+    assert peer(99) in play.outbound.links and play.dialled == [peer(99)]
 
 
 def test_feelers_find_out_who_is_there_and_leave() -> None:
@@ -180,8 +180,18 @@ def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
         assert len({play.outbound.links[who].group for who in anchors}) == 2
         play.tick(100)
         assert list(play.book.anchors) == anchors
-        drawn.add(frozenset(anchors))
-    assert len(drawn) > 10
+        drawn.add(anchors == list(play.outbound.links)[:2])
+    assert False in drawn  # not simply the oldest
+
+
+def test_anchors_are_not_of_one_group_where_there_is_another() -> None:
+    for seed in range(5):
+        play = Play(seed=seed)
+        for n in range(7):
+            play.know(n, f"/ip4/192.168.0.{n}/tcp/1")
+        play.know(9, at(9))
+        play.tick(int(LASTED) + 10)
+        assert peer(9) in play.book.anchors and len(play.book.anchors) == 2
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
