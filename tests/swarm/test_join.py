@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,16 +201,20 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
             assert process.stdout is not None
             json.loads(process.stdout.readline())
-            with (state / "ballast").open("wb") as ballast, pytest.raises(OSError, match="No space left"):
-                while True:
-                    ballast.write(bytes(1 << 16))
-                    ballast.flush()
-            status = until(state, lambda s: s["state"] == "paused", process)
-            assert "space" in status["cause"] + status["remedy"]
-            (state / "ballast").unlink()
-            until(state, lambda s: s["state"] == "training", process)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop the node
+            try:
+                with (state / "ballast").open("wb") as ballast, pytest.raises(OSError, match="No space left"):
+                    while True:
+                        ballast.write(bytes(1 << 16))
+                        ballast.flush()
+                status = until(state, lambda s: s["state"] == "paused", process)
+                assert "space" in status["cause"] + status["remedy"]
+                (state / "ballast").unlink()
+                until(state, lambda s: s["state"] == "training", process)
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
         found = Checkpoints(state / "checkpoints").newest()
         rounds = [line["round"] for line in read_metrics(state / "metrics.jsonl")]
         assert found is not None and found[0].round == rounds[-1] and found[2] == []
