@@ -106,7 +106,6 @@ class Trainer:
             judge={"score": judged.score, "n": judged.n} if judged else None,
             checkpoint_seconds=self.save_seconds,
             pool_external_share=self.node.pool.external_share,
-            replays_mean=report.replays_mean,
             mu=mu,
             gamma=gamma,
             workers=self.crew.figures(time.monotonic()) if self.crew else None,

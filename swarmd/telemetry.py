@@ -28,10 +28,8 @@ def metrics_line(
     time: float,
     peers: int,
     judge: Mapping[str, Any] | None,
+    pool_external_share: float,
     checkpoint_seconds: float = 0.0,
-    rejected: Mapping[str, int] | None = None,
-    pool_external_share: float | None = None,
-    replays_mean: float = 0.0,
     mu: float | None = None,
     gamma: float | None = None,
     workers: Mapping[str, Any] | None = None,
@@ -41,17 +39,10 @@ def metrics_line(
     time: seconds since the epoch at the round's end. judge: `{"score", "n"}` of the last evaluation, or None.
     checkpoint_seconds: what the save of the round before took out of the loop at its end; with what this round waited for that save before
     it could share, it is the line's `seconds.checkpoint`. Its own save comes after the line.
-    rejected: what was refused before the round saw it (the daemon's inbox), added to what the round itself refused.
-    pool_external_share: of the pool, 0..1; None: the pool holds others' rollouts only. replays_mean: how often the external
-    rollouts of this batch had been trained on before. mu: what generating a rollout cost over what training on one did; gamma: the
-    round's cost over that of one that generates all it trains on.
-    workers: how those beside the trainer stand. A figure that is not a finite number is written as null.
+    pool_external_share: of the pool, 0..1. mu: what generating a rollout cost over what training on one did; gamma: the round's cost over
+    that of one that generates all it trains on. workers: how those beside the trainer stand. A figure that is not a finite number is
+    written as null.
     """
-    refused = dict(report.rejected)
-    for reason, count in (rejected or {}).items():
-        refused[reason] = refused.get(reason, 0) + count
-    if pool_external_share is None:
-        pool_external_share = 1.0 if report.pool_size else 0.0
     checkpoint = checkpoint_seconds + report.seconds.get("checkpoint", 0.0)
     line = {
         "round": report.round,
@@ -62,14 +53,14 @@ def metrics_line(
         "external": report.external,
         "pool": {"size": report.pool_size, "fresh": report.pool_fresh, "external_share": pool_external_share},
         "zero_advantage_dropped": report.zero_advantage_dropped,
-        "rejected": refused,
+        "rejected": dict(report.rejected),
         "reward_mean": report.reward_mean,
         "reward_sum": report.reward_sum,
         "loss": report.update.loss,
         "grad_norm": report.update.grad_norm,
         "entropy": report.update.entropy,
         "staleness": {"mean": report.staleness_mean, "max": report.staleness_max},
-        "replays_mean": replays_mean,
+        "replays_mean": report.replays_mean,
         "since_use_mean": report.since_use_mean,
         "clip_fraction": report.update.clip_fraction,
         "drift": report.update.drift,

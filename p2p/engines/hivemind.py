@@ -10,7 +10,6 @@ What differs from `Libp2pEngine`, because p2pd's control socket knows no validat
 
 import logging
 import random
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,9 +17,8 @@ from pathlib import Path
 import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_endpoint, parse_listen
-from p2p.addressbook import AddressBook
 from p2p.engines.hivemind_discovery import HEARTBEAT, Discovery, direct, texts
-from p2p.engines.lasting import BookFile, Lasting, Outbox
+from p2p.engines.lasting import BookFile, Lasting, Outbox, pinned_book
 from p2p.engines.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
@@ -76,9 +74,7 @@ class HivemindEngine:
         self._clock, self._rng = clock, rng
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
-        self._book = AddressBook(self.me, secrets.token_bytes(16))
-        for text in bootstrap:
-            self._book.pin(*parse_bootstrap(text))
+        self._book = pinned_book(self.me, bootstrap)
         self._file = BookFile(self._book, addressbook)
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)

@@ -3,15 +3,17 @@ go over the network.
 """
 
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import trio
 
+from p2p.address import parse_bootstrap
 from p2p.addressbook import AddressBook
 from p2p.errors import OperatorError
-from p2p.types import Started
+from p2p.types import PeerId, Started
 
 QUEUE = 64  # frames that wait to be sent
 HELD = 15.0  # seconds a frame waits for somebody to send it to
@@ -46,6 +48,14 @@ class Outbox:
                 await send(frame)
             self._news = trio.Event()
             await self._news.wait()
+
+
+def pinned_book(me: PeerId, bootstrap: Sequence[str]) -> AddressBook:
+    """A new book, with a key of its own, that holds the operator's addresses. Raises BadAddress."""
+    book = AddressBook(me, secrets.token_bytes(16))
+    for text in bootstrap:
+        book.pin(*parse_bootstrap(text))
+    return book
 
 
 class BookFile:

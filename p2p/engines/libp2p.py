@@ -1,15 +1,13 @@
 """The engine that goes over the network, on py-libp2p. Whatever breaks in the library, this starts it again and stays what it was."""
 
 import random
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
 
-from p2p.address import Endpoint, parse_bootstrap, parse_listen
-from p2p.addressbook import AddressBook
-from p2p.engines.lasting import BookFile, Lasting, Outbox
+from p2p.address import Endpoint, parse_listen
+from p2p.engines.lasting import BookFile, Lasting, Outbox, pinned_book
 from p2p.engines.libp2p_discovery import Discovery
 from p2p.engines.libp2p_network import remote
 from p2p.engines.libp2p_stack import Stack, open_stack
@@ -43,9 +41,7 @@ class Libp2pEngine:
         self._identity, self._topic, self._deliver = identity, topic, deliver
         self._clock, self._rng = clock, rng
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
-        self._book = AddressBook(self.me, secrets.token_bytes(16))
-        for text in bootstrap:
-            self._book.pin(*parse_bootstrap(text))
+        self._book = pinned_book(self.me, bootstrap)
         self._file = BookFile(self._book, addressbook)
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)

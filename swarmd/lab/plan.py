@@ -165,6 +165,13 @@ def lines(made: ReplayPlan) -> Sequence[str]:
             f"    size = {made.size}",
             f"    batch = {made.batch}",
             f"    updates_per_round = {made.updates}",
+            "    max_kl = 1.0",
+            "",
+            "    [train]",
+            "    importance_cap = 2.0",
+            "",
+            "The last two as in the runs in which reuse was found to save (docs/performance.md): weights in place of the clip let old",
+            "rollouts teach longer, and the policy then drifts further from them than the default limit allows.",
         ]
     else:
         verdict = [

@@ -1,10 +1,12 @@
 """`swarmd plan replay`: real measurements of the tiny model, and what is made of figures of any size."""
 
 import json
+import tomllib
 
 import pytest
 
 from swarmd.cli import main
+from swarmd.config import NodeConfig
 from swarmd.experience.theory import best_reuse
 from swarmd.lab.plan import ALPHA, RHO, Measured, document, lines, plan
 
@@ -28,6 +30,9 @@ def test_where_it_is_dear_the_plan_is_the_theorems_in_whole_numbers() -> None:
     assert made.size == pytest.approx(best.kept * 8, abs=1) and made.batch * made.updates == pytest.approx(best.trained * 8, abs=4)
     assert 0 < made.gamma < 1 and 0 < made.same_progress < 1
     text = "\n".join(lines(made))
+    configured = tomllib.loads(text[text.index("    [replay]") : text.index("The last two")])
+    NodeConfig.model_validate(configured)  # every key of it is one
+    assert configured["train"]["importance_cap"] == 2.0 and configured["replay"]["max_kl"] == 1.0
     assert 'mode = "on"' in text and f"size = {made.size}" in text and "Assumed: rho = 0.1, alpha = 0.15" in text
 
 

@@ -37,27 +37,27 @@ def report(number: int, loss: float = 0.5) -> RoundReport:
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:
-    return metrics_line(report(number), time=1_700_000_000.5, peers=2, judge=None, **more)
+    return metrics_line(report(number), time=1_700_000_000.5, peers=2, judge=None, pool_external_share=0.75, **more)
 
 
 def test_a_line_is_what_the_design_promises() -> None:
-    assert line(7, checkpoint_seconds=0.3, rejected={"bad signature": 4, "no such task in this curriculum": 1}, replays_mean=0.75) == {
+    assert line(7, checkpoint_seconds=0.3) == {
         "round": 7,
         "time": 1_700_000_000.5,
         "seconds": {"generate": 1.5, "score": 0.1, "share": 0.01, "collect": 0.02, "train": 2.0, "checkpoint": 0.3},
         "tokens": {"generated": 512, "trained": 900},
         "local": 4,
         "external": 3,
-        "pool": {"size": 17, "fresh": 5, "external_share": 1.0},
+        "pool": {"size": 17, "fresh": 5, "external_share": 0.75},
         "zero_advantage_dropped": 2,
-        "rejected": {"no such task in this curriculum": 2, "bad signature": 4},
+        "rejected": {"no such task in this curriculum": 1},
         "reward_mean": 0.25,
         "reward_sum": 8.0,
         "loss": 0.5,
         "grad_norm": 0.25,
         "entropy": 1.25,
         "staleness": {"mean": 0.5, "max": 1},
-        "replays_mean": 0.75,
+        "replays_mean": 0.5,
         "since_use_mean": None,
         "clip_fraction": 0.0,
         "drift": 0.0,
@@ -76,7 +76,7 @@ def test_a_line_is_what_the_design_promises() -> None:
 
 def test_figures_that_are_no_numbers_are_null(tmp_path: Path) -> None:
     with MetricsFile(tmp_path / "m.jsonl", 0) as file:
-        file.append(metrics_line(report(1, loss=math.nan), time=0.0, peers=0, judge={"score": 0.5, "n": 10}))
+        file.append(metrics_line(report(1, loss=math.nan), time=0.0, peers=0, judge={"score": 0.5, "n": 10}, pool_external_share=0.0))
     (read,) = read_metrics(tmp_path / "m.jsonl")
     assert read["loss"] is None
     assert read["judge"] == {"score": 0.5, "n": 10}

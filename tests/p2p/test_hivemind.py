@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Deliver, Engine, Verdict
+from tests.p2p.waiting import SECONDS, heard, until
 
 NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 pytestmark = pytest.mark.trio
 TOPIC = Topic("main", "0123456789abcdef")
-SECONDS = 30.0
 
 
 def with_p2pd(test: Any) -> Any:
@@ -61,21 +61,6 @@ def member(n: int, name: str = "hivemind", **options: Any) -> Member:
 
     numbers = itertools.count(int(time.time() * 1000))
     return Member(Identity.from_seed(bytes([n]) * 32), TOPIC, build_engine, sequence=numbers, clock=time.time)
-
-
-async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
-    with trio.fail_after(seconds):
-        while not condition():
-            await trio.sleep(0.02)
-
-
-async def heard(sender: Member, receiver: Member) -> None:
-    """The sender is heard, sooner or later."""
-    receiver.received()
-    with trio.fail_after(SECONDS):
-        while not receiver.received():
-            sender.publish("rollouts", os.urandom(100))
-            await trio.sleep(0.2)
 
 
 def children() -> list[psutil.Process]:

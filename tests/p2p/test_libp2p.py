@@ -29,10 +29,10 @@ from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.topic import Topic
 from p2p.types import Deliver, Engine, Verdict
+from tests.p2p.waiting import SECONDS, heard, until
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
 TOPIC = Topic("main", "0123456789abcdef")
-SECONDS = 30.0
 
 
 def engine(n: int, deliver: Deliver = lambda frame: Verdict.ACCEPT, **options: Any) -> Libp2pEngine:
@@ -49,21 +49,6 @@ def member(n: int, **options: Any) -> tuple[Member, Libp2pEngine]:
 
     numbers = itertools.count(int(time.time() * 1000))
     return Member(Identity.from_seed(bytes([n]) * 32), TOPIC, build, sequence=numbers, clock=time.time), built[0]
-
-
-async def until(condition: Callable[[], Any], seconds: float = SECONDS) -> None:
-    with trio.fail_after(seconds):
-        while not condition():
-            await trio.sleep(0.02)
-
-
-async def heard(sender: Member, receiver: Member) -> None:
-    """The sender is heard, sooner or later."""
-    receiver.received()
-    with trio.fail_after(SECONDS):
-        while not receiver.received():
-            sender.publish("rollouts", os.urandom(100))
-            await trio.sleep(0.2)
 
 
 async def test_a_port_in_use_is_named() -> None:

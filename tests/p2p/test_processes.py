@@ -108,6 +108,7 @@ def test_one_that_starts_alone_meets_one_that_comes_later(nodes: Nodes, tmp_path
     late.order(publish=32 * 1024, count=10, every=0.5)
     late.wait_for_frames(10, SECONDS)
     lone.wait_for_frames(10, SECONDS)
+    assert frames_from(late, lone.peer_id) and frames_from(lone, late.peer_id)
 
 
 def test_nodes_of_one_bootstrap_find_each_other_and_outlive_it(nodes: Nodes, tmp_path: Path) -> None:
@@ -120,6 +121,7 @@ def test_nodes_of_one_bootstrap_find_each_other_and_outlive_it(nodes: Nodes, tmp
         probe.order(publish=1024, count=3, every=0.2)
     for probe, other in itertools.permutations(probes[1:], 2):
         hears(probe, other.peer_id, count=3)
+    assert all(not frames_from(probe, probe.peer_id) for probe in probes[1:])  # nobody is handed its own
 
 
 def test_another_swarm_on_the_same_bootstrap_stays_apart(nodes: Nodes, tmp_path: Path) -> None:

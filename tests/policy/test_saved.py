@@ -113,8 +113,12 @@ def test_whole_model_of_another_name_is_refused(folders: dict[str, Path], tmp_pa
 
 
 def test_folder_that_was_moved_is_the_same_model(folders: dict[str, Path], tmp_path: Path) -> None:
-    saved = save(open_policy(folders["qwen2"]), tmp_path / "saved")
-    open_policy(make_model(tmp_path / "moved", "qwen2")).restore(saved)  # same weights, another place
+    policy = open_policy(folders["qwen2"], train={"learning_rate": 1e-2})
+    policy.update([external("1+1?", [("two", True), ("7", False)], (1.0, 0.0))])
+    moved = open_policy(make_model(tmp_path / "moved", "qwen2"))  # same weights, another place
+    assert any(not torch.equal(weight, policy.trained[name]) for name, weight in moved.trained.items())
+    moved.restore(save(policy, tmp_path / "saved"))
+    assert all(torch.equal(weight, policy.trained[name]) for name, weight in moved.trained.items())
 
 
 def test_adapter_of_other_weights_is_refused_even_under_the_same_name(tmp_path: Path) -> None:
