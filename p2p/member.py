@@ -1,33 +1,38 @@
-"""This node in one swarm: its identity, its inbox, its engine and its own sequence numbers, as one Transport."""
+"""This node in one swarm: its identity, its inbox, its engine, its blobs and its own sequence numbers, as one Transport."""
 
-from collections import Counter, OrderedDict, deque
+import dataclasses
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from hashlib import sha256
 
+from p2p.blobs import BlobStore
 from p2p.envelope import seal
+from p2p.fetching import Fetcher, Server, Want
 from p2p.identity import Identity
 from p2p.inbox import Inbox, Limits
 from p2p.topic import Topic
-from p2p.types import Deliver, Engine, Envelope, Peer, PeerId, Reason, Rejected, Started, Verdict
+from p2p.types import Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
 
 QUEUE_FRAMES = 1024  # admitted and not yet drained
 QUEUE_BYTES = 32 * 1024 * 1024
-_KEPT_BYTES = 16 * 1024 * 1024  # of recent bodies, for `fetch`
 _REPORT_CHARGE = 20.0  # frames of quota that one report costs its author
 
 
 class Member:
-    """Implements `Transport`. `build_engine` is called once with what the engine must deliver to; `run` is the engine's life."""
+    """Implements `Transport`. `build_engine` is called once with what the engine must call; `run` is the engine's life.
+
+    admitted: called whenever `received` has something new.
+    """
 
     def __init__(
         self,
         identity: Identity,
         topic: Topic,
-        build_engine: Callable[[Deliver], Engine],
+        build_engine: Callable[[Handlers], Engine],
         *,
         sequence: Iterator[int],
         clock: Callable[[], float],
         limits: Limits | None = None,
+        admitted: Callable[[], None] = lambda: None,
     ) -> None:
         self.identity = identity
         self.topic = topic
@@ -37,11 +42,13 @@ class Member:
         self.dropped = 0  # admitted, and gone before anyone drained them
         self._sequence = sequence
         self._clock = clock
+        self._admitted = admitted
         self._queue: deque[Envelope] = deque()
         self._queue_bytes = 0
-        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
-        self._bodies_bytes = 0
-        self.engine = build_engine(self.deliver)
+        self.blobs = BlobStore()
+        self.server = Server(self.blobs, clock)
+        self.engine = build_engine(Handlers(self.deliver, self.server))
+        self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
 
     @property
     def rejected(self) -> Counter[Reason]:
@@ -58,24 +65,22 @@ class Member:
     def addresses(self) -> Sequence[str]:
         return self.engine.addresses()
 
-    def deliver(self, frame: bytes) -> Verdict:
+    def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
         """Called by the engine for every frame that arrives. Quick: no I/O, no waiting."""
         outcome = self.inbox.receive(frame, self._clock())
         if isinstance(outcome, Rejected):
             return outcome.reason.verdict
-        self._keep(outcome.body)
-        self._queue.append(outcome)
+        self._queue.append(dataclasses.replace(outcome, via=via))
         self._queue_bytes += len(outcome.body)
         while len(self._queue) > QUEUE_FRAMES or self._queue_bytes > QUEUE_BYTES:
             self._queue_bytes -= len(self._queue.popleft().body)
             self.dropped += 1
+        self._admitted()
         return Verdict.ACCEPT
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal and send. Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word)."""
-        frame = seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body)
-        self._keep(body)
-        self.engine.publish(frame)
+        self.engine.publish(seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body))
 
     def received(self) -> Sequence[Envelope]:
         envelopes = list(self._queue)
@@ -83,9 +88,13 @@ class Member:
         self._queue_bytes = 0
         return envelopes
 
-    def fetch(self, content_id: bytes) -> bytes | None:
-        """The body with this SHA-256, if it came or went lately; nothing is asked of others yet."""
-        return self._bodies.get(content_id)
+    def hold(self, blob: bytes) -> None:
+        self.blobs.put(blob)
+
+    async def fetch(self, want: Want) -> bytes | None:
+        """The blob, from the holders that the want names or else from any member that we are connected to. Cancel it at your deadline."""
+        others = [peer.id for peer in self.peers()]
+        return await self.fetcher.fetch(dataclasses.replace(want, holders=[*want.holders, *others]))
 
     def report(self, author: PeerId, reason: Reason) -> None:
         self.reports[reason] += 1
@@ -95,13 +104,3 @@ class Member:
         refused = self.inbox.counts - self._told
         self._told = Counter(self.inbox.counts)
         return refused
-
-    def _keep(self, body: bytes) -> None:
-        content_id = sha256(body).digest()
-        if content_id in self._bodies:
-            self._bodies.move_to_end(content_id)
-            return
-        self._bodies[content_id] = body
-        self._bodies_bytes += len(body)
-        while self._bodies_bytes > _KEPT_BYTES:
-            self._bodies_bytes -= len(self._bodies.popitem(last=False)[1])

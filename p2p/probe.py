@@ -26,7 +26,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Deliver, Engine, PeerId, Verdict
+from p2p.types import Engine, Handlers, PeerId
 
 
 class Probe:
@@ -37,7 +37,12 @@ class Probe:
         self._arguments = arguments
         self._last = -1
         self.member = Member(
-            self._identity, self._topic, self._engine, sequence=self._numbers(SequenceFile(folder / "sequence", time.time)), clock=time.time
+            self._identity,
+            self._topic,
+            self._engine,
+            sequence=self._numbers(SequenceFile(folder / "sequence", time.time)),
+            clock=time.time,
+            admitted=self._admitted,
         )
 
     async def run(self) -> None:
@@ -66,18 +71,16 @@ class Probe:
             _say(cpu=time.process_time(), rejected=rejected, restarts=getattr(self.member.engine, "restarts", 0))
             await trio.sleep(self._arguments.report)
 
-    def _engine(self, deliver: Deliver) -> Engine:
-        def deliver_and_say(frame: bytes) -> Verdict:
-            verdict = deliver(frame)
-            now = time.time()
-            for envelope in self.member.received():
-                _say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), delay=now - envelope.sent_at)
-            return verdict
+    def _admitted(self) -> None:
+        now = time.time()
+        for envelope in self.member.received():
+            _say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), delay=now - envelope.sent_at)
 
+    def _engine(self, handlers: Handlers) -> Engine:
         return engine(choose(self._arguments.engine).name)(
             self._identity,
             self._topic,
-            deliver_and_say,
+            handlers,
             listen=[self._arguments.listen],
             bootstrap=self._arguments.bootstrap,
             addressbook=self._arguments.folder / "peers.json",

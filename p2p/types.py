@@ -4,7 +4,7 @@ How far a message has come is in its type:
     bytes (a frame) -> Envelope (signature and limits held, `inbox.Inbox` alone makes one) -> whatever the caller decodes
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType, Protocol
@@ -32,6 +32,7 @@ class Reason(Enum):
     DUPLICATE = "already seen"
     OVER_QUOTA = "author over quota"
     OWN_ECHO = "our own frame"
+    NOT_ASKED_FOR = "a blob that is not the one asked for"
     # What only the trainer can find, reported back through `Transport.report`:
     UNDECODABLE = "not a rollout set"
     UNKNOWN_TASK = "no such task in this curriculum"
@@ -73,6 +74,7 @@ class Envelope:
     sent_at: float  # seconds since the epoch, by the author's clock
     kind: str
     body: bytes
+    via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,8 @@ class Transport(Protocol):
     def received(self) -> Sequence[Envelope]:
         """What was admitted since the last call, oldest first. Bounded: under pressure the oldest are gone."""
 
-    def fetch(self, content_id: bytes) -> bytes | None:
-        """The body with this SHA-256, if it is at hand; else it is asked for and may be there at a later call."""
+    def hold(self, blob: bytes) -> None:
+        """Have this blob (`p2p.blobs`) at hand for whoever asks for it by its id: what an offer names must be fetchable."""
 
     def report(self, author: PeerId, reason: Reason) -> None:
         """What the author sent was admitted, and proved bad when it was looked into."""
@@ -113,21 +115,49 @@ class Started(Protocol):
     def started(self, value: Sequence[str]) -> None: ...
 
 
+# Called for every frame that arrives, before it is forwarded where the engine can wait for it, with the peer that handed it over where
+# the engine knows. Must be quick.
+Deliver = Callable[[bytes, PeerId | None], Verdict]
+Answer = Callable[[PeerId, bytes], bytes]  # what we say to a peer's question of at most MAX_QUESTION bytes; must be quick
+MAX_QUESTION = 4096  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """What an engine calls."""
+
+    deliver: Deliver
+    answer: Answer
+
+
+class Unanswered(Exception):
+    """A peer could not be asked, hung up, or said more than it should. Normal weather: the message is for the log."""
+
+
 class Engine(Protocol):
-    """Moves frames between the members of one swarm. Built with a `Deliver`; judged by one contract test suite."""
+    """Moves frames between the members of one swarm. Built with `Handlers`; judged by one contract test suite."""
 
     me: PeerId
 
     async def run(self, task_status: Started | None = None) -> None:
         """Be in the swarm until cancelled (trio). Reports its addresses once others can reach it; raises OperatorError until then."""
 
-    def publish(self, frame: bytes) -> None:
+    def subscribe(self, shards: Collection[int]) -> None:
+        """Be in these shards besides shard 0, where everybody is, and in no others; returns at once. None before the first call."""
+
+    def publish(self, frame: bytes, shard: int = 0) -> None:
         """Hand a frame over; returns at once. Bounded queue, the oldest waiting frame is dropped."""
+
+    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        """What `peer`'s `Answer` says, at most `limit` bytes; empty where it has nothing to say. Dials where that is needed and known how.
+
+        Never ends a connection. Without a deadline of its own: cancel it. Raises Unanswered.
+        """
+
+    def shut_out(self, peer: PeerId, seconds: float) -> None:
+        """Hang up, and neither dial the peer nor listen to it for so long; returns at once."""
 
     def peers(self) -> Sequence[Peer]: ...
 
     def addresses(self) -> Sequence[str]:
         """Multiaddresses at which others can dial this member, each ending in /p2p/<peer id>."""
-
-
-Deliver = Callable[[bytes], Verdict]  # called for every frame that arrives, before it is forwarded; must be quick

@@ -24,7 +24,7 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Deliver, Engine, Envelope, PeerId, Reason, Verdict
+from p2p.types import Engine, Handlers, PeerId, Reason
 from swarmd import control, link
 from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
@@ -72,6 +72,7 @@ class Daemon:
             self._engine_builder(folder),
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
+            admitted=self._hand_on,
         )
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
@@ -110,24 +111,17 @@ class Daemon:
 
     # The network's side.
 
-    def _engine_builder(self, folder: Path) -> Callable[[Deliver], Engine]:
-        def build(deliver: Deliver) -> Engine:
-            def deliver_and_hand_on(frame: bytes) -> Verdict:
-                verdict = deliver(frame)
-                if verdict is Verdict.ACCEPT:
-                    for envelope in self.member.received():
-                        self._hand_on(envelope)
-                return verdict
-
+    def _engine_builder(self, folder: Path) -> Callable[[Handlers], Engine]:
+        def build(handlers: Handlers) -> Engine:
             if self.engine is None:
                 from p2p.engines.memory import MemorySwarm
 
-                return MemorySwarm().join(self.identity.peer_id, deliver_and_hand_on)
+                return MemorySwarm().join(self.identity.peer_id, handlers)
             log.info("p2p engine: %s (%s)", self.engine.name, self.engine.why)
             return engine(self.engine.name)(
                 self.identity,
                 self.topic,
-                deliver_and_hand_on,
+                handlers,
                 listen=self.config.swarm.listen,
                 bootstrap=self.config.swarm.bootstrap,
                 addressbook=folder / "peers.json",
@@ -137,9 +131,10 @@ class Daemon:
 
         return build
 
-    def _hand_on(self, envelope: Envelope) -> None:
-        self.status.frames[envelope.author] += 1
-        self.child.tell(link.Received(envelope.author, envelope.sequence, envelope.sent_at, envelope.kind, envelope.body))
+    def _hand_on(self) -> None:
+        for envelope in self.member.received():
+            self.status.frames[envelope.author] += 1
+            self.child.tell(link.Received(envelope.author, envelope.sequence, envelope.sent_at, envelope.kind, envelope.body))
 
     async def _tell_news(self) -> None:
         connected: set[PeerId] = set()
@@ -161,6 +156,8 @@ class Daemon:
         match message:
             case link.Publish(kind, body):
                 self._publish(kind, body)
+            case link.Hold(blob):
+                self.member.hold(blob)
             case link.Report(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.status.refused_authors[PeerId(author)] += 1

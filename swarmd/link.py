@@ -86,6 +86,12 @@ class Publish(_Message, frozen=True):
     body: bytes
 
 
+class Hold(_Message, frozen=True):
+    """A blob that others may fetch; told before the offer that names it."""
+
+    blob: bytes
+
+
 class Report(_Message, frozen=True):
     author: str
     reason: str
@@ -131,7 +137,7 @@ class Stopped(_Message, frozen=True):
 
 
 ToTrainer = Start | Received | News | Question | Judged | Pause | Resume | Stop
-ToDaemon = Publish | Report | State | Ready | RoundDone | Answer | Failed | Stopped
+ToDaemon = Publish | Hold | Report | State | Ready | RoundDone | Answer | Failed | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
@@ -183,7 +189,7 @@ class Outbox:
         self.dropped = 0
 
     def put(self, message: ToTrainer | ToDaemon) -> None:
-        if isinstance(message, Publish | Received):
+        if isinstance(message, Publish | Hold | Received):
             self.dropped += len(self._frames) == self._frames.maxlen
             self._frames.append(message)
         else:
@@ -237,8 +243,8 @@ class TrainerLink:
             self._envelopes.clear()
         return envelopes
 
-    def fetch(self, content_id: bytes) -> bytes | None:  # noqa: ARG002  nothing is offered yet: sets travel whole
-        return None
+    def hold(self, blob: bytes) -> None:
+        self.tell(Hold(blob))
 
     def report(self, author: PeerId, reason: Reason) -> None:
         self.tell(Report(author, reason.name))

@@ -10,7 +10,7 @@ What differs from `Libp2pEngine`, because p2pd's control socket knows no validat
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from p2p.identity import Identity
 from p2p.listening import dialable, with_ports
 from p2p.toll import Toll
 from p2p.topic import Topic
-from p2p.types import Deliver, Peer, PeerId, Started, Verdict
+from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
 IDENTIFY_EVERY = 10.0  # seconds between looks at where others see us
 RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
@@ -59,7 +59,7 @@ class HivemindEngine:
         self,
         identity: Identity,
         topic: Topic,
-        deliver: Deliver,
+        handlers: Handlers,
         *,
         listen: Sequence[str],
         bootstrap: Sequence[str],
@@ -70,7 +70,7 @@ class HivemindEngine:
         if (reason := missing()) is not None:
             raise EngineMissing(reason)
         self.me = identity.peer_id
-        self._identity, self._topic, self._deliver = identity, topic, deliver
+        self._identity, self._topic, self._handlers = identity, topic, handlers
         self._clock, self._rng = clock, rng
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
@@ -92,8 +92,17 @@ class HivemindEngine:
         self._file.load()
         await self._lasting.run(self._live, self.addresses, task_status)
 
-    def publish(self, frame: bytes) -> None:
+    def publish(self, frame: bytes, shard: int = 0) -> None:  # noqa: ARG002
         self._outbox.put(frame)
+
+    def subscribe(self, shards: Collection[int]) -> None:
+        self._shards = frozenset(shards)
+
+    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:  # noqa: ARG002
+        raise Unanswered(f"{peer} cannot be asked yet")
+
+    def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
+        pass
 
     def peers(self) -> Sequence[Peer]:
         """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
@@ -174,7 +183,7 @@ class HivemindEngine:
                 if self._shut_out(author):  # it is back; p2pd passes on what it says until it is gone again
                     nursery.start_soon(discovery.hang_up, author)
                     continue
-                verdict = self._deliver(message.data)
+                verdict = self._handlers.deliver(message.data, None)
                 if not self._toll.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
                     log.warning("cut off %s: too many messages, or too many broken ones", author)
                     nursery.start_soon(discovery.hang_up, author)

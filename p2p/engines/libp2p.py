@@ -1,7 +1,7 @@
 """The engine that goes over the network, on py-libp2p. Whatever breaks in the library, this starts it again and stays what it was."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import trio
@@ -14,7 +14,7 @@ from p2p.engines.libp2p_stack import Stack, open_stack
 from p2p.identity import Identity
 from p2p.listening import check_listen, dialable
 from p2p.topic import Topic
-from p2p.types import Deliver, Peer, PeerId, Started
+from p2p.types import Handlers, Peer, PeerId, Started, Unanswered
 
 
 class Libp2pEngine:
@@ -29,7 +29,7 @@ class Libp2pEngine:
         self,
         identity: Identity,
         topic: Topic,
-        deliver: Deliver,
+        handlers: Handlers,
         *,
         listen: Sequence[str],
         bootstrap: Sequence[str],
@@ -38,7 +38,7 @@ class Libp2pEngine:
         rng: random.Random,
     ) -> None:
         self.me = identity.peer_id
-        self._identity, self._topic, self._deliver = identity, topic, deliver
+        self._identity, self._topic, self._handlers = identity, topic, handlers
         self._clock, self._rng = clock, rng
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._book = pinned_book(self.me, bootstrap)
@@ -58,8 +58,17 @@ class Libp2pEngine:
         self._file.load()
         await self._lasting.run(self._live, self.addresses, task_status)
 
-    def publish(self, frame: bytes) -> None:
+    def publish(self, frame: bytes, shard: int = 0) -> None:  # noqa: ARG002
         self._outbox.put(frame)
+
+    def subscribe(self, shards: Collection[int]) -> None:
+        self._shards = frozenset(shards)
+
+    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:  # noqa: ARG002
+        raise Unanswered(f"{peer} cannot be asked yet")
+
+    def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
+        pass
 
     def peers(self) -> Sequence[Peer]:
         """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
@@ -81,7 +90,7 @@ class Libp2pEngine:
 
     async def _live(self, up: Callable[[], None]) -> None:
         try:
-            async with open_stack(self._identity, str(self._topic), self._deliver, self._listen, self._clock) as stack:
+            async with open_stack(self._identity, str(self._topic), self._handlers.deliver, self._listen, self._clock) as stack:
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
                 self._discovery = discovery = Discovery(stack, self._topic, self._book, self._clock, self._rng)

@@ -44,7 +44,7 @@ from p2p.errors import CannotListen
 from p2p.identity import Identity
 from p2p.listening import dialable
 from p2p.toll import Toll
-from p2p.types import Deliver, Verdict
+from p2p.types import Deliver, PeerId, Verdict
 
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
@@ -163,11 +163,11 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if peer_id not in self._inbound:
             super()._forget_all_subscriptions(peer_id)
 
-    def _validate(self, _forwarder: Any, msg: Any) -> bool:
+    def _validate(self, forwarder: Any, msg: Any) -> bool:
         if msg.from_id == self.my_id.to_bytes():
             self._visit.passed = True
             return True
-        verdict = self._deliver(msg.data)
+        verdict = self._deliver(msg.data, PeerId(str(forwarder)))
         self._visit.passed = verdict is not Verdict.REJECT
         return verdict is Verdict.ACCEPT
 

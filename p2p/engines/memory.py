@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import trio
 
-from p2p.types import Deliver, Peer, PeerId, Started
+from p2p.types import MAX_QUESTION, Handlers, Peer, PeerId, Started, Unanswered
 
 
 class MemorySwarm:
@@ -24,20 +24,20 @@ class MemorySwarm:
         self._rng = random.Random(seed)
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
-        self._flying: list[tuple[int, int, PeerId, bytes]] = []  # heap of (tick due, order, receiver, frame)
+        self._flying: list[tuple[int, int, PeerId, PeerId | None, bytes]] = []  # heap of (tick due, order, receiver, sender, frame)
         self._order = 0
 
-    def join(self, me: PeerId, deliver: Deliver) -> "MemoryEngine":
+    def join(self, me: PeerId, handlers: Handlers) -> "MemoryEngine":
         """A new member; one that was there under the same id is gone, as a restarted node's old process is."""
-        return MemoryEngine(self, me, deliver)
+        return MemoryEngine(self, me, handlers)
 
     def tick(self) -> None:
         """One step of time: what is due arrives, in the order it was sent."""
         self.now += 1
         while self._flying and self._flying[0][0] <= self.now:
-            _, _, receiver, frame = heapq.heappop(self._flying)
+            _, _, receiver, sender, frame = heapq.heappop(self._flying)
             if receiver in self._members:
-                self._members[receiver].deliver(frame)
+                self._members[receiver].hear(frame, sender)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
         """Members of different islands no longer hear each other; those named nowhere are one more island."""
@@ -46,12 +46,14 @@ class MemorySwarm:
     def heal(self) -> None:
         self._island = {}
 
-    def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
-        """Send raw bytes to all but `sender`: what a hostile peer can do."""
-        for receiver in list(self._members):
-            if receiver != sender and (sender is None or self._connected(sender, receiver)) and self._rng.random() >= self.loss:
+    def inject(self, frame: bytes, sender: PeerId | None = None, shard: int = 0) -> None:
+        """Send raw bytes to all in the shard but `sender`: what a hostile peer can do."""
+        for receiver, member in list(self._members.items()):
+            if receiver == sender or not member.listens(shard) or (sender is not None and not self._connected(sender, receiver)):
+                continue
+            if self._rng.random() >= self.loss:
                 for _ in range(2 if self._rng.random() < self.duplicate else 1):
-                    self._send(receiver, frame)
+                    self._send(receiver, sender, frame)
 
     def members(self) -> Sequence[PeerId]:
         return list(self._members)
@@ -59,20 +61,22 @@ class MemorySwarm:
     def _connected(self, a: PeerId, b: PeerId) -> bool:
         return self._island.get(a, 0) == self._island.get(b, 0)
 
-    def _send(self, receiver: PeerId, frame: bytes) -> None:
+    def _send(self, receiver: PeerId, sender: PeerId | None, frame: bytes) -> None:
         wait = self._rng.randint(0, self.delay) if self.delay else 0
         if wait == 0 and not self.delay:
-            self._members[receiver].deliver(frame)
+            self._members[receiver].hear(frame, sender)
             return
         self._order += 1
-        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, frame))
+        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, sender, frame))
 
 
 class MemoryEngine:
     """One member of a MemorySwarm. Implements `Engine`; it is a member from construction until `leave`."""
 
-    def __init__(self, swarm: MemorySwarm, me: PeerId, deliver: Deliver) -> None:
-        self.swarm, self.me, self.deliver = swarm, me, deliver
+    def __init__(self, swarm: MemorySwarm, me: PeerId, handlers: Handlers) -> None:
+        self.swarm, self.me, self.handlers = swarm, me, handlers
+        self._shards: frozenset[int] = frozenset()
+        self._shut_out: set[PeerId] = set()  # for good: there is no clock here
         swarm._members[me] = self
 
     async def run(self, task_status: Started | None = None) -> None:
@@ -87,9 +91,34 @@ class MemoryEngine:
         if self.swarm._members.get(self.me) is self:
             del self.swarm._members[self.me]
 
-    def publish(self, frame: bytes) -> None:
+    def subscribe(self, shards: Collection[int]) -> None:
+        self._shards = frozenset(shards)
+
+    def listens(self, shard: int) -> bool:
+        return shard == 0 or shard in self._shards
+
+    def hear(self, frame: bytes, sender: PeerId | None) -> None:
+        if sender not in self._shut_out:
+            self.handlers.deliver(frame, sender)
+
+    def publish(self, frame: bytes, shard: int = 0) -> None:
         if self.swarm._members.get(self.me) is self:
-            self.swarm.inject(frame, self.me)
+            self.swarm.inject(frame, self.me, shard)
+
+    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        other = self.swarm._members.get(peer)
+        if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
+            raise Unanswered(f"{peer} is not there")
+        if len(question) > MAX_QUESTION or self.me in other._shut_out:
+            raise Unanswered(f"{peer} hung up")
+        answer = other.handlers.answer(self.me, question)
+        if len(answer) > limit:
+            raise Unanswered(f"{peer} answers {len(answer)} bytes, over {limit}")
+        return answer
+
+    def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
+        self._shut_out.add(peer)
 
     def peers(self) -> Sequence[Peer]:
         return [

@@ -20,7 +20,7 @@ NOW = 1_700_000_000.0
 def join(swarm: MemorySwarm, number: int) -> tuple[Member, RolloutExchange]:
     identity = Identity.from_seed(bytes([number]) * 32)
     member = Member(
-        identity, TOPIC, lambda deliver: swarm.join(identity.peer_id, deliver), sequence=itertools.count(1), clock=lambda: NOW
+        identity, TOPIC, lambda handlers: swarm.join(identity.peer_id, handlers), sequence=itertools.count(1), clock=lambda: NOW
     )
     return member, RolloutExchange(member, f"model-{number}", lambda ref: ref.specialty == "bf" and ref.n < 900_000_000)
 

@@ -16,7 +16,7 @@ from p2p.errors import NoSuchEngine
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Deliver, Engine, Reason
+from p2p.types import Engine, Handlers, Reason
 
 TOPIC = Topic("main", "0123456789abcdef")
 pytestmark = pytest.mark.trio
@@ -27,8 +27,8 @@ class MemoryNet:
     def __init__(self) -> None:
         self.swarms: dict[Topic, MemorySwarm] = {}
 
-    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Deliver], Engine]:
-        return lambda deliver: self.swarms.setdefault(topic, MemorySwarm()).join(identity.peer_id, deliver)
+    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Handlers], Engine]:
+        return lambda handlers: self.swarms.setdefault(topic, MemorySwarm()).join(identity.peer_id, handlers)
 
 
 class RealNet:
@@ -37,12 +37,12 @@ class RealNet:
     def __init__(self, *engines: str) -> None:
         self._engines = itertools.cycle(engines)
 
-    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Deliver], Engine]:
+    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str]) -> Callable[[Handlers], Engine]:
         name = next(self._engines)
-        return lambda deliver: engine(name)(
+        return lambda handlers: engine(name)(
             identity,
             topic,
-            deliver,
+            handlers,
             listen=["/ip4/127.0.0.1/tcp/0"],
             bootstrap=bootstrap,
             addressbook=None,

@@ -30,7 +30,7 @@ from p2p.errors import BadAddress, CannotListen, EngineMissing, PortInUse
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Deliver, Engine, Verdict
+from p2p.types import Engine, Handlers, Verdict
 from tests.p2p.waiting import SECONDS, heard, until
 
 NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -50,14 +50,17 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def build(name: str, n: int, deliver: Deliver = lambda frame: Verdict.ACCEPT, **options: Any) -> Any:
+QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
+
+
+def build(name: str, n: int, handlers: Handlers = QUIET, **options: Any) -> Any:
     settings: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": [], "addressbook": None, "clock": time.time}
-    return engine(name)(Identity.from_seed(bytes([n]) * 32), TOPIC, deliver, rng=random.Random(n), **settings | options)
+    return engine(name)(Identity.from_seed(bytes([n]) * 32), TOPIC, handlers, rng=random.Random(n), **settings | options)
 
 
 def member(n: int, name: str = "hivemind", **options: Any) -> Member:
-    def build_engine(deliver: Deliver) -> Engine:
-        return build(name, n, deliver, **options)  # type: ignore[no-any-return]
+    def build_engine(handlers: Handlers) -> Engine:
+        return build(name, n, handlers, **options)  # type: ignore[no-any-return]
 
     numbers = itertools.count(int(time.time() * 1000))
     return Member(Identity.from_seed(bytes([n]) * 32), TOPIC, build_engine, sequence=numbers, clock=time.time)

@@ -28,23 +28,26 @@ from p2p.listening import dialable
 from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.topic import Topic
-from p2p.types import Deliver, Engine, Verdict
+from p2p.types import Engine, Handlers, Verdict
 from tests.p2p.waiting import SECONDS, heard, until
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
 TOPIC = Topic("main", "0123456789abcdef")
 
 
-def engine(n: int, deliver: Deliver = lambda frame: Verdict.ACCEPT, **options: Any) -> Libp2pEngine:
+QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
+
+
+def engine(n: int, handlers: Handlers = QUIET, **options: Any) -> Libp2pEngine:
     settings: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": [], "addressbook": None, "clock": time.time}
-    return Libp2pEngine(Identity.from_seed(bytes([n]) * 32), TOPIC, deliver, rng=random.Random(n), **settings | options)
+    return Libp2pEngine(Identity.from_seed(bytes([n]) * 32), TOPIC, handlers, rng=random.Random(n), **settings | options)
 
 
 def member(n: int, **options: Any) -> tuple[Member, Libp2pEngine]:
     built: list[Libp2pEngine] = []
 
-    def build(deliver: Deliver) -> Engine:
-        built.append(engine(n, deliver, **options))
+    def build(handlers: Handlers) -> Engine:
+        built.append(engine(n, handlers, **options))
         return built[0]
 
     numbers = itertools.count(int(time.time() * 1000))

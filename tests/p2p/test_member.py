@@ -1,6 +1,5 @@
 import itertools
 import random
-from hashlib import sha256
 
 import pytest
 
@@ -11,7 +10,7 @@ from p2p.identity import Identity
 from p2p.inbox import Limits
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Reason, Verdict
+from p2p.types import Handlers, PeerId, Reason, Verdict
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
@@ -20,7 +19,12 @@ NOW = 1_700_000_000.0
 def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: Limits | None = None, now: float = NOW) -> Member:
     identity = Identity.from_seed(bytes([n]) * 32)
     return Member(
-        identity, topic, lambda deliver: swarm.join(identity.peer_id, deliver), sequence=itertools.count(), clock=lambda: now, limits=limits
+        identity,
+        topic,
+        lambda handlers: swarm.join(identity.peer_id, handlers),
+        sequence=itertools.count(),
+        clock=lambda: now,
+        limits=limits,
     )
 
 
@@ -54,18 +58,6 @@ def test_the_queue_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [envelope.body[0] for envelope in b.received()] == [2, 3, 4]
 
 
-def test_bodies_are_at_hand_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_BYTES", 2000)
-    swarm = MemorySwarm()
-    a, b = member(swarm, 1), member(swarm, 2)
-    bodies = [bytes([n]) * 900 for n in range(3)]
-    for body in bodies:
-        a.publish("rollouts", body)
-    for holder in (a, b):
-        assert [holder.fetch(sha256(body).digest()) for body in bodies] == [None, bodies[1], bodies[2]]
-    assert a.fetch(bytes(32)) is None
-
-
 def test_a_report_counts_and_costs_the_author() -> None:
     swarm = MemorySwarm()
     a, b = member(swarm, 1), member(swarm, 2, limits=Limits(frames_burst=100))
@@ -82,17 +74,18 @@ def test_the_engine_is_told_what_becomes_of_a_frame() -> None:
     a, b = member(swarm, 1), member(swarm, 2)
     frames: list[bytes] = []
 
-    def overhear(frame: bytes) -> Verdict:
+    def overhear(frame: bytes, via: PeerId | None) -> Verdict:
+        assert via == a.identity.peer_id
         frames.append(frame)
         return Verdict.ACCEPT
 
-    swarm.join(Identity.from_seed(bytes([9]) * 32).peer_id, overhear)
+    swarm.join(Identity.from_seed(bytes([9]) * 32).peer_id, Handlers(overhear, lambda peer, question: b""))
     a.publish("rollouts", b"body")
     late = member(MemorySwarm(), 3)
-    assert late.deliver(frames[0]) is Verdict.ACCEPT
-    assert late.deliver(frames[0]) is Verdict.IGNORE
-    assert late.deliver(frames[0][:-1]) is Verdict.REJECT
-    assert b.deliver(frames[0]) is Verdict.IGNORE
+    assert late.deliver(frames[0], None) is Verdict.ACCEPT
+    assert late.deliver(frames[0], None) is Verdict.IGNORE
+    assert late.deliver(frames[0][:-1], None) is Verdict.REJECT
+    assert b.deliver(frames[0], None) is Verdict.IGNORE
 
 
 def test_what_nobody_would_admit_is_not_sent() -> None:

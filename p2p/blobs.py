@@ -1,0 +1,83 @@
+"""Blobs: what is offered and fetched by content id. Pure.
+
+A blob is a zstd frame (RFC 8878) around a body, and its id is the first 16 bytes of SHA-256 of the blob as it travels: it is checked
+before anything is inflated, and 128 bits are enough against a second blob with the id of a given one. Two blobs with one id, which an
+author could look for in 2^64 tries, would only make his own offer ambiguous.
+"""
+
+from collections import OrderedDict
+from hashlib import sha256
+
+import zstandard
+
+ID_BYTES = 16
+MAX_BLOB = 256 * 1024  # bytes as it travels
+MAX_CONTENT = 1024 * 1024  # bytes of what is in it
+KEPT_BYTES = 64 * 1024 * 1024
+_LEVEL = 3
+
+# Without a checksum, for the id is one; with the content's size, so that a liar is refused before anything is inflated.
+_packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False, write_content_size=True)
+
+
+class BadBlob(ValueError):
+    """Not one whole zstd frame that says how large its content is and stays within the limit."""
+
+
+def content_id(blob: bytes) -> bytes:
+    return sha256(blob).digest()[:ID_BYTES]
+
+
+def pack(content: bytes) -> bytes:
+    """Raises ValueError where no receiver would take it."""
+    blob = _packer.compress(content)
+    if len(content) > MAX_CONTENT or len(blob) > MAX_BLOB:
+        raise ValueError(f"{len(content)} bytes, {len(blob)} compressed, are more than {MAX_CONTENT} and {MAX_BLOB}")
+    return blob
+
+
+def unpack(blob: bytes, limit: int = MAX_CONTENT) -> bytes:
+    """The content, of at most `limit` bytes. Refuses by the size that the blob claims, and stops inflating at it where it lied.
+
+    Raises BadBlob.
+    """
+    try:
+        parameters = zstandard.get_frame_parameters(blob)
+        claimed = parameters.content_size
+        if claimed > limit or parameters.dict_id or not claimed:  # an unknown size reads as the largest number there is
+            raise BadBlob("empty, or more than the limit, or of unknown size")
+        # Into one buffer of the claimed size, which is all the memory it takes and all it can fill.
+        content = zstandard.ZstdDecompressor().decompress(blob, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BadBlob(str(error)) from None
+    if len(content) != claimed:
+        raise BadBlob(f"{len(content)} bytes where {claimed} were claimed")
+    return content
+
+
+class BlobStore:
+    """Blobs at hand, ours and fetched ones, for whoever asks. At the limit the one that was longest not asked for goes."""
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self.bytes, self._limit = 0, kept_bytes
+        self._blobs: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def put(self, blob: bytes) -> bytes:
+        """Its id."""
+        name = content_id(blob)
+        if name not in self._blobs:
+            self._blobs[name] = blob
+            self.bytes += len(blob)
+        self._blobs.move_to_end(name)
+        while self.bytes > self._limit:
+            self.bytes -= len(self._blobs.popitem(last=False)[1])
+        return name
+
+    def get(self, name: bytes) -> bytes | None:
+        blob = self._blobs.get(name)
+        if blob is not None:
+            self._blobs.move_to_end(name)
+        return blob
+
+    def __len__(self) -> int:
+        return len(self._blobs)

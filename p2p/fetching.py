@@ -1,0 +1,168 @@
+"""Asking peers for blobs, and answering them.
+
+Question: byte 1, then content ids of 16 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as four bytes, big-endian,
+and the blob; length zero where it is not at hand. A peer that knows no such question answers nothing.
+"""
+
+import logging
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from p2p.blobs import ID_BYTES, MAX_BLOB, BlobStore, content_id
+from p2p.types import PeerId, Reason, Unanswered
+
+FETCH = 1
+MAX_ASKED = 64  # blobs in one question
+MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
+ASK_AT_ONCE = 16  # questions under way
+HEDGE = 0.5  # seconds after which the next holder is asked too
+PATIENCE = 10.0  # seconds for one holder
+HOLDERS = 12  # asked for one blob at most
+_LENGTH = struct.Struct(">I")
+_PEERS = 4096  # whose use of our upload is remembered
+
+log = logging.getLogger(__name__)
+
+
+def question(ids: Sequence[bytes]) -> bytes:
+    """Raises ValueError where nobody would answer it."""
+    if not 0 < len(ids) <= MAX_ASKED or any(len(name) != ID_BYTES for name in ids):
+        raise ValueError(f"one to {MAX_ASKED} ids of {ID_BYTES} bytes")
+    return bytes([FETCH]) + b"".join(ids)
+
+
+def asked(message: bytes) -> Sequence[bytes]:
+    """The ids of a question; empty where it is none."""
+    if len(message) < 1 or message[0] != FETCH or (len(message) - 1) % ID_BYTES or len(message) > 1 + MAX_ASKED * ID_BYTES:
+        return ()
+    return [message[i : i + ID_BYTES] for i in range(1, len(message), ID_BYTES)]
+
+
+def answer(blobs: Sequence[bytes | None]) -> bytes:
+    parts, size = [], 0
+    for blob in blobs:
+        fits = blob is not None and size + _LENGTH.size + len(blob) <= MAX_ANSWER
+        part = blob if fits and blob is not None else b""
+        parts += [_LENGTH.pack(len(part)), part]
+        size += _LENGTH.size + len(part)
+    return b"".join(parts)
+
+
+def answered(message: bytes, count: int) -> Sequence[bytes | None] | None:
+    """What `answer` was given; None where it is no such answer."""
+    blobs: list[bytes | None] = []
+    at = 0
+    for _ in range(count):
+        if len(message) < at + _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(message, at)
+        at += _LENGTH.size
+        if length > MAX_BLOB or len(message) < at + length:
+            return None
+        blobs.append(message[at : at + length] or None)
+        at += length
+    return blobs if at == len(message) else None
+
+
+class Server:
+    """Answers questions from a store, each peer within its share of our upload. Pure."""
+
+    def __init__(
+        self, store: BlobStore, clock: Callable[[], float], *, rate: float = 512 * 1024.0, burst: float = 8 * 1024 * 1024.0
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._rate, self._burst = rate, burst  # bytes a second, bytes
+        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # peer -> bytes it may still have, and when that was so
+        self.sent = 0  # bytes
+
+    def __call__(self, peer: PeerId, message: bytes) -> bytes:
+        """Empty for what is no question of ours, and for a peer that has had its share."""
+        ids = asked(message)
+        now = self._clock()
+        left, since = self._left.get(peer, (self._burst, now))
+        left = min(self._burst, left + max(0.0, now - since) * self._rate)
+        if not ids or left <= 0:
+            return b""
+        reply = answer([self._store.get(name) for name in ids])
+        self._left[peer] = (left - len(reply), now)
+        self._left.move_to_end(peer)
+        if len(self._left) > _PEERS:
+            self._left.popitem(last=False)
+        self.sent += len(reply)
+        return reply
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A blob we chose, as it was offered."""
+
+    id: bytes
+    size: int  # bytes as it travels
+    holders: Sequence[PeerId]  # who may have it, the likeliest first
+
+
+class Asking(Protocol):
+    """`Engine.request`."""
+
+    async def __call__(self, peer: PeerId, question: bytes, limit: int) -> bytes: ...
+
+
+class Fetcher:
+    """Fetches blobs into a store. `blame` hears of peers that answer with something else."""
+
+    def __init__(self, ask: Asking, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE) -> None:
+        self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
+        self._at_once = trio.Semaphore(ASK_AT_ONCE)
+        self.received = 0  # bytes of answers
+
+    async def fetch(self, want: Want) -> bytes | None:
+        """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
+
+        A holder that lets us wait is not given up when the next is asked: whoever answers first wins, the others are hung up on.
+        """
+        found = self._store.get(want.id)
+        if found is not None:
+            return found
+        async with trio.open_nursery() as nursery:
+
+            async def ask(holder: PeerId, settled: trio.Event) -> None:
+                nonlocal found
+                try:
+                    blob = await self._ask_one(holder, want)
+                    if blob is not None and found is None:
+                        found = blob
+                        self._store.put(blob)
+                        nursery.cancel_scope.cancel()
+                finally:
+                    settled.set()
+
+            for holder in list(dict.fromkeys(want.holders))[:HOLDERS]:
+                settled = trio.Event()
+                nursery.start_soon(ask, holder, settled)
+                with trio.move_on_after(self._hedge):
+                    await settled.wait()
+        return found
+
+    async def _ask_one(self, holder: PeerId, want: Want) -> bytes | None:
+        async with self._at_once:
+            with trio.move_on_after(PATIENCE):
+                try:
+                    reply = await self._ask(holder, question([want.id]), _LENGTH.size + want.size)
+                except Unanswered as error:
+                    log.debug("%s was not fetched from %s: %s", want.id.hex(), holder, error)
+                    return None
+                self.received += len(reply)
+                if not reply:
+                    return None
+                blobs = answered(reply, 1)
+                if blobs is None or (blobs[0] is not None and content_id(blobs[0]) != want.id):
+                    self._blame(holder, Reason.NOT_ASKED_FOR)
+                    return None
+                return blobs[0]
+            log.debug("%s was not fetched from %s: no answer in %.0f s", want.id.hex(), holder, PATIENCE)
+            return None
