@@ -24,7 +24,7 @@ class Toll:
     def __init__(
         self, rate: float = 200.0, burst: float = 600.0, broken_rate: float = 1.0, broken_burst: float = 30.0, ban: float = 60.0
     ) -> None:
-        self.rate, self.burst, self.broken_rate, self.broken_burst, self.ban = rate, burst, broken_rate, broken_burst, ban
+        self.rate, self.burst, self.broken_rate, self.broken_burst, self.ban_seconds = rate, burst, broken_rate, broken_burst, ban
         self._purses: OrderedDict[str, _Purse] = OrderedDict()
         self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
 
@@ -46,7 +46,11 @@ class Toll:
         if purse.frames >= 0 and purse.broken >= 0:
             return True
         del self._purses[peer]
-        self._banned[peer] = now + self.ban
+        self.ban(peer, now, self.ban_seconds)
+        return False
+
+    def ban(self, peer: str, now: float, seconds: float) -> None:
+        """Shut out for so long; a longer ban that there is already stays."""
+        self._banned[peer] = max(now + seconds, self._banned.get(peer, 0.0))
         if len(self._banned) > _PEERS:
             self._banned.popitem(last=False)
-        return False
