@@ -1,0 +1,186 @@
+"""Choosing some of many under caps, so that a crowd under one hand does not fill what we train on. Pure.
+
+Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, and as long as no cap binds nothing
+else happens, to the last draw from `rng`. The candidates are gone through in that random order, and one that has no room under a cap
+is passed over.
+
+- Newcomers (`Author.established` is False) get a tenth together, hard: where it is less than one, one in some of the choices. Room
+  that is left is left empty. Their places go to network groups in turn, in a group to authors in turn, so that a hundred in one
+  data centre do not keep an honest newcomer out. While nobody is established there are no newcomers: a new swarm starts freely.
+- One author gets half, one network group a quarter, rounded up, softly: where the others have too few to fill what was asked for,
+  these caps are raised together, step by step. So two nodes alone, or a swarm in one group, are as free as without.
+- A group nobody can buy cheaply has no cap: the local network's. Authors never met, whose group is unknown, are one group with half.
+"""
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeVar
+
+from p2p.netgroup import LOCAL
+from p2p.types import PeerId
+
+UNKNOWN = ""  # group of authors that we were never connected to
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who offers a candidate, as our own node knows it: its network group (`p2p.netgroup`) and whether it has earned standing."""
+
+    id: PeerId
+    group: str = UNKNOWN
+    established: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Of one choice."""
+
+    newcomers: float = 0.10  # all together
+    author: float = 0.5
+    group: float = 0.25
+    unknown: float = 0.5  # all authors together whose group is not known
+
+
+DEFAULT = Shares()
+
+
+def choose(
+    candidates: Sequence[T],
+    n: int,
+    author_of: Callable[[T], Author | None],
+    rng: random.Random,
+    *,
+    settled: bool | None = None,
+    shares: Shares = DEFAULT,
+) -> list[T]:
+    """At most `n` of them, uniformly among what the caps allow. Draws from `rng` only where there is something to decide.
+
+    author_of: None for our own, which no cap concerns. settled: whether any author is established, be it one who offers nothing now;
+    None: as the candidates have it.
+    """
+    return _fill(candidates, n, author_of, rng, settled, shares, in_order=False)
+
+
+def first(
+    candidates: Sequence[T],
+    n: int,
+    author_of: Callable[[T], Author | None],
+    rng: random.Random,
+    *,
+    settled: bool | None = None,
+    shares: Shares = DEFAULT,
+) -> list[T]:
+    """`choose`, but the first that the caps allow: for candidates that are in a random order already."""
+    return _fill(candidates, n, author_of, rng, settled, shares, in_order=True)
+
+
+def _fill(
+    candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random,
+    settled: bool | None, shares: Shares, *, in_order: bool,
+) -> list[T]:  # fmt: skip
+    if n <= 0 or not candidates:
+        return []
+    authors = [author_of(candidate) for candidate in candidates]
+    if settled is None:
+        settled = any(a is not None and a.established for a in authors)
+    new = {i for i, a in enumerate(authors) if settled and a is not None and not a.established}
+    if len(candidates) <= n and not new:
+        return list(candidates)  # all caps but the newcomers' would be raised until these fit
+    order: Iterable[int] = range(len(candidates)) if in_order or len(candidates) <= n else _at_random(len(candidates), n, rng)
+    room = _Room(n, shares, [a for i, a in enumerate(authors) if i not in new])
+    places = _rounded(shares.newcomers * n, rng) if new else 0
+    in_turn = _in_turn(new, authors, rng)
+    chosen: list[int] = []
+    waiting: list[int] = []
+    for i in order:
+        if i in new:
+            if places:
+                places -= 1
+                chosen.append(next(in_turn))
+        elif room.take(authors[i]):
+            chosen.append(i)
+        else:
+            waiting.append(i)
+        if len(chosen) == n:
+            break  # before the next is drawn
+    while len(chosen) < n and waiting:
+        room.raised += 1
+        still = []
+        for i in waiting:
+            if len(chosen) < n and room.take(authors[i]):
+                chosen.append(i)
+            else:
+                still.append(i)
+        waiting = still
+    return [candidates[i] for i in chosen]
+
+
+class _Room:
+    """How much each author and each group has had of one choice."""
+
+    def __init__(self, n: int, shares: Shares, authors: Iterable[Author | None]) -> None:
+        others = {a for a in authors if a is not None}
+        many, groups = len({a.id for a in others}) > 1, len({a.group for a in others}) > 1
+        self._each = math.ceil(shares.author * n) if many else n
+        self._group = math.ceil(shares.group * n) if groups else n
+        self._unknown = math.ceil(shares.unknown * n) if groups else n
+        self._authors: Counter[PeerId] = Counter()
+        self._groups: Counter[str] = Counter()
+        self.raised = 0
+
+    def take(self, author: Author | None) -> bool:
+        if author is None:
+            return True
+        group = self._unknown if author.group == UNKNOWN else self._group
+        full = author.group != LOCAL and self._groups[author.group] >= group + self.raised
+        if full or self._authors[author.id] >= self._each + self.raised:
+            return False
+        self._authors[author.id] += 1
+        self._groups[author.group] += 1
+        return True
+
+
+def _at_random(count: int, n: int, rng: random.Random) -> Iterator[int]:
+    """All of range(count) in a random order; what is beyond the first `n` is drawn only when it is asked for."""
+    begun = rng.sample(range(count), n)
+
+    def rest() -> Iterator[int]:
+        left = sorted(set(range(count)) - set(begun))
+        yield from rng.sample(left, len(left))
+
+    return chain(begun, rest())
+
+
+def _rounded(share: float, rng: random.Random) -> int:
+    """`share` on the mean: so a tenth of four is one in four of ten choices."""
+    whole = math.floor(share)
+    return whole + (share > whole and rng.random() < share - whole)
+
+
+def _in_turn(new: Iterable[int], authors: Sequence[Author | None], rng: random.Random) -> Iterator[int]:
+    """All of `new`, one of each group in turn, and in a group one of each author in turn; who comes first is drawn."""
+    groups: dict[str, dict[PeerId, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i in rng.sample(ordered := sorted(new), len(ordered)):
+        if (author := authors[i]) is not None:
+            groups[author.group][author.id].append(i)
+    yield from _turns([_turns(list(of_group.values())) for of_group in groups.values()], rng)
+
+
+def _turns(queues: Iterable[Iterable[int]], rng: random.Random | None = None) -> Iterator[int]:
+    """One of each in turn, until all are empty."""
+    waiting = [iter(queue) for queue in queues]
+    if rng is not None:
+        rng.shuffle(waiting)  # for a large group does not come first more often than a small one
+    while waiting:
+        for queue in list(waiting):
+            item = next(queue, None)
+            if item is None:
+                waiting.remove(queue)
+            else:
+                yield item
