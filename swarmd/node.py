@@ -210,7 +210,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         Saver(checkpoints) as saver,
         closing(_open_policy(config, start.seed)) as policy,
     ):
-        exchange = RolloutExchange(daemon, config.model.name, partial(trainable, curriculum))
+        exchange = RolloutExchange(daemon, config.model.name, curriculum.specialties, partial(trainable, curriculum))
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         behind, notes = resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)

@@ -50,7 +50,8 @@ def run_round(t: int, node: Node) -> RoundReport:
     with watch("checkpoint"):
         node.settle()  # what we now say of this round must not outlive the loss of the one before
     with watch("share"):
-        node.swarm.share([s.rollout for s in local], t)  # Communicate(C^n(q)), q in S^n = B^n
+        # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for their rewards are the same.
+        node.swarm.share([s.rollout for s in local if s.informative], t)
     with watch("collect"):
         received, rejected = node.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):

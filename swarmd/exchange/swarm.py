@@ -4,9 +4,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from p2p.envelope import MAX_BODY
+from p2p.blobs import MAX_BLOB, MAX_CONTENT
 from p2p.types import PeerId, Reason, Transport
-from swarmd.exchange import wire
+from swarmd.exchange import offers, wire
 from swarmd.types import Rollout, TaskRef
 
 log = logging.getLogger(__name__)
@@ -18,17 +18,26 @@ class RolloutExchange:
     What decodes but is no rollout of ours is reported to the transport, so that its author is judged by it.
     """
 
-    def __init__(self, transport: Transport, model: str, trainable: Callable[[TaskRef], bool]) -> None:
-        self.transport, self.model, self.trainable = transport, model, trainable
+    def __init__(self, transport: Transport, model: str, specialties: Sequence[str], trainable: Callable[[TaskRef], bool]) -> None:
+        self.transport, self.model, self.specialties, self.trainable = transport, model, specialties, trainable
         self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        for body in wire.encode(rollouts, round_number, self.model):
-            if len(body) > MAX_BODY:
-                log.warning("a rollout of %d bytes was not shared: over %d; lower generate.max_new_tokens or round.completions",
-                            len(body), MAX_BODY)  # fmt: skip
-                continue
-            self.transport.publish(wire.KIND, body)
+        """A small set is gossiped whole; of a larger one what is gossiped is an offer, and who wants a rollout fetches it."""
+        if not rollouts:
+            return
+        whole = wire.encode(rollouts, round_number, self.model)
+        if len(whole) <= offers.WHOLE:
+            self.transport.publish(wire.KIND, whole)
+            return
+        bodies, blobs = offers.encode(rollouts, round_number, self.model, self.specialties)
+        if len(blobs) < len(rollouts):
+            log.warning("%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens or round.completions",
+                        len(rollouts) - len(blobs), MAX_CONTENT, MAX_BLOB)  # fmt: skip
+        for blob in blobs:
+            self.transport.hold(blob)
+        for body in bodies:
+            self.transport.publish(offers.KIND, body)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         """What came since the last call, oldest first; and how much was refused, by reason, frames and rollouts alike."""

@@ -19,7 +19,6 @@ MAX_ROLLOUTS = 64  # in one body
 MAX_COMPLETIONS = 64  # of one rollout
 MAX_TEXT = 16_384  # characters of one completion
 MAX_NAME = 96  # characters of a model's name
-GOSSIP_BODY = 16 * 1024  # bytes; a set larger than this is split by rollout
 
 
 class _Completion(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -50,26 +49,13 @@ class RolloutSet(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Body)
-_version = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw, msgspec.Raw, msgspec.Raw])
+_list = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def encode(rollouts: Sequence[Rollout], round_number: int, model: str, limit: int = GOSSIP_BODY) -> list[bytes]:
-    """Bodies of at most `limit` bytes where that can be: a rollout is never cut, so one large rollout makes one large body."""
-    bodies: list[bytes] = []
-    waiting: list[_Rollout] = []
-
-    def body(of: Sequence[_Rollout]) -> bytes:
-        return _encoder.encode(_Body(VERSION, round_number, model[:MAX_NAME], tuple(of)))
-
-    for rollout in rollouts:
-        item = _Rollout(rollout.ref.specialty, rollout.ref.n, tuple(_Completion(c.text[:MAX_TEXT], c.ended) for c in rollout.completions))
-        if waiting and (len(waiting) == MAX_ROLLOUTS or len(body([*waiting, item])) > limit):
-            bodies.append(body(waiting))
-            waiting = []
-        waiting.append(item)
-    if waiting:
-        bodies.append(body(waiting))
-    return bodies
+def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
+    """One body: at most MAX_ROLLOUTS of them, or no receiver reads it."""
+    items = (_Rollout(r.ref.specialty, r.ref.n, tuple(_Completion(c.text[:MAX_TEXT], c.ended) for c in r.completions)) for r in rollouts)
+    return _encoder.encode(_Body(VERSION, round_number, model[:MAX_NAME], tuple(items)))
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
@@ -77,7 +63,7 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
     try:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _unreadable(body)
+        return newer(body, VERSION)
     if parsed.version != VERSION:
         return Reason.WRONG_VERSION
     if _encoder.encode(parsed) != body or not 0 < len(parsed.rollouts) <= MAX_ROLLOUTS or parsed.round < 0 or len(parsed.model) > MAX_NAME:
@@ -96,10 +82,10 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
     )
 
 
-def _unreadable(body: bytes) -> Reason:
-    """A later version's body is not garbage: its author needs no blame, and the operator should hear of it."""
+def newer(body: bytes, ours: int) -> Reason:
+    """Why a body cannot be read: a later version's is not garbage, its author needs no blame, and the operator should hear of it."""
     try:
-        version = _version.decode(body)[0]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        version = msgspec.msgpack.decode(_list.decode(body)[0], type=int)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
         return Reason.UNDECODABLE
-    return Reason.WRONG_VERSION if version > VERSION else Reason.UNDECODABLE
+    return Reason.WRONG_VERSION if version > ours else Reason.UNDECODABLE

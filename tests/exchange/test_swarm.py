@@ -22,7 +22,7 @@ def join(swarm: MemorySwarm, number: int) -> tuple[Member, RolloutExchange]:
     member = Member(
         identity, TOPIC, lambda handlers: swarm.join(identity.peer_id, handlers), sequence=itertools.count(1), clock=lambda: NOW
     )
-    return member, RolloutExchange(member, f"model-{number}", lambda ref: ref.specialty == "bf" and ref.n < 900_000_000)
+    return member, RolloutExchange(member, f"model-{number}", ("bf", "other"), lambda ref: ref.specialty == "bf" and ref.n < 900_000_000)
 
 
 def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:
@@ -62,15 +62,6 @@ def test_tasks_that_are_not_for_training_are_refused_and_the_rest_is_used() -> N
     (a, from_a), (_, from_b) = (join(swarm, i) for i in (1, 2))
     from_a.share([*rollouts(a, 1), *rollouts(a, 1_000_000_001), *rollouts(a, 2, specialty="unheard_of")], round_number=1)
     assert from_b.collect() == (rollouts(a, 1), {Reason.UNKNOWN_TASK.value: 2})
-
-
-def test_a_rollout_too_large_for_any_receiver_is_kept_back_and_the_rest_is_shared(caplog: pytest.LogCaptureFixture) -> None:
-    swarm = MemorySwarm()
-    (a, from_a), (_, from_b) = (join(swarm, i) for i in (1, 2))
-    huge = Rollout(TaskRef("bf", 3), (Completion("é" * 16_384, True),) * 20, a.identity.peer_id)
-    from_a.share([*rollouts(a, 1), huge, *rollouts(a, 2)], round_number=1)
-    assert from_b.collect() == (rollouts(a, 1, 2), {})
-    assert "round.completions" in caplog.text
 
 
 def test_frames_refused_at_admission_show_up_in_the_round_that_follows() -> None:

@@ -1,0 +1,174 @@
+"""What is on offer, what to fetch, from whom. Pure.
+
+A rollout set too large to be gossiped whole is offered: each rollout is a blob of its own (`p2p.blobs`), and what is gossiped names
+them. The layout is written down for other implementations in docs/wire.md.
+
+    offer = msgpack [version = 1, round, [[specialty, n, size, id], …]]
+
+specialty is the index in the curriculum's list, which all peers of a swarm share; size is that of the blob in bytes. A blob holds the
+body of a `rollouts` frame with this one rollout.
+"""
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from p2p.blobs import ID_BYTES, MAX_BLOB, content_id, pack
+from p2p.types import Envelope, PeerId, Reason
+from swarmd.exchange import wire
+from swarmd.types import Rollout, TaskRef
+
+KIND = "offer"  # the envelope's kind
+VERSION = 1
+MAX_OFFER = 1024  # bytes of one offer
+MAX_ITEMS = 64  # in one offer
+WHOLE = 2 * 1024  # bytes; a set up to this size is gossiped whole: an offer and a fetch would cost as much, and a way there and back
+
+_Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB)]
+_Id = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+
+
+class _Item(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    specialty: _Index
+    n: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    size: _Size
+    id: _Id
+
+
+class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    version: int
+    round: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+    items: Annotated[tuple[_Item, ...], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Offer)
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One rollout that somebody has for us."""
+
+    author: PeerId
+    ref: TaskRef
+    id: bytes
+    size: int  # bytes of the blob
+    via: PeerId | None  # the peer that handed the offer to us
+
+
+def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
+    """The offers, of at most MAX_OFFER bytes each, and the blobs that they name. A rollout over the limits of a blob is left out.
+
+    Raises ValueError on a specialty that is not in the list.
+    """
+    blobs: list[bytes] = []
+    offers: list[bytes] = []
+    waiting: list[_Item] = []
+    for rollout in rollouts:
+        try:
+            blob = pack(wire.encode([rollout], round_number, model))
+        except ValueError:
+            continue
+        item = _Item(specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob))
+        blobs.append(blob)
+        if waiting and (len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > MAX_OFFER):
+            offers.append(_body(round_number, waiting))
+            waiting = []
+        waiting.append(item)
+    if waiting:
+        offers.append(_body(round_number, waiting))
+    return offers, blobs
+
+
+def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
+    """What the envelope's author offers, or why that is no offer. Never raises for what the bytes are."""
+    try:
+        offer = _decoder.decode(envelope.body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return wire.newer(envelope.body, VERSION)
+    if offer.version != VERSION:
+        return Reason.WRONG_VERSION
+    if len(envelope.body) > MAX_OFFER or _encoder.encode(offer) != envelope.body:
+        return Reason.UNDECODABLE
+    if any(item.specialty >= len(specialties) for item in offer.items):
+        return Reason.UNKNOWN_TASK
+    author, via = envelope.author, envelope.via
+    return tuple(Offered(author, TaskRef(specialties[i.specialty], i.n), i.id, i.size, via) for i in offer.items)
+
+
+def _body(round_number: int, items: Sequence[_Item]) -> bytes:
+    return _encoder.encode(_Offer(VERSION, round_number, tuple(items)))
+
+
+Choice = Callable[[Sequence[Offered], int, random.Random], Sequence[Offered]]
+"""At most so many of them, none twice."""
+
+
+def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
+    return rng.sample(offered, min(count, len(offered)))
+
+
+class Board:
+    """What is on offer now. Bounded: per author and in all the oldest go first, and nobody's offers push out more than his own share.
+
+    A rollout of one author and task is there once, like in the pool, and what was chosen once is not on the board again.
+    """
+
+    def __init__(self, trainable: Callable[[TaskRef], bool], *, kept_rounds: int, per_author: int = MAX_ITEMS, in_all: int = 8192) -> None:
+        self._trainable = trainable
+        self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
+        self._round = 0  # ours, counted by `next_round`
+        self._offered: OrderedDict[bytes, tuple[int, Offered]] = OrderedDict()  # by id, with the round it came in, oldest first
+        self._authors: Counter[PeerId] = Counter()
+        self._taken: OrderedDict[bytes, int] = OrderedDict()  # chosen ids, and when
+
+    def add(self, offered: Sequence[Offered]) -> int:
+        """How many of them are for training. Others are not put up."""
+        good = [item for item in offered if self._trainable(item.ref)]
+        for item in good:
+            if item.id in self._offered or item.id in self._taken:
+                continue
+            if self._authors[item.author] >= self._per_author:
+                self._drop(next(name for name, (_, other) in self._offered.items() if other.author == item.author))
+            elif len(self._offered) >= self._in_all:
+                self._drop(next(iter(self._offered)))
+            self._offered[item.id] = (self._round, item)
+            self._authors[item.author] += 1
+        return len(good)
+
+    def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
+        """At most `count`, which are then off the board. One of those with the same author and task: they are the same experience."""
+        distinct = {(item.author, item.ref): item for _, item in self._offered.values()}
+        chosen = choice(list(distinct.values()), count, rng) if count > 0 else ()
+        for item in chosen:
+            self._drop(item.id)
+            self._taken[item.id] = self._round
+        return chosen
+
+    def next_round(self) -> None:
+        """A round of ours begins: what is older than `kept_rounds` would be too old for the pool."""
+        self._round += 1
+        while self._offered and self._stale(next(iter(self._offered.values()))[0]):
+            self._drop(next(iter(self._offered)))
+        while self._taken and self._stale(next(iter(self._taken.values()))):
+            self._taken.popitem(last=False)
+
+    def _stale(self, since: int) -> bool:
+        return self._round - since >= self._kept_rounds
+
+    def _drop(self, name: bytes) -> None:
+        _, item = self._offered.pop(name)
+        self._authors[item.author] -= 1
+        if not self._authors[item.author]:
+            del self._authors[item.author]
+
+    def __len__(self) -> int:
+        return len(self._offered)
+
+    def __iter__(self) -> Iterator[Offered]:
+        return (item for _, item in self._offered.values())

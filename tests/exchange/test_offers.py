@@ -1,0 +1,174 @@
+"""Offers: what is offered is what arrives, what is no offer is refused, and the board holds no more than it may."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.blobs import content_id, unpack
+from p2p.identity import Identity
+from p2p.types import Envelope, PeerId, Reason
+from swarmd.exchange import offers, wire
+from swarmd.exchange.offers import MAX_OFFER, Board, Offered
+from swarmd.types import Completion, Rollout, TaskRef
+
+ME = Identity.from_seed(bytes(32)).peer_id
+OTHER, THIRD = PeerId("other"), PeerId("third")
+SPECIALTIES = ("bf", "gcd")
+
+
+def rollout(n: int, specialty: str = "bf", text: str = "an answer") -> Rollout:
+    return Rollout(TaskRef(specialty, n), (Completion(f"{text} to {n}", True), Completion("no", False)), ME)
+
+
+def envelope(body: bytes) -> Envelope:
+    return Envelope(ME, 1, 0.0, offers.KIND, body, OTHER)
+
+
+def test_what_is_offered_is_what_the_blobs_hold() -> None:
+    rollouts = [rollout(n, SPECIALTIES[n % 2]) for n in range(8)]
+    (offer,), blobs = offers.encode(rollouts, 5, "tiny", SPECIALTIES)
+    decoded = offers.decode(envelope(offer), SPECIALTIES)
+    assert not isinstance(decoded, Reason)
+    assert [(o.author, o.via, o.ref, o.id, o.size) for o in decoded] == [
+        (ME, OTHER, r.ref, content_id(b), len(b)) for r, b in zip(rollouts, blobs, strict=True)
+    ]
+    for r, blob in zip(rollouts, blobs, strict=True):
+        body = wire.decode(unpack(blob), ME)
+        assert isinstance(body, wire.RolloutSet) and body.rollouts == (r,) and (body.round, body.model) == (5, "tiny")
+
+
+def test_golden_bytes() -> None:
+    """Other implementations read these: they change with the version alone. The blob's id depends on the zstd library, not on the wire."""
+    item = [1, 300, 77, bytes(range(16))]
+    golden = bytes.fromhex("9301cd03e7919401cd012c4dc410000102030405060708090a0b0c0d0e0f")
+    assert msgspec.msgpack.encode([1, 999, [item]]) == golden
+    decoded = offers.decode(envelope(golden), SPECIALTIES)
+    assert decoded == (Offered(ME, TaskRef("gcd", 300), bytes(range(16)), 77, OTHER),)
+
+
+def test_an_offer_of_eight_takes_a_quarter_of_a_kilobyte() -> None:
+    (offer,), _ = offers.encode([rollout(10**8 + n) for n in range(8)], 1000, "m", SPECIALTIES)
+    assert len(offer) <= 256
+
+
+def test_a_large_set_makes_several_offers_and_nothing_is_lost() -> None:
+    rollouts = [rollout(n) for n in range(150)]
+    bodies, blobs = offers.encode(rollouts, 1, "m", SPECIALTIES)
+    assert len(bodies) > 1 and all(len(body) <= MAX_OFFER for body in bodies) and len(blobs) == 150
+    items = [o for body in bodies for o in offers.decode(envelope(body), SPECIALTIES) if isinstance(o, Offered)]
+    assert [o.ref for o in items] == [r.ref for r in rollouts]
+
+
+def test_a_rollout_over_the_limits_of_a_blob_is_left_out() -> None:
+    huge = Rollout(TaskRef("bf", 3), tuple(Completion("é" * 16_384, True) for _ in range(64)), ME)
+    (offer,), (blob,) = offers.encode([huge, rollout(4)], 1, "m", SPECIALTIES)
+    decoded = offers.decode(envelope(offer), SPECIALTIES)
+    assert not isinstance(decoded, Reason) and [o.id for o in decoded] == [content_id(blob)]
+    assert offers.encode([huge], 1, "m", SPECIALTIES) == ([], [])
+
+
+GOOD = [0, 1, 1, bytes(16)]
+
+
+@pytest.mark.parametrize(
+    "document, reason",
+    [
+        ([2, "another", "form"], Reason.WRONG_VERSION),
+        ([2, 1, [GOOD]], Reason.WRONG_VERSION),
+        ([1, 1, []], Reason.UNDECODABLE),
+        ([1, 1, [GOOD] * 65], Reason.UNDECODABLE),
+        ([1, -1, [GOOD]], Reason.UNDECODABLE),
+        ([1, 1, [[2, 1, 1, bytes(16)]]], Reason.UNKNOWN_TASK),
+        ([1, 1, [[-1, 1, 1, bytes(16)]]], Reason.UNDECODABLE),
+        ([1, 1, [[0, -1, 1, bytes(16)]]], Reason.UNDECODABLE),
+        ([1, 1, [[0, 1, 0, bytes(16)]]], Reason.UNDECODABLE),
+        ([1, 1, [[0, 1, 2**30, bytes(16)]]], Reason.UNDECODABLE),
+        ([1, 1, [[0, 1, 1, bytes(15)]]], Reason.UNDECODABLE),
+        ([1, 1, [[0, 1, 1, bytes(16), 0]]], Reason.UNDECODABLE),
+        ([1, 1, [[0, 1, 1, bytes(16)]] * 60], Reason.UNDECODABLE),  # over MAX_OFFER
+        ("text", Reason.UNDECODABLE),
+        ([], Reason.UNDECODABLE),
+    ],
+)
+def test_what_is_no_offer(document: object, reason: Reason) -> None:
+    assert offers.decode(envelope(msgspec.msgpack.encode(document)), SPECIALTIES) is reason
+
+
+def test_another_spelling_of_an_offer_is_none() -> None:
+    good = msgspec.msgpack.encode([1, 1, [GOOD]])
+    assert not isinstance(offers.decode(envelope(good), SPECIALTIES), Reason)
+    for other in (good + b"\xc0", b"\xdc\x00\x03" + good[1:], good.replace(b"\x93\x01\x01", b"\x93\xcc\x01\x01")):
+        assert offers.decode(envelope(other), SPECIALTIES) is Reason.UNDECODABLE
+
+
+@settings(derandomize=True, max_examples=300)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_offer_or_a_reason(body: bytes) -> None:
+    decoded = offers.decode(envelope(body), SPECIALTIES)
+    assert isinstance(decoded, Reason) or all(o.author == ME for o in decoded)
+
+
+def offered(author: PeerId, n: int, name: int | None = None) -> Offered:
+    return Offered(author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, None)
+
+
+def board(**options: int) -> Board:
+    return Board(lambda ref: ref.n < 1000, kept_rounds=options.pop("kept_rounds", 2), **options)
+
+
+def test_what_was_chosen_is_not_chosen_again() -> None:
+    on_offer, rng = board(), random.Random(0)
+    items = [offered(ME, n) for n in range(6)]
+    assert on_offer.add(items) == 6
+    first = on_offer.choose(4, rng)
+    on_offer.add(items)  # offered again
+    second = on_offer.choose(4, rng)
+    assert len(first) == 4 and sorted(o.id for o in [*first, *second]) == [o.id for o in items]
+    assert not on_offer.choose(4, rng) and not len(on_offer)
+
+
+def test_one_rollout_of_one_author_and_task() -> None:
+    on_offer = board()
+    on_offer.add([offered(ME, 1, name=1), offered(ME, 1, name=2), offered(OTHER, 1, name=3)])
+    assert sorted(o.author for o in on_offer.choose(9, random.Random(0))) == sorted([ME, OTHER])
+
+
+def test_what_is_not_for_training_is_not_put_up() -> None:
+    on_offer = board()
+    assert on_offer.add([offered(ME, 1), offered(ME, 1000)]) == 1 and len(on_offer) == 1
+
+
+def test_old_offers_are_taken_down() -> None:
+    on_offer = board(kept_rounds=2)
+    on_offer.add([offered(ME, 1)])
+    on_offer.next_round()
+    on_offer.add([offered(ME, 2)])
+    on_offer.next_round()
+    assert [o.ref.n for o in on_offer] == [2]
+
+
+def test_an_author_pushes_out_his_own_oldest_and_nobody_elses() -> None:
+    on_offer = board(per_author=3)
+    on_offer.add([offered(OTHER, 500)])
+    on_offer.add([offered(ME, n) for n in range(10)])
+    assert [(o.author, o.ref.n) for o in on_offer] == [(OTHER, 500), (ME, 7), (ME, 8), (ME, 9)]
+
+
+def test_the_board_has_an_end() -> None:
+    on_offer = board(in_all=5)
+    on_offer.add([offered(PeerId(str(n)), n) for n in range(9)])
+    assert [o.ref.n for o in on_offer] == [4, 5, 6, 7, 8]
+
+
+def test_the_choice_is_uniform_over_rollouts() -> None:
+    """SAPO section 5: every rollout of the others is as likely as any other, whoever made it."""
+    counts = dict.fromkeys((ME, OTHER, THIRD), 0)
+    for seed in range(600):
+        on_offer = board()
+        on_offer.add([offered(ME, 1), offered(OTHER, 2), offered(THIRD, 3), offered(THIRD, 4)])
+        for item in on_offer.choose(2, random.Random(seed)):
+            counts[item.author] += 1
+    assert abs(counts[ME] - 300) < 50 and abs(counts[OTHER] - 300) < 50 and abs(counts[THIRD] - 600) < 70

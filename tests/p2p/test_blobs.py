@@ -1,0 +1,85 @@
+"""Blobs: what is packed comes back, what is anything else is refused before it costs anything."""
+
+import random
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.blobs import ID_BYTES, MAX_CONTENT, BadBlob, BlobStore, content_id, pack, unpack
+
+ZERO = bytes(1)
+
+
+@settings(derandomize=True, max_examples=100)
+@given(st.binary(min_size=1, max_size=5000))
+def test_what_is_packed_comes_back(content: bytes) -> None:
+    assert unpack(pack(content)) == content
+
+
+def test_an_id_is_of_the_bytes_that_travel() -> None:
+    blob = pack(b"one")
+    assert len(content_id(blob)) == ID_BYTES and content_id(blob) != content_id(pack(b"two"))
+
+
+def test_more_than_a_receiver_takes_is_not_packed() -> None:
+    with pytest.raises(ValueError, match="more than"):
+        pack(ZERO * (MAX_CONTENT + 1))
+    with pytest.raises(ValueError, match="more than"):
+        pack(random.Random(0).randbytes(MAX_CONTENT))  # nothing to compress
+
+
+def claiming(size: int, content: bytes) -> bytes:
+    """A frame with another size in its header than its content has."""
+    frame = zstandard.ZstdCompressor(level=3).compress(content)
+    assert frame[4] >> 6 == 2  # four bytes of size, after one of window
+    return frame[:6] + size.to_bytes(4, "little") + frame[10:]
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        b"",
+        b"not zstd",
+        pack(b"content")[:-1],
+        pack(b"content") + b"x",
+        pack(b"content") * 2,
+        zstandard.ZstdCompressor(write_content_size=False).compress(b"content"),  # of unknown size
+        zstandard.ZstdCompressor().compress(b""),
+        zstandard.ZstdCompressor().compress(ZERO * (MAX_CONTENT + 1)),
+        claiming(1000, ZERO * 200_000_000),
+        claiming(200_000_001, ZERO * 200_000_000),
+    ],
+)
+def test_what_is_no_blob_is_refused(blob: bytes) -> None:
+    with pytest.raises(BadBlob):
+        unpack(blob)
+
+
+def test_the_caller_may_allow_less() -> None:
+    with pytest.raises(BadBlob):
+        unpack(pack(b"content"), limit=6)
+
+
+def test_mutated_blobs_are_refused_or_something_of_bounded_size() -> None:
+    rng = random.Random(0)
+    blob = bytearray(pack(b"some text, and some more text, and some text " * 20))
+    for _ in range(2000):
+        mutated = bytearray(blob)
+        mutated[rng.randrange(len(mutated))] ^= 1 << rng.randrange(8)
+        try:
+            assert len(unpack(bytes(mutated))) <= MAX_CONTENT
+        except BadBlob:
+            pass
+
+
+def test_a_store_keeps_what_is_asked_for() -> None:
+    store = BlobStore(kept_bytes=250)
+    first, second, third = (store.put(bytes([n]) * 100) for n in range(3))
+    assert store.get(first) is None and store.bytes == 200  # the first went when the third came
+    assert store.get(second) == bytes([1]) * 100
+    store.put(bytes([9]) * 100)
+    assert store.get(third) is None and store.get(second) is not None
+    store.put(bytes([9]) * 100)
+    assert len(store) == 2 and store.bytes == 200

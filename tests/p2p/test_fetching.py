@@ -1,0 +1,134 @@
+"""Questions and answers about blobs, and a fetcher among holders that are slow, empty, gone or lying."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.blobs import ID_BYTES, BlobStore, content_id
+from p2p.fetching import HOLDERS, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Server, Want, answer, answered, asked, question
+from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
+
+BLOB = b"blob" * 100
+NAME = content_id(BLOB)
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+IDS = st.binary(min_size=ID_BYTES, max_size=ID_BYTES)
+
+
+@settings(derandomize=True, max_examples=50)
+@given(st.lists(IDS, min_size=1, max_size=MAX_ASKED))
+def test_questions_come_back(ids: list[bytes]) -> None:
+    assert list(asked(question(ids))) == ids and len(question(ids)) <= MAX_QUESTION
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.binary(max_size=200))
+def test_what_is_no_question_asks_nothing(message: bytes) -> None:
+    ids = asked(message)
+    assert not ids or question(ids) == message
+
+
+def test_nobody_is_asked_for_nothing_or_too_much() -> None:
+    for ids in ([], [NAME] * (MAX_ASKED + 1), [NAME[:-1]]):
+        with pytest.raises(ValueError, match="ids"):
+            question(ids)
+
+
+@settings(derandomize=True, max_examples=50)
+@given(st.lists(st.one_of(st.none(), st.binary(min_size=1, max_size=50)), min_size=1, max_size=5))
+def test_answers_come_back(blobs: list[bytes | None]) -> None:
+    assert answered(answer(blobs), len(blobs)) == blobs
+    assert answered(answer(blobs) + b"x", len(blobs)) is None
+    assert answered(answer(blobs)[:-1], len(blobs)) is None
+
+
+def test_an_answer_has_an_end() -> None:
+    large = bytes(200_000)
+    blobs = answered(answer([large] * 10), 10)
+    assert blobs is not None and blobs.count(large) == 5 and blobs.count(None) == 5 and len(answer([large] * 10)) <= MAX_ANSWER
+
+
+def test_a_peer_gets_its_share_of_our_upload_and_others_theirs() -> None:
+    store, now = BlobStore(), [0.0]
+    store.put(BLOB)
+    server = Server(store, lambda: now[0], rate=10.0, burst=500.0)
+    assert server(A, question([NAME])) == answer([BLOB])
+    assert server(A, question([NAME])) == answer([BLOB])  # the last of it
+    assert server(A, question([NAME])) == b"" and server(B, question([NAME])) == answer([BLOB])
+    now[0] += 400 / 10 + 1
+    assert server(A, question([NAME])) == answer([BLOB])
+    assert server(C, question([bytes(ID_BYTES)])) == answer([None])
+    assert server(C, b"what?") == b""
+
+
+class Peers:
+    """What each peer does when it is asked, and who was."""
+
+    def __init__(self, **does: Callable[[], object]) -> None:
+        self.does, self.asked, self.blamed = does, [], []  # type: ignore[var-annotated]
+        self.store = BlobStore()
+        self.fetcher = Fetcher(self.ask, self.store, lambda peer, reason: self.blamed.append((peer, reason)))
+
+    async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        assert list(asked(question)) == [NAME] and limit == 4 + len(BLOB)
+        self.asked.append(peer)
+        found = self.does[peer]()
+        if hasattr(found, "__await__"):
+            found = await found  # type: ignore[misc]
+        assert isinstance(found, bytes)
+        return found
+
+    async def fetch(self, holders: Sequence[PeerId]) -> bytes | None:
+        return await self.fetcher.fetch(Want(NAME, len(BLOB), holders))
+
+
+def gone() -> bytes:
+    raise Unanswered("gone")
+
+
+async def silent() -> bytes:
+    await trio.sleep_forever()
+    return b""
+
+
+def has() -> bytes:
+    return answer([BLOB])
+
+
+@pytest.mark.trio
+async def test_the_first_that_has_it_is_the_last_that_is_asked(autojump_clock: trio.testing.MockClock) -> None:
+    peers = Peers(a=has, b=has)
+    assert await peers.fetch([A, B]) == BLOB and peers.asked == [A] and peers.store.get(NAME) == BLOB
+    assert await peers.fetch([B]) == BLOB and peers.asked == [A]  # it is at hand now
+
+
+@pytest.mark.trio
+async def test_holders_that_have_it_not_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
+    peers = Peers(a=gone, b=lambda: answer([None]), c=has)
+    assert await peers.fetch([A, B, A, C]) == BLOB and peers.asked == [A, B, C] and not peers.blamed
+    assert trio.current_time() < 0.1  # nobody was waited for
+
+
+@pytest.mark.trio
+async def test_a_slow_holder_is_overtaken_and_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
+    peers = Peers(a=silent, b=has)
+    start = trio.current_time()
+    assert await peers.fetch([A, B]) == BLOB and trio.current_time() - start < 1
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("lie", [answer([b"other"]), b"no answer", answer([BLOB, BLOB])])
+async def test_who_answers_with_something_else_is_blamed(lie: bytes, autojump_clock: trio.testing.MockClock) -> None:
+    peers = Peers(a=lambda: lie, b=has)
+    assert await peers.fetch([A, B]) == BLOB and peers.blamed == [(A, Reason.NOT_ASKED_FOR)]
+
+
+@pytest.mark.trio
+async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.MockClock) -> None:
+    peers = Peers(a=silent, b=gone, **{str(n): (lambda: b"") for n in range(20)})
+    start = trio.current_time()
+    assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(20))]) is None
+    assert len(peers.asked) == HOLDERS and trio.current_time() - start <= PATIENCE + 1
