@@ -52,7 +52,9 @@ log = logging.getLogger(__name__)
 class HivemindEngine:
     """Implements `Engine`. TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
 
-    The arguments are those of `Libp2pEngine`. Raises BadAddress, naming what is not an address; EngineMissing where p2pd cannot run.
+    The arguments are those of `Libp2pEngine`. public: the operator says that others can dial this node; it relays from the start, and
+    does not wait for AutoNAT, which takes peers that can be dialled themselves. Raises BadAddress, naming what is not an address;
+    EngineMissing where p2pd cannot run.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class HivemindEngine:
         addressbook: Path | None,
         clock: Callable[[], float],
         rng: random.Random,
+        public: bool = False,
     ) -> None:
         if (reason := missing()) is not None:
             raise EngineMissing(reason)
@@ -73,6 +76,7 @@ class HivemindEngine:
         self._identity, self._topic, self._handlers = identity, topic, handlers
         self._clock, self._rng = clock, rng
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
+        self._public = public
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
         self._book = pinned_book(self.me, bootstrap)
         self._file = BookFile(self._book, addressbook)
@@ -134,7 +138,9 @@ class HivemindEngine:
 
     def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
         flags = [*FLAGS, f"-hostAddrs={','.join(map(str, listen))}"]
-        if self._relays:
+        if self._public:
+            flags += ["-forceReachabilityPublic"]
+        elif self._relays:
             flags += ["-autoRelay", "-relayDiscovery=false", f"-trustedRelays={','.join(self._relays)}"]
         return flags
 
