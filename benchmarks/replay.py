@@ -31,7 +31,7 @@ from p2p.topic import Topic
 from swarmd.config import NodeConfig
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.exchange.topic import curriculum_of, swarm_digest
-from swarmd.node import build, trainable
+from swarmd.node import build
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END
@@ -230,7 +230,7 @@ def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[Node, Lan
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
     member = Member(identity, topic, partial(MemorySwarm().join, identity.peer_id), sequence=iter(range(1, 2**31)), clock=time.time)
     policy = LanguagePolicy.open(config, seed)
-    exchange = RolloutExchange(member, config.model.name, curriculum_of(config).specialties, partial(trainable, curriculum_of(config)))
+    exchange = RolloutExchange(member, config.model.name, curriculum_of(config))
     return build(config, seed, identity.peer_id, exchange, policy, verifier), policy
 
 

@@ -33,7 +33,7 @@ from p2p.topic import Topic
 from swarmd.config import NodeConfig
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.exchange.topic import curriculum_of, swarm_digest
-from swarmd.node import build, trainable
+from swarmd.node import build
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
 from swarmd.tasks.scoring import Verifier
@@ -121,7 +121,7 @@ def _join(swarm: MemorySwarm, number: int, config: NodeConfig, verifier: Verifie
     identity = Identity.from_seed(bytes([number]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
     member = Member(identity, topic, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=time.time)
-    exchange = RolloutExchange(member, config.model.name, curriculum_of(config).specialties, partial(trainable, curriculum_of(config)))
+    exchange = RolloutExchange(member, config.model.name, curriculum_of(config))
     return build(config, number, identity.peer_id, exchange, LanguagePolicy.open(config, seed=number), verifier)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd import cli_inspect, cli_model, cli_plan, cli_tasks
+from swarmd import cli_inspect, cli_model, cli_network, cli_plan, cli_tasks
 from swarmd.cli_options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ app.add_typer(cli_inspect.identity_app, name="identity")
 app.add_typer(cli_tasks.app, name="task")
 app.add_typer(cli_model.doctor_app, name="doctor")
 app.command(epilog="Example: swarmd export --out my-model")(cli_model.export)
+app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(cli_network.bootstrap)
 app.add_typer(cli_plan.app, name="plan")
 
 

@@ -24,10 +24,13 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, PeerId, Reason
+from p2p.types import Engine, Envelope, Handlers, PeerId, Reason
 from swarmd import control, link
 from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
+from swarmd.exchange import offers
+from swarmd.exchange.gathering import Gatherer
+from swarmd.exchange.offers import Board
 from swarmd.exchange.topic import curriculum_of, swarm_digest
 from swarmd.judging import Evaluation
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, write_atomically
@@ -72,7 +75,16 @@ class Daemon:
             self._engine_builder(folder),
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
-            admitted=self._hand_on,
+            admitted=self._sort,
+        )
+        self.gatherer = Gatherer(
+            self.member,
+            Board(curriculum.trains_on, kept_rounds=config.round.max_age),
+            wanted=config.round.external,
+            specialties=curriculum.specialties,
+            hand_on=self._hand_on,
+            clock=time.monotonic,
+            rng=random.Random(secrets.randbits(64)),
         )
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
@@ -99,6 +111,7 @@ class Daemon:
             await nursery.start(self._watch_signals)
             await nursery.start(partial(control.serve, self._folder, handlers))
             nursery.start_soon(self.member.run)
+            nursery.start_soon(self.gatherer.run)
             nursery.start_soon(self._tell_news)
             nursery.start_soon(self._redraw)
             await self.child.run()
@@ -131,10 +144,17 @@ class Daemon:
 
         return build
 
-    def _hand_on(self) -> None:
+    def _sort(self) -> None:
+        """What came is on offer, or is for the trainer."""
         for envelope in self.member.received():
             self.status.frames[envelope.author] += 1
-            self.child.tell(link.Received(envelope.author, envelope.sequence, envelope.sent_at, envelope.kind, envelope.body))
+            if envelope.kind == offers.KIND:
+                self.gatherer.hear(envelope)
+            else:
+                self._hand_on(envelope)
+
+    def _hand_on(self, envelope: Envelope) -> None:
+        self.child.tell(link.Received(envelope.author, envelope.sequence, envelope.sent_at, envelope.kind, envelope.body))
 
     async def _tell_news(self) -> None:
         connected: set[PeerId] = set()
@@ -195,6 +215,7 @@ class Daemon:
     def _round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
         self.view.round(done.line)
+        self.gatherer.next_round()
         for reason, count in done.line["rejected"].items():
             remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough
             self._advised.add(reason)

@@ -31,11 +31,10 @@ from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
 from swarmd.seams import Policy, Remembering, Reward, Swarm
 from swarmd.state_folder import METRICS_FILE
-from swarmd.tasks.curriculum import TRAINING_TASKS, Curriculum
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.telemetry import CannotRecord, MetricsFile, metrics_line, set_up_logging
-from swarmd.types import RoundReport, TaskRef
+from swarmd.types import RoundReport
 
 log = logging.getLogger(__name__)
 
@@ -210,7 +209,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         Saver(checkpoints) as saver,
         closing(_open_policy(config, start.seed)) as policy,
     ):
-        exchange = RolloutExchange(daemon, config.model.name, curriculum.specialties, partial(trainable, curriculum))
+        exchange = RolloutExchange(daemon, config.model.name, curriculum)
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         behind, notes = resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
@@ -326,11 +325,6 @@ def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tupl
     if node.schedule.configured > 1:
         node.schedule.state = state.guard
     return state.round, [*notes, f"resumed after round {state.round}"]
-
-
-def trainable(curriculum: Curriculum, ref: TaskRef) -> bool:
-    """Held-out tasks are the judge's: who sends one is not trained on."""
-    return ref.specialty in curriculum.configs and 0 <= ref.n < TRAINING_TASKS
 
 
 def main() -> None:

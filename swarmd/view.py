@@ -142,7 +142,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     rewards = recent(document.get("rewards") or ())
     facts = [
         ("state", state_sentence(document)),
-        ("round", f"{document.get('round', 0)}" + (f" of {rounds}" if rounds else "")),
+        ("round", f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else ""),
         ("reward", f"{fmean(rewards):.3f}, mean of the last {len(rewards)} rounds" if rewards else ""),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
@@ -154,7 +154,9 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
-        ("trainer", f"pid {trainer.get('pid')}" + (f", lost and started again: {trainer['restarts']}" if trainer.get("restarts") else "")),
+        ("trainer", f"pid {trainer['pid']}" + (f", lost and started again: {trainer['restarts']}" if trainer.get("restarts") else ""))
+        if trainer
+        else ("", ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]

@@ -2,24 +2,25 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from p2p.blobs import MAX_BLOB, MAX_CONTENT
 from p2p.types import PeerId, Reason, Transport
 from swarmd.exchange import offers, wire
-from swarmd.types import Rollout, TaskRef
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.types import Rollout
 
 log = logging.getLogger(__name__)
 
 
 class RolloutExchange:
-    """The `Swarm` seam. `trainable` says whether a reference names a training task of our curriculum.
+    """The `Swarm` seam.
 
     What decodes but is no rollout of ours is reported to the transport, so that its author is judged by it.
     """
 
-    def __init__(self, transport: Transport, model: str, specialties: Sequence[str], trainable: Callable[[TaskRef], bool]) -> None:
-        self.transport, self.model, self.specialties, self.trainable = transport, model, specialties, trainable
+    def __init__(self, transport: Transport, model: str, curriculum: Curriculum) -> None:
+        self.transport, self.model, self.curriculum = transport, model, curriculum
         self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
@@ -30,7 +31,7 @@ class RolloutExchange:
         if len(whole) <= offers.WHOLE:
             self.transport.publish(wire.KIND, whole)
             return
-        bodies, blobs = offers.encode(rollouts, round_number, self.model, self.specialties)
+        bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties)
         if len(blobs) < len(rollouts):
             log.warning("%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens or round.completions",
                         len(rollouts) - len(blobs), MAX_CONTENT, MAX_BLOB)  # fmt: skip
@@ -52,7 +53,7 @@ class RolloutExchange:
                 self.transport.report(envelope.author, decoded)
                 continue
             self.authors[envelope.author] = (decoded.round, decoded.model)
-            good = [r for r in decoded.rollouts if self.trainable(r.ref)]
+            good = [r for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
             if len(good) < len(decoded.rollouts):
                 refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
                 self.transport.report(envelope.author, Reason.UNKNOWN_TASK)

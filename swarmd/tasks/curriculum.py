@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swarmd.errors import ConfigError
+from swarmd.types import TaskRef
 
 TRAINING_TASKS = 900_000_000  # n below this is for training; from HELD_OUT on for evaluation, so the two never meet
 HELD_OUT = 1_000_000_000
@@ -28,6 +29,10 @@ class Curriculum:
     def names(self, specialty: str, n: int) -> bool:
         """Whether (specialty, n) is in range: the first thing to ask of a reference that came from elsewhere."""
         return specialty in self.configs and type(n) is int and 0 <= n < HELD_OUT_END
+
+    def trains_on(self, ref: TaskRef) -> bool:
+        """Held-out tasks are the judge's: who sends one is not trained on."""
+        return ref.specialty in self.configs and 0 <= ref.n < TRAINING_TASKS
 
     @property
     def digest(self) -> str:

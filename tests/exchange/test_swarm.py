@@ -2,8 +2,6 @@
 
 import itertools
 
-import pytest
-
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
@@ -11,6 +9,7 @@ from p2p.topic import Topic
 from p2p.types import Reason
 from swarmd.exchange import wire
 from swarmd.exchange.swarm import RolloutExchange
+from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
 
 TOPIC = Topic("test", "0123456789abcdef")
@@ -22,7 +21,7 @@ def join(swarm: MemorySwarm, number: int) -> tuple[Member, RolloutExchange]:
     member = Member(
         identity, TOPIC, lambda handlers: swarm.join(identity.peer_id, handlers), sequence=itertools.count(1), clock=lambda: NOW
     )
-    return member, RolloutExchange(member, f"model-{number}", ("bf", "other"), lambda ref: ref.specialty == "bf" and ref.n < 900_000_000)
+    return member, RolloutExchange(member, f"model-{number}", TINY_9)
 
 
 def rollouts(member: Member, *ns: int, specialty: str = "bf") -> list[Rollout]:

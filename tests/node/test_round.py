@@ -16,7 +16,7 @@ from p2p.topic import Topic
 from swarmd.checkpoint import Checkpoints, RunState
 from swarmd.config import NodeConfig
 from swarmd.exchange.swarm import RolloutExchange
-from swarmd.node import build, trainable
+from swarmd.node import build
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import SCORED_PER_ROUND, Node, run_round
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
@@ -44,7 +44,7 @@ def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConf
         identity, TOPIC, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: float(next(clock))
     )
     policy = LanguagePolicy.open(settings, seed=number)
-    exchange = RolloutExchange(member, "tiny", TINY_9.specialties, partial(trainable, TINY_9))
+    exchange = RolloutExchange(member, "tiny", TINY_9)
     return build(settings, number, identity.peer_id, exchange, policy, verifier), policy, member
 
 
@@ -112,7 +112,7 @@ def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) 
     right = {task.ref: f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>" for task in tasks}
     wrong = Completion("<answer>I am right, trust me</answer>", True)
     rollouts = [Rollout(task.ref, (Completion(right[task.ref], True), wrong), liar.identity.peer_id) for task in tasks]
-    RolloutExchange(liar, "m", TINY_9.specialties, lambda ref: True).share(rollouts, 1)
+    RolloutExchange(liar, "m", TINY_9).share(rollouts, 1)
     report = run_round(1, node)
     assert report.pool_fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
     for scored in node.pool:
@@ -126,7 +126,7 @@ def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) 
     node, _, _ = join(swarm, 1, verifier, config())
     _, _, other = join(swarm, 2, verifier, config())
     useless = [Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)]
-    RolloutExchange(other, "m", TINY_9.specialties, lambda ref: True).share(useless, 1)
+    RolloutExchange(other, "m", TINY_9).share(useless, 1)
     report = run_round(1, node)
     assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
 
@@ -151,7 +151,7 @@ def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> Non
     flood = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in range(SCORED_PER_ROUND + 44)]
     calls = counted(node)
     for start in range(0, len(flood), 50):
-        RolloutExchange(other, "m", TINY_9.specialties, lambda ref: True).share(flood[start : start + 50], 1)
+        RolloutExchange(other, "m", TINY_9).share(flood[start : start + 50], 1)
     run_round(1, node)
     own, theirs = calls
     assert len(own) == 4 and theirs == [rollout.ref for rollout in flood[44:]]
@@ -166,7 +166,7 @@ def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
     rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
     calls = counted(node)
     for t in (1, 2):
-        RolloutExchange(other, "m", TINY_9.specialties, lambda ref: True).share([rollout], t)
+        RolloutExchange(other, "m", TINY_9).share([rollout], t)
         assert run_round(t, node).pool_size == 1
     assert calls[1] == [task.ref] and task.ref not in calls[3]
 
@@ -176,12 +176,12 @@ def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> No
     node, _, _ = join(swarm, 1, verifier, config())
     _, _, other = join(swarm, 2, verifier, config())
     refs = [TaskRef("bf", TRAINING_TASKS), TaskRef("nothing", 1), TaskRef("bf", -1), TaskRef("bf", 1)]
-    assert [trainable(TINY_9, ref) for ref in refs] == [False, False, False, True]
+    assert [TINY_9.trains_on(ref) for ref in refs] == [False, False, False, True]
     known = node.tasks.task
     node.tasks.task = lambda ref: None if ref.n == 5 else known(ref)  # type: ignore[method-assign]  # one that upstream cannot make in time
     calls = counted(node)
     rollouts = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in (5, 6)]
-    RolloutExchange(other, "m", TINY_9.specialties, lambda ref: True).share(rollouts, 1)
+    RolloutExchange(other, "m", TINY_9).share(rollouts, 1)
     run_round(1, node)
     assert calls[1] == [TaskRef("bf", 6)]
 

@@ -1,0 +1,221 @@
+"""Offers and fetches between members of one swarm: what is chosen arrives, whoever of its holders is left."""
+
+import itertools
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from p2p.blobs import MAX_BLOB
+from p2p.engines.memory import MemoryEngine, MemorySwarm
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Envelope, PeerId, Reason, Unanswered
+from swarmd.exchange import offers, wire
+from swarmd.exchange.gathering import AT_LEAST, Gatherer
+from swarmd.exchange.offers import Board
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.types import Completion, Rollout, TaskRef
+
+pytestmark = pytest.mark.trio
+TOPIC = Topic("test", "0123456789abcdef")
+NOW = 1_700_000_000.0
+
+
+@dataclass
+class Party:
+    """A member, as a daemon has one."""
+
+    member: Member
+    gatherer: Gatherer
+    got: list[Envelope] = field(default_factory=list)
+
+    @property
+    def id(self) -> PeerId:
+        return self.member.identity.peer_id
+
+    def share(self, *ns: int) -> list[Rollout]:
+        rng = random.Random(ns[0])
+        texts = ["".join(rng.choices("abcdefgh ", k=400)) for _ in range(8)]
+        rollouts = [Rollout(TaskRef("bf", n), tuple(Completion(f"{n} {text}", True) for text in texts), self.id) for n in ns]
+        RolloutExchange(self.member, "m", TINY_9).share(rollouts, 1)
+        return rollouts
+
+    def rollouts(self) -> list[Rollout]:
+        sets = [wire.decode(envelope.body, envelope.author) for envelope in self.got]
+        return [r for s in sets if isinstance(s, wire.RolloutSet) for r in s.rollouts]
+
+
+def join(swarm: MemorySwarm, number: int, wanted: int = 4) -> Party:
+    identity = Identity.from_seed(bytes([number]) * 32)
+
+    def sort() -> None:
+        for envelope in party.member.received():
+            (party.gatherer.hear if envelope.kind == offers.KIND else party.got.append)(envelope)
+
+    build = partial(swarm.join, identity.peer_id)
+    member = Member(identity, TOPIC, build, sequence=itertools.count(1), clock=lambda: NOW, admitted=sort)
+    gatherer = Gatherer(
+        member,
+        Board(TINY_9.trains_on, kept_rounds=2),
+        wanted=wanted,
+        specialties=TINY_9.specialties,
+        hand_on=lambda envelope: party.got.append(envelope),
+        clock=trio.current_time,
+        rng=random.Random(number),
+    )
+    party = Party(member, gatherer)
+    return party
+
+
+def leave(party: Party) -> None:
+    engine = party.member.engine
+    assert isinstance(engine, MemoryEngine)
+    engine.leave()
+
+
+@asynccontextmanager
+async def running(*parties: Party) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        for party in parties:
+            nursery.start_soon(party.gatherer.run)
+        await trio.testing.wait_all_tasks_blocked()
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def settled(seconds: float = 0.0) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    if seconds:
+        await trio.sleep(seconds)
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_what_is_chosen_is_fetched_and_no_more(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2)
+    async with running(b):
+        shared = a.share(*range(8))
+        await settled()
+        got = b.rollouts()
+        assert len(got) == 4 and all(rollout in shared for rollout in got)
+        assert len(b.member.blobs) == 4  # nothing else came over
+        assert {envelope.author for envelope in b.got} == {a.id}
+        b.gatherer.next_round()
+        await settled()
+        assert sorted(r.ref for r in b.rollouts()) == sorted(r.ref for r in shared)
+
+
+async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2)
+    small = [Rollout(TaskRef("bf", 1), (Completion("a", True), Completion("b", True)), a.id)]
+    RolloutExchange(a.member, "m", TINY_9).share(small, 1)
+    assert b.rollouts() == small
+
+
+async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b, late = (join(swarm, n, wanted=2) for n in (1, 2, 3))
+    async with running(b):
+        shared = a.share(1, 2)
+        await settled()
+        assert len(b.got) == 2
+        leave(a)
+        async with running(late):
+            await settled()
+            assert sorted(r.ref for r in late.rollouts()) == sorted(r.ref for r in shared)
+
+
+async def test_where_nobody_has_it_another_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b, c = (join(swarm, n, wanted=3) for n in (1, 2, 3))
+    a.share(*range(8))
+    leave(a)
+    async with running(c):
+        await settled(1)
+        assert not c.got and c.gatherer.missed == 8
+        shared = b.share(*range(20, 24))
+        await settled(1)
+        assert len(c.rollouts()) == 3 and all(rollout in shared for rollout in c.rollouts())
+
+
+def slow(swarm: MemorySwarm, party: Party, seconds: float) -> None:
+    """Its answers take so long."""
+    engine = swarm._members[party.id]
+    answer = engine.request
+
+    async def request(peer: PeerId, question: bytes, limit: int) -> bytes:
+        await trio.sleep(seconds)
+        return await answer(peer, question, limit)
+
+    engine.request = request  # type: ignore[method-assign]
+    party.member.fetcher._ask = request
+
+
+async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2)
+    slow(swarm, b, 8.0)
+    async with running(b):
+        a.share(*range(8))
+        await settled(AT_LEAST + 0.1)
+        b.gatherer.next_round()  # the four under way have had their time, and four others are asked for
+        await settled(5)
+        assert not b.got and b.gatherer.missed == 4
+        await settled(5)
+        assert len(b.rollouts()) == 4
+
+
+async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2)
+    slow(swarm, b, 0.5)
+    async with running(b):
+        a.share(*range(8))
+        for _ in range(2):
+            await settled(0.1)
+            b.gatherer.next_round()
+        await settled(0.5)
+        assert len(b.rollouts()) == 4 and b.gatherer.missed == 0
+
+
+async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    liar, b = join(swarm, 1), join(swarm, 2)
+    name = liar.member.blobs.put(b"no zstd at all")
+    item = offers._Item(0, 5, 14, name)
+    async with running(b):
+        liar.member.publish(offers.KIND, offers._body(1, [item]))
+        await settled(1)
+    assert not b.got and b.member.reports == {Reason.UNDECODABLE: 1}
+
+
+@pytest.mark.parametrize(
+    "body, reason",
+    [
+        (b"no offer", Reason.UNDECODABLE),
+        (offers._body(1, [offers._Item(0, 900_000_000, 100, bytes(16))]), Reason.UNKNOWN_TASK),
+    ],
+)
+async def test_what_is_no_offer_is_reported(body: bytes, reason: Reason) -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2)
+    a.member.publish(offers.KIND, body)
+    assert b.member.reports == {reason: 1} and not len(b.member.blobs)
+
+
+async def test_a_holder_that_says_more_than_it_offered_is_not_heard_out() -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2)
+    a.member.blobs.put(bytes(MAX_BLOB))
+    engine = b.member.engine
+    with pytest.raises(Unanswered):
+        await engine.request(a.id, b"\x01" + next(iter(a.member.blobs._blobs)), 100)
