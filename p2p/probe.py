@@ -48,16 +48,16 @@ class Probe:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             addresses = await nursery.start(self.member.run)
-            _say(up=list(addresses), id=self._identity.peer_id)
+            say(up=list(addresses), id=self._identity.peer_id)
             nursery.start_soon(self._tell)
-            async for line in _lines():
+            async for line in lines():
                 nursery.start_soon(self._obey, json.loads(line))
             nursery.cancel_scope.cancel()
 
     async def _obey(self, order: dict[str, Any]) -> None:
         for _ in range(order.get("count", 1)):
             self.member.publish("probe", os.urandom(order["publish"]))
-            _say(sent=self._last)
+            say(sent=self._last)
             await trio.sleep(order.get("every", 0))
 
     async def _tell(self) -> None:
@@ -65,16 +65,16 @@ class Probe:
         while True:
             now = sorted(peer.id for peer in self.member.peers())
             if now != peers:
-                _say(peers=now)
+                say(peers=now)
                 peers = now
             rejected = {reason.name: count for reason, count in self.member.rejected.items()}
-            _say(cpu=time.process_time(), rejected=rejected, restarts=getattr(self.member.engine, "restarts", 0))
+            say(cpu=time.process_time(), rejected=rejected, restarts=getattr(self.member.engine, "restarts", 0))
             await trio.sleep(self._arguments.report)
 
     def _admitted(self) -> None:
         now = time.time()
         for envelope in self.member.received():
-            _say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), delay=now - envelope.sent_at)
+            say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), delay=now - envelope.sent_at)
 
     def _engine(self, handlers: Handlers) -> Engine:
         return engine(choose(self._arguments.engine).name)(
@@ -93,7 +93,7 @@ class Probe:
             yield self._last
 
 
-async def _lines() -> Any:
+async def lines() -> Any:
     async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stream:
         rest = b""
         async for chunk in stream:
@@ -102,7 +102,7 @@ async def _lines() -> Any:
                 yield line
 
 
-def _say(**message: Any) -> None:
+def say(**message: Any) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
