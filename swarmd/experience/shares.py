@@ -6,7 +6,8 @@ is passed over.
 
 - Newcomers (`Author.established` is False) get a tenth together, hard: where it is less than one, one in some of the choices. Room
   that is left is left empty. Their places go to network groups in turn, in a group to authors in turn, so that a hundred in one
-  data centre do not keep an honest newcomer out. While nobody is established there are no newcomers: a new swarm starts freely.
+  data centre do not keep an honest newcomer out. While nobody has earned standing, everybody counts as established: a new swarm
+  starts freely. (`p2p.reputation` decides it; what is said of an author here is what the daemon says of each envelope.)
 - One author gets half, one network group a quarter, rounded up, softly: where the others have too few to fill what was asked for,
   these caps are raised together, step by step. So two nodes alone, or a swarm in one group, are as free as without.
 - A group nobody can buy cheaply has no cap: the local network's. Authors never met, whose group is unknown, are one group with half.
@@ -30,11 +31,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who offers a candidate, as our own node knows it: its network group (`p2p.netgroup`) and whether it has earned standing."""
+    """Who offers a candidate, as our own node knows it: its network group (`p2p.netgroup`), and whether it is no newcomer."""
 
     id: PeerId
     group: str = UNKNOWN
-    established: bool = False
+    established: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,13 @@ def choose(
     author_of: Callable[[T], Author | None],
     rng: random.Random,
     *,
-    settled: bool | None = None,
     shares: Shares = DEFAULT,
 ) -> list[T]:
     """At most `n` of them, uniformly among what the caps allow. Draws from `rng` only where there is something to decide.
 
-    author_of: None for our own, which no cap concerns. settled: whether any author is established, be it one who offers nothing now;
-    None: as the candidates have it.
+    author_of: None for our own, which no cap concerns.
     """
-    return _fill(candidates, n, author_of, rng, settled, shares, in_order=False)
+    return _fill(candidates, n, author_of, rng, shares, in_order=False)
 
 
 def first(
@@ -73,23 +72,20 @@ def first(
     author_of: Callable[[T], Author | None],
     rng: random.Random,
     *,
-    settled: bool | None = None,
     shares: Shares = DEFAULT,
 ) -> list[T]:
     """`choose`, but the first that the caps allow: for candidates that are in a random order already."""
-    return _fill(candidates, n, author_of, rng, settled, shares, in_order=True)
+    return _fill(candidates, n, author_of, rng, shares, in_order=True)
 
 
 def _fill(
-    candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random,
-    settled: bool | None, shares: Shares, *, in_order: bool,
+    candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares,
+    *, in_order: bool,
 ) -> list[T]:  # fmt: skip
     if n <= 0 or not candidates:
         return []
     authors = [author_of(candidate) for candidate in candidates]
-    if settled is None:
-        settled = any(a is not None and a.established for a in authors)
-    new = {i for i, a in enumerate(authors) if settled and a is not None and not a.established}
+    new = {i for i, a in enumerate(authors) if a is not None and not a.established}
     if len(candidates) <= n and not new:
         return list(candidates)  # all caps but the newcomers' would be raised until these fit
     order: Iterable[int] = range(len(candidates)) if in_order or len(candidates) <= n else _at_random(len(candidates), n, rng)

@@ -31,7 +31,7 @@ def counted(items: list[Item]) -> Counter[str]:
 
 
 def test_where_no_cap_binds_it_is_the_uniform_choice_to_the_last_draw() -> None:
-    items = crowd("a b c d e f g h i j k l", LOCAL, established=False, each=1)
+    items = crowd("a b c d e f g h i j k l", LOCAL, established=True, each=1)
     rng, plain = random.Random(3), random.Random(3)
     for n in (1, 4, 8):
         assert choose(items, n, author_of, rng) == plain.sample(items, n)
@@ -50,8 +50,8 @@ def test_each_rollout_is_as_likely_as_any_other() -> None:
 
 
 def test_one_other_node_alone_fills_the_batch() -> None:
-    for group, established in ((LOCAL, False), ("", True), ("11.0", True), ("11.0", False)):
-        assert len(choose(crowd("a", group, established=established), 4, author_of, random.Random(0))) == 4
+    for group in (LOCAL, "", "11.0"):
+        assert len(choose(crowd("a", group, established=True), 4, author_of, random.Random(0))) == 4
 
 
 def test_a_group_has_a_quarter_and_an_author_half_where_others_have_enough() -> None:
@@ -82,15 +82,9 @@ def test_newcomers_get_a_tenth_together_and_no_more_even_where_room_is_left() ->
     got = [sum(not i.author.established for i in choose(sybils + friends, 4, author_of, rng)) for _ in range(2000)]
     assert max(got) == 1 and 0.36 < sum(got) / 2000 < 0.44
     assert len(choose(sybils + friends, 40, author_of, rng)) == 24 + 4
-    assert len(choose(sybils, 40, author_of, rng, settled=True)) == 4
-    alone = [len(choose(sybils[:2], 4, author_of, rng, settled=True)) for _ in range(2000)]
+    assert len(choose(sybils, 40, author_of, rng)) == 4
+    alone = [len(choose(sybils[:2], 4, author_of, rng)) for _ in range(2000)]
     assert max(alone) == 1 and 0.36 < sum(alone) / 2000 < 0.44
-
-
-def test_while_nobody_is_established_a_new_swarm_starts_freely() -> None:
-    newcomers = crowd("a b c d", "home *", established=False)
-    assert len(choose(newcomers, 4, author_of, random.Random(0))) == 4
-    assert len(choose(newcomers, 4, author_of, random.Random(0), settled=False)) == 4
 
 
 def test_a_hundred_in_one_group_do_not_keep_an_honest_newcomer_out() -> None:
@@ -105,7 +99,7 @@ def test_a_hundred_in_one_group_do_not_keep_an_honest_newcomer_out() -> None:
 
 def test_our_own_have_no_cap() -> None:
     items = [Item(Author(PeerId("me"), LOCAL), n) for n in range(8)] + crowd("s t", "44.1", established=False)
-    chosen = first(items, 8, lambda i: None if i.author.id == "me" else i.author, random.Random(0), settled=True)
+    chosen = first(items, 8, lambda i: None if i.author.id == "me" else i.author, random.Random(0))
     assert chosen == items[:8]
 
 
@@ -113,24 +107,20 @@ def test_our_own_have_no_cap() -> None:
 @given(
     authors=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["", LOCAL, "11.0", "12.0", "13.0"]), st.booleans()), max_size=60),
     n=st.integers(0, 12),
-    settled=st.sampled_from([None, True, False]),
     seed=st.integers(0, 99),
     ordered=st.booleans(),
 )
 def test_never_too_many_never_one_twice_and_no_room_left_that_an_established_one_could_fill(
-    authors: list[tuple[int, str, bool]], n: int, settled: bool | None, seed: int, ordered: bool
+    authors: list[tuple[int, str, bool]], n: int, seed: int, ordered: bool
 ) -> None:
     items = [Item(Author(PeerId(str(a)), group, standing), i) for i, (a, group, standing) in enumerate(authors)]
-    chosen = (first if ordered else choose)(items, n, author_of, random.Random(seed), settled=settled)
+    chosen = (first if ordered else choose)(items, n, author_of, random.Random(seed))
     assert len(chosen) == len({i.n for i in chosen}) <= n
-    if settled is False or (settled is None and not any(i.author.established for i in items)):
-        assert len(chosen) == min(n, len(items))
-    else:
-        assert sum(not i.author.established for i in chosen) <= -(-n // 10)
-        assert sum(i.author.established for i in chosen) >= min(n - (n + 9) // 10, sum(i.author.established for i in items))
+    assert sum(not i.author.established for i in chosen) <= -(-n // 10)
+    assert sum(i.author.established for i in chosen) >= min(n - (n + 9) // 10, sum(i.author.established for i in items))
 
 
 @pytest.mark.parametrize("n", [4, 256])
 def test_ten_thousand_candidates_are_no_work(n: int) -> None:
     items = crowd(" ".join(f"s{n}" for n in range(1000)), "44.1", established=False, each=10)
-    assert len(choose(items, n, author_of, random.Random(0), settled=True)) <= n // 10 + 1
+    assert len(choose(items, n, author_of, random.Random(0))) <= n // 10 + 1
