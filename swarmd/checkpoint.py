@@ -29,6 +29,7 @@ from typing import Self
 import msgspec
 
 from swarmd.errors import SwarmdError
+from swarmd.experience.gate import GateState
 from swarmd.experience.reuse import GuardState
 from swarmd.types import Scored
 
@@ -61,6 +62,7 @@ class RunState:
     last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
     updates: int = 0  # so far, as the pool counts them
     guard: GuardState = field(default_factory=GuardState)
+    gate: GateState = field(default_factory=GateState)  # likewise
 
 
 _encoder = msgspec.msgpack.Encoder()

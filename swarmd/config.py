@@ -97,6 +97,11 @@ class ReplayConfig(_Section):
     max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1  # nats a token between the policy and the one that drew: above it, the same
 
 
+class GateConfig(_Section):
+    mode: Literal["on", "off"] = "on"  # on: others' right answers in text far from all that we write are not trained on (docs/gate.md)
+    margin: Annotated[float, Field(ge=1, le=100)] = 1.5  # a limit is this times what 99 in 100 of our own completions stay below
+
+
 class WorkersConfig(_Section):
     generators: Annotated[int, Field(ge=1, le=64)] = 1  # W: processes that answer; on CUDA each has a device, as far as there are enough
     trainers: Annotated[int, Field(ge=1, le=64)] = 1  # T: processes that share every update
@@ -133,6 +138,7 @@ class NodeConfig(_Section):
     generate: GenerateConfig = GenerateConfig()
     train: TrainConfig = TrainConfig()
     replay: ReplayConfig = ReplayConfig()
+    gate: GateConfig = GateConfig()
     workers: WorkersConfig = WorkersConfig()
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()

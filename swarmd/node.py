@@ -23,6 +23,7 @@ from swarmd.crew import Crew, check_workers, for_trainer, free_for_trainer, is_a
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.exchange.topic import curriculum_of
+from swarmd.experience.gate import Gate, Gated, GateState
 from swarmd.experience.pool import Limits, Pool
 from swarmd.experience.reuse import Schedule
 from swarmd.experience.sampling import SAMPLERS, Replay
@@ -257,6 +258,8 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
     )
     if config.replay.mode == "on":
         _switch_on_replay(node, config)
+    if config.gate.mode == "on":
+        _put_up_gate(node, config)
     return node
 
 
@@ -275,6 +278,14 @@ def _switch_on_replay(node: Node, config: NodeConfig) -> None:
     node.pool = Pool(replay.max_age if node.remember else config.round.max_age, replay.size or 3 * batch, limits)
     node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
     node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age)
+
+
+def _put_up_gate(node: Node, config: NodeConfig) -> None:
+    """Before what is sampled. A policy that cannot say how likely it finds a text has none."""
+    if isinstance(node.policy, Remembering):
+        node.gate = Gate(config.gate.margin)
+        remember = partial(node.pool.remember, logprobs=node.remember) if node.remember else None
+        node.sample = Gated(node.sample, node.gate, node.pool, node.me, node.policy.logprobs, remember)
 
 
 def with_waiting(report: RoundReport, waited: float) -> RoundReport:
@@ -309,6 +320,7 @@ def run_state(rounds: int, seed: int, node: Node) -> RunState:
         last_uses=tuple(node.pool.last_uses()),
         updates=node.pool.updates,
         guard=node.schedule.state,
+        gate=node.gate.state if node.gate else GateState(),
     )
 
 
@@ -324,6 +336,8 @@ def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tupl
     node.pool.restore(state.pool, state.uses, state.last_uses, state.updates)
     if node.schedule.configured > 1:
         node.schedule.state = state.guard
+    if node.gate is not None:
+        node.gate.state = state.gate
     return state.round, [*notes, f"resumed after round {state.round}"]
 
 

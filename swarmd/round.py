@@ -9,6 +9,7 @@ from operator import mul
 from typing import Any
 
 from p2p.types import PeerId
+from swarmd.experience.gate import Gate
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.reuse import Schedule
 from swarmd.seams import Answers, Policy, Reward, Sampler, Swarm, TaskSource
@@ -38,6 +39,7 @@ class Node:
     settle: Callable[[], None] = lambda: None  # returns when all that was saved is durable
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
     generators: Answers | None = None  # None: a round generates its own answers
+    gate: Gate | None = None  # of which `sample` asks what may be trained on; None: whatever has an advantage
 
 
 def run_round(t: int, node: Node) -> RoundReport:
@@ -87,7 +89,8 @@ class _Step:
 
 
 def _step(node: Node, watch: "_Stopwatch", local: Sequence[Scored]) -> _Step:
-    batch = node.sample(local, node.pool.snapshot(), node.batch_rng)  # T^n: I^n local, J^n external with an advantage
+    with watch("score"):
+        batch = node.sample(local, node.pool.snapshot(), node.batch_rng)  # T^n: I^n local, J^n external with an advantage
     before = node.pool.use(batch)
     with watch("train"):
         if node.remember is not None:
@@ -175,6 +178,7 @@ def _report(
         since_use_mean=_mean(idle),
         resting=resting,
         generated=len(local),
+        gated=node.gate.told() if node.gate else {},
     )
 
 

@@ -54,6 +54,7 @@ def metrics_line(
         "pool": {"size": report.pool_size, "fresh": report.pool_fresh, "external_share": pool_external_share},
         "zero_advantage_dropped": report.zero_advantage_dropped,
         "rejected": dict(report.rejected),
+        "gated": dict(report.gated),
         "reward_mean": report.reward_mean,
         "reward_sum": report.reward_sum,
         "loss": report.update.loss,

@@ -14,7 +14,7 @@ How far a rollout has come is in its type, so the pool cannot hold what was not 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -128,3 +128,4 @@ class RoundReport:
     since_use_mean: float | None = None  # updates since they were last trained on, of those that had been; None: none had
     resting: int = 0  # rounds for which the guard has ended reuse, this one included
     generated: int = 0  # our own rollouts
+    gated: Mapping[str, int] = field(default_factory=dict)  # others' rollouts that were right, and too odd to train on: why -> count

@@ -111,7 +111,7 @@ def state_sentence(document: Mapping[str, Any]) -> str:
 def round_sentence(line: Mapping[str, Any]) -> str:
     seconds = sum(line["seconds"].values())
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
-    refused = counts(line["rejected"])
+    refused, gated = counts(line["rejected"]), counts(line.get("gated") or {})
     parts = [
         f"round {line['round']}: reward {number(line['reward_mean'])}",
         f"loss {number(line['loss'])}",
@@ -120,6 +120,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
         f"{line['peers']} peers",
         f"{seconds:.1f} s" + (f" ({split})" if split else ""),
         f"refused {refused}" if refused else "",
+        f"not trained on {gated}" if gated else "",
     ]
     return ", ".join(filter(None, parts))
 

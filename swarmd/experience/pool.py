@@ -73,6 +73,11 @@ class Pool:
             self._kept[_key(scored)] = Kept(scored)
         self._trim()
 
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Let these go before their time."""
+        for key in keys:
+            self._kept.pop(key, None)
+
     def use(self, batch: Iterable[Scored]) -> Sequence[Kept]:
         """One more update trains on them; returns what they were before. What is not of this pool does not count."""
         self.updates += 1

@@ -66,6 +66,8 @@ def test_every_key_can_be_set_by_a_variable() -> None:
         "train.precision": "stochastic",
         "train.loss_mean": "sequence",
         "replay.mode": "on",
+        "gate.mode": "off",
+        "gate.margin": "2",
         "workers.apart": "on",
         "replay.strategy": "never_used_first",
     }
