@@ -1,14 +1,32 @@
-"""What each connected peer may cost us, before anything it sends is looked into. Pure; `now` is an argument.
+"""What may come from whom how fast: token buckets. Pure; `now` is an argument.
 
-The inbox charges authors, whom only a good signature proves. Here whoever hands us the bytes is charged, so that forged and
-broken frames, which have no author, are paid for too. A peer in the mesh passes on everybody's frames, so the rate is that of a
-whole busy swarm and not of one author.
+The inbox charges authors, whom only a good signature proves, and connections, which are proved by how they were opened. `Toll` is for
+the engines: whoever hands us the bytes is charged before anything is looked into, so that forged and broken messages, which have no
+author, are paid for too. A peer in the mesh passes on everybody's frames, so the rate is that of a whole busy swarm and not of one author.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 _PEERS = 1024
+
+
+class Bucket:
+    """Holds `burst` when full, and fills at `rate` a second. What is taken may leave it in debt, of one burst at most."""
+
+    __slots__ = ("at", "left")
+
+    def __init__(self, burst: float, now: float) -> None:
+        self.left, self.at = burst, now
+
+    def refill(self, rate: float, burst: float, now: float) -> float:
+        """What is in it now. A clock that was set back fills nothing."""
+        self.left = min(burst, self.left + max(0.0, now - self.at) * rate)
+        self.at = now
+        return self.left
+
+    def take(self, amount: float, burst: float) -> None:
+        self.left = max(-burst, self.left - amount)
 
 
 @dataclass(slots=True)

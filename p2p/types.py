@@ -32,6 +32,9 @@ class Reason(Enum):
     DUPLICATE = "already seen"
     OVER_QUOTA = "author over quota"
     OWN_ECHO = "our own frame"
+    FLOODING = "a peer sends more than it may"
+    SHUNNED = "of a peer that has misbehaved"
+    CROWDED = "more newcomers at once than are looked at"
     NOT_ASKED_FOR = "a blob that is not the one asked for"
     # What only the trainer can find, reported back through `Transport.report`:
     UNDECODABLE = "not a rollout set"
@@ -48,11 +51,17 @@ class Reason(Enum):
         return _REMEDIES.get(self, "")
 
 
-_BLAMELESS = frozenset({Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION})
+_BLAMELESS = frozenset(
+    {Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
+    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # blamed by `p2p.reputation`, not by the mesh: the content may be good
+)
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
     Reason.STALE: "a peer's clock is off, or yours: let yours be set by NTP",
     Reason.OVER_QUOTA: "a peer sends more than a node needs; what is over is dropped",
+    Reason.FLOODING: "who does so is cut off for a while, and each time for longer",
+    Reason.SHUNNED: "it is heard again when it has behaved for a while",
+    Reason.CROWDED: "a crowd of new peers sends more than a tenth of what you train on; peers you know are not affected",
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }
 
