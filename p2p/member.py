@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from p2p.blobs import BlobStore
 from p2p.envelope import seal
-from p2p.fetching import Fetcher, Server, Want
+from p2p.fetching import FETCH, Fetcher, Server, Want
 from p2p.identity import Identity
 from p2p.inbox import Inbox, Limits
+from p2p.reachability import DIAL_BACK, DialBack
 from p2p.topic import Topic
-from p2p.types import Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
+from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
 
 QUEUE_FRAMES = 1024  # admitted and not yet drained
 QUEUE_BYTES = 32 * 1024 * 1024
@@ -47,7 +48,9 @@ class Member:
         self._queue_bytes = 0
         self.blobs = BlobStore()
         self.server = Server(self.blobs, clock)
-        self.engine = build_engine(Handlers(self.deliver, self.server))
+        self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
+        self.answers: dict[int, Answer] = {FETCH: self.server, DIAL_BACK: self.dial_back}  # by a question's first byte
+        self.engine = build_engine(Handlers(self.deliver, self.answer))
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
 
     @property
@@ -77,6 +80,11 @@ class Member:
             self.dropped += 1
         self._admitted()
         return Verdict.ACCEPT
+
+    def answer(self, peer: PeerId, question: bytes) -> bytes:
+        """Called by the engine for every question; empty for one that nobody here knows."""
+        known = self.answers.get(question[0]) if question else None
+        return known(peer, question) if known is not None else b""
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal and send. Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word)."""

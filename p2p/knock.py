@@ -1,0 +1,175 @@
+"""Who listens at an address? A new connection, and only so much of libp2p's handshake that the listener has proved its key.
+
+For the question whether a node can be reached, which an engine cannot answer for a peer that it is connected to, and for a look at
+bootstrap addresses without an engine. We say nothing of ourselves: in Noise XX the responder is the first to prove who it is, and
+there we hang up. No more than 120 bytes go out, the same to whoever is there.
+
+Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise. The protocol is chosen by
+multistream-select 1.0: github.com/multiformats/multistream-select.
+"""
+
+import hmac
+import os
+import socket
+from collections.abc import Callable
+from hashlib import sha256
+
+import trio
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from p2p.identity import KEY_BYTES, peer_id_of
+from p2p.types import PeerId
+
+PATIENCE = 5.0  # seconds for all of it
+_CHOICE = b"\x13/multistream/1.0.0\n\x07/noise\n"  # each line after its length
+_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
+_SIGNED = b"noise-libp2p-static-key:"
+_KEY_HEADER = bytes.fromhex("08011220")  # libp2p's PublicKey message: type 1 (Ed25519), 32 bytes follow
+_TAG = 16  # bytes that encryption adds
+_MAX_MESSAGE = 4096  # bytes of the listener's answer
+
+
+class Silent(Exception):
+    """Nobody answers there: the message says how. `refused`: a machine is there, and nothing listens on that port."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+class Stranger(Exception):
+    """Something answers, and it is no libp2p peer with an Ed25519 key."""
+
+
+class Handshake:
+    """Noise XX from the side that calls, as far as the other's proof. Sans I/O.
+
+    secret: 32 fresh random bytes.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(secret)
+        self._chain = _NAME
+        self._hash = sha256(_NAME).digest()  # of the name and the empty prologue
+        self._cipher = b""
+
+    def first(self) -> bytes:
+        """-> e, with an empty payload."""
+        ephemeral = self._key.public_key().public_bytes_raw()
+        self._mix_hash(ephemeral)
+        self._mix_hash(b"")
+        return ephemeral
+
+    def whose(self, message: bytes) -> PeerId:
+        """<- e, ee, s, es and the payload: the peer whose key vouches for the connection. Raises Stranger."""
+        if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG:
+            raise Stranger("its handshake is too short")
+        try:
+            self._mix_hash(message[:KEY_BYTES])
+            self._mix_key(message[:KEY_BYTES])
+            static = self._decrypt(message[KEY_BYTES : 2 * KEY_BYTES + _TAG])
+            self._mix_key(static)
+            return _proved(self._decrypt(message[2 * KEY_BYTES + _TAG :]), static)
+        except (InvalidTag, InvalidSignature, ValueError) as error:  # ValueError: a point of low order, a payload that is none
+            raise Stranger(f"its handshake proves nothing ({error or type(error).__name__})") from None
+
+    def _mix_hash(self, data: bytes) -> None:
+        self._hash = sha256(self._hash + data).digest()
+
+    def _mix_key(self, public: bytes) -> None:
+        shared = self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        temporary = hmac.digest(self._chain, shared, "sha256")
+        self._chain = hmac.digest(temporary, b"\x01", "sha256")
+        self._cipher = hmac.digest(temporary, self._chain + b"\x02", "sha256")
+
+    def _decrypt(self, data: bytes) -> bytes:
+        """Each key is used once here, so the nonce is always zero."""
+        plain = ChaCha20Poly1305(self._cipher).decrypt(bytes(12), data, self._hash)
+        self._mix_hash(data)
+        return plain
+
+
+async def knock(host: str, port: int, *, secret: Callable[[], bytes] = lambda: os.urandom(32), patience: float = PATIENCE) -> PeerId:
+    """The peer that listens there. `host` may be a name. Raises Silent or Stranger."""
+    handshake = Handshake(secret())
+    first = handshake.first()
+    with trio.move_on_after(patience):
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+        except OSError as error:
+            raise _silent(error) from None
+        async with stream:
+            try:
+                await stream.send_all(_CHOICE + len(first).to_bytes(2, "big") + first)
+                said = await _exactly(stream, len(_CHOICE))
+                if said != _CHOICE:
+                    raise Stranger("it does not speak libp2p with Noise")
+                length = int.from_bytes(await _exactly(stream, 2), "big")
+                if length > _MAX_MESSAGE:
+                    raise Stranger("its handshake is too long")
+                return handshake.whose(await _exactly(stream, length))
+            except trio.BrokenResourceError:
+                raise Stranger("it hung up") from None
+    raise Silent(f"no answer within {patience:.0f} s")
+
+
+async def _exactly(stream: trio.SocketStream, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        some = await stream.receive_some(count - len(data))
+        if not some:
+            raise Stranger("it hung up")
+        data += some
+    return bytes(data)
+
+
+def _silent(error: OSError) -> Silent:
+    causes: list[BaseException] = [error]
+    while isinstance(causes[-1].__cause__, BaseException):
+        causes.append(causes[-1].__cause__)
+    leaves = [leaf for cause in causes for leaf in (cause.exceptions if isinstance(cause, BaseExceptionGroup) else [cause])]
+    refused = any(isinstance(leaf, ConnectionRefusedError) for leaf in leaves)
+    words = next((_words(leaf) for leaf in reversed(leaves) if isinstance(leaf, OSError) and leaf.errno), str(error))
+    return Silent("nothing listens on that port" if refused else words, refused=refused)
+
+
+def _words(error: OSError) -> str:
+    """The system's own: trio puts the address before them, and the caller knows it."""
+    words = (error.strerror or "") if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+    return words[:1].lower() + words[1:]
+
+
+def _proved(payload: bytes, static: bytes) -> PeerId:
+    """libp2p's NoiseHandshakePayload: 1 the identity's key, 2 its signature over the static key. Raises ValueError, InvalidSignature."""
+    fields = _fields(payload)
+    key, signature = fields.get(1, b""), fields.get(2, b"")
+    if len(key) != len(_KEY_HEADER) + KEY_BYTES or not key.startswith(_KEY_HEADER):
+        raise ValueError("its key is not Ed25519")
+    public = key[len(_KEY_HEADER) :]
+    Ed25519PublicKey.from_public_bytes(public).verify(signature, _SIGNED + static)
+    return peer_id_of(public)
+
+
+def _fields(message: bytes) -> dict[int, bytes]:
+    """The length-delimited fields of a protobuf message that has no others. Raises ValueError."""
+    fields: dict[int, bytes] = {}
+    at = 0
+    while at < len(message):
+        tag, at = message[at], at + 1
+        length = shift = 0
+        while True:
+            if at >= len(message) or shift > 14 or tag & 7 != 2 or tag > 0x7F:
+                raise ValueError("its payload is malformed")
+            byte, at = message[at], at + 1
+            length |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                break
+        if at + length > len(message):
+            raise ValueError("its payload is malformed")
+        fields[tag >> 3] = message[at : at + length]
+        at += length
+    return fields
