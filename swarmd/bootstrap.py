@@ -31,6 +31,7 @@ from swarmd.errors import ConfigError
 from swarmd.exchange.topic import curriculum_of
 from swarmd.membership import engine_builder, run, topic_of
 from swarmd.mistakes import printable
+from swarmd.network_survey import survey
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, StateFolder
 from swarmd.telemetry import set_up_logging
 
@@ -70,7 +71,7 @@ class BootstrapNode:
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".')
         self.exit_code = 0
-        self._folder, self._announce = folder, announce
+        self._config, self._folder, self._announce = config, folder, announce
         self._engine = choose(config.swarm.engine)
         curriculum = curriculum_of(config)
         self._curriculum = curriculum.name
@@ -88,10 +89,16 @@ class BootstrapNode:
         self._stop = trio.Event()
 
     async def run(self) -> None:
-        handlers: Mapping[str, control.Handler] = {"status": self._on_status, "peers": self._on_peers, "stop": self._on_stop}
+        handlers: Mapping[str, control.Handler] = {
+            "status": self._on_status,
+            "peers": self._on_peers,
+            "network": self._on_network,
+            "stop": self._on_stop,
+        }
         async with trio.open_nursery() as nursery:
             await nursery.start(self._watch_signals)
             await nursery.start(self.member.run)
+            nursery.start_soon(self.member.dial_back.run)
             await nursery.start(partial(control.serve, self._folder, handlers))
             self._announce(Bootstrapped(self.member, self._engine, self._folder, self._curriculum))
             await self._stop.wait()
@@ -140,6 +147,9 @@ class BootstrapNode:
             for peer in self.member.peers()
         ]
         return {"schema": 1, "peers": rows}
+
+    async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await survey(self.member, self._engine, self._config)
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop.set()

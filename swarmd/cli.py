@@ -33,6 +33,7 @@ app.add_typer(cli_inspect.identity_app, name="identity")
 app.add_typer(cli_tasks.app, name="task")
 app.add_typer(cli_model.doctor_app, name="doctor")
 app.command(epilog="Example: swarmd export --out my-model")(cli_model.export)
+cli_model.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(cli_network.doctor_network)
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(cli_network.bootstrap)
 app.add_typer(cli_plan.app, name="plan")
 

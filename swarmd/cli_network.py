@@ -1,18 +1,23 @@
-"""`swarmd bootstrap`: a node that only helps others find each other."""
+"""`swarmd bootstrap`, a node that only helps others find each other, and `swarmd doctor network`: whether others can reach this one."""
 
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swarmd.cli_inspect import config_file
-from swarmd.cli_options import AsJson, ConfigFile, print_json
+from swarmd.cli_options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
+from swarmd.errors import Unreachable
+from swarmd.mistakes import printable
 
 if TYPE_CHECKING:
     from swarmd.bootstrap import Bootstrapped
+    from swarmd.network_doctor import Diagnosis
 
 
 def bootstrap(
@@ -54,6 +59,57 @@ def bootstrap(
     if not as_json:
         print("it is gone", file=sys.stderr)
     raise typer.Exit(code)
+
+
+def doctor_network(
+    state_dir: StateDir = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="A member to dial first, /ip4/…/tcp/…/p2p/<peer id>, where no node runs. May be given again.")
+    ] = None,
+    listen: Annotated[
+        list[str] | None, typer.Option(help="Listen here, /ip4/…/tcp/<port>, where no node runs.", show_default="as configured")
+    ] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether others can reach this node, and what to change. Asks the running node, else is a member for some seconds. Exit code 4
+    where it cannot take part.
+    """
+    diagnosis, found = _examine(as_state_dir(state_dir), config, {"bootstrap": bootstrap, "listen": listen})
+    if as_json:
+        print_json(diagnosis.document(found))
+    else:
+        print("\n".join(map(printable, diagnosis.lines())))
+    if not diagnosis.takes_part:
+        raise typer.Exit(Unreachable.exit_code)
+
+
+def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> "tuple[Diagnosis, Mapping[str, Any]]":
+    """The running node's own survey; where none runs, one that is made now, with the folder's key if it has one."""
+    from p2p.errors import CannotListen, PortInUse
+    from p2p.identity import Identity
+    from swarmd.config import load
+    from swarmd.control import call
+    from swarmd.network_doctor import diagnose, no_network, no_port
+    from swarmd.network_survey import survey_alone
+    from swarmd.state_folder import IDENTITY_FILE, StateFolder, in_use
+
+    if in_use(folder):
+        found = call(folder, "network", timeout=30.0)
+        return (diagnose(found) if found["engine"] is not None else no_network()), found
+    node_config = load(config_file(config), os.environ, flags)
+    if node_config.swarm.engine == "none":
+        return no_network(), {}
+    with ExitStack() as stack:
+        if (folder / IDENTITY_FILE).exists():
+            folder = stack.enter_context(StateFolder.open(folder)).path
+        else:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="swarmd-doctor-")))
+        try:
+            found = survey_alone(node_config, folder, Identity.load_or_create(folder / IDENTITY_FILE))
+        except (PortInUse, CannotListen) as error:
+            return no_port(error, node_config.swarm.listen), {}
+    return diagnose(found), found
 
 
 def _announce(document: Mapping[str, Any], as_json: bool) -> None:

@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,21 +18,22 @@ from typing import Any
 import msgspec
 import trio
 
-from p2p.engines import choose, engine
-from p2p.errors import OperatorError, StateUnwritable
+from p2p.engines import choose
+from p2p.errors import StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
-from p2p.topic import Topic
-from p2p.types import Engine, Envelope, Handlers, PeerId, Reason
+from p2p.types import Envelope, PeerId, Reason
 from swarmd import control, link
 from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange import offers
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board
-from swarmd.exchange.topic import curriculum_of, swarm_digest
+from swarmd.exchange.topic import curriculum_of
 from swarmd.judging import Evaluation
+from swarmd.membership import engine_builder, run, topic_of
+from swarmd.network_survey import survey
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, write_atomically
 from swarmd.status import StatusBoard
 from swarmd.supervision import Death, TrainerChild
@@ -50,13 +51,7 @@ def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
     """Be a node until the rounds are done or someone says stop. Returns the exit code; raises OperatorError for what you can mend."""
     set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
     daemon = Daemon(config, state.path, view)
-    try:
-        trio.run(daemon.run)
-    except BaseExceptionGroup as group:
-        operator = group.subgroup(OperatorError)
-        if operator is None:
-            raise
-        raise _first(operator) from None
+    run(daemon.run)
     return daemon.exit_code
 
 
@@ -68,11 +63,11 @@ class Daemon:
         self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
         self.engine = choose(config.swarm.engine) if config.swarm.engine != "none" else None
         curriculum = curriculum_of(config)
-        self.topic = Topic(config.swarm.name, swarm_digest(curriculum))
+        self.topic = topic_of(config.swarm, curriculum)
         self.member = Member(
             self.identity,
             self.topic,
-            self._engine_builder(folder),
+            engine_builder(self.engine, self.identity, self.topic, config.swarm, folder),
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
             admitted=self._sort,
@@ -102,6 +97,7 @@ class Daemon:
         handlers: Mapping[str, control.Handler] = {
             "status": self._on_status,
             "peers": self._on_peers,
+            "network": self._on_network,
             "pause": self._on_pause,
             "resume": self._on_resume,
             "stop": self._on_stop,
@@ -111,6 +107,7 @@ class Daemon:
             await nursery.start(self._watch_signals)
             await nursery.start(partial(control.serve, self._folder, handlers))
             nursery.start_soon(self.member.run)
+            nursery.start_soon(self.member.dial_back.run)
             nursery.start_soon(self.gatherer.run)
             nursery.start_soon(self._tell_news)
             nursery.start_soon(self._redraw)
@@ -123,26 +120,6 @@ class Daemon:
             raise error
 
     # The network's side.
-
-    def _engine_builder(self, folder: Path) -> Callable[[Handlers], Engine]:
-        def build(handlers: Handlers) -> Engine:
-            if self.engine is None:
-                from p2p.engines.memory import MemorySwarm
-
-                return MemorySwarm().join(self.identity.peer_id, handlers)
-            log.info("p2p engine: %s (%s)", self.engine.name, self.engine.why)
-            return engine(self.engine.name)(
-                self.identity,
-                self.topic,
-                handlers,
-                listen=self.config.swarm.listen,
-                bootstrap=self.config.swarm.bootstrap,
-                addressbook=folder / "peers.json",
-                clock=time.time,
-                rng=random.Random(secrets.randbits(64)),
-            )
-
-        return build
 
     def _sort(self) -> None:
         """What came is on offer, or is for the trainer."""
@@ -252,6 +229,9 @@ class Daemon:
     async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.status.peers_document(self.member.peers())
 
+    async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await survey(self.member, self.engine, self.config) if self.engine is not None else {"schema": 1, "engine": None}
+
     async def _on_pause(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self.paused = True
         self.child.tell(link.Pause())
@@ -307,9 +287,3 @@ def _seed(config: NodeConfig, folder: Path) -> int:
     seed = secrets.randbits(32)
     write_atomically(path, {"schema": 1, "seed": seed})
     return seed
-
-
-def _first(group: BaseExceptionGroup[OperatorError]) -> OperatorError:
-    for error in group.exceptions:
-        return _first(error) if isinstance(error, BaseExceptionGroup) else error
-    raise AssertionError("an exception group is never empty")

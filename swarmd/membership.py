@@ -28,13 +28,19 @@ def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
 
 
 def engine_builder(
-    choice: Choice, identity: Identity, topic: Topic, config: SwarmConfig, folder: Path | None, *, public: bool = False
+    choice: Choice | None, identity: Identity, topic: Topic, config: SwarmConfig, folder: Path | None, *, public: bool = False
 ) -> Callable[[Handlers], Engine]:
-    """For `Member`. The address book is in the folder, or nowhere. public: the operator says that others can dial this node, so
-    that it relays at once, where its engine can, and does not wait for others to find that out.
+    """For `Member`. choice: None for no network. The address book is in the folder, or nowhere.
+
+    public: the operator says that others can dial this node, so that it relays at once, where its engine can, and does not wait for
+    others to find that out.
     """
 
     def build(handlers: Handlers) -> Engine:
+        if choice is None:
+            from p2p.engines.memory import MemorySwarm
+
+            return MemorySwarm().join(identity.peer_id, handlers)
         log.info("p2p engine: %s (%s)", choice.name, choice.why)
         return engine(choice.name)(
             identity,

@@ -27,7 +27,8 @@ LAYERS = [
     "workers",
     "exchange policy control judging checkpoint view",
     "round link view_live snapshot crew",
-    "node status evaluation supervision membership",
+    "node status evaluation supervision membership network_doctor",
+    "network_survey",
     "daemon bootstrap",
     "lab",
     "cli",
@@ -98,7 +99,7 @@ def test_only_the_policy_imports_torch(path: Path) -> None:
         ("p2p.member, p2p.identity, p2p.inbox, p2p.engines.memory", ["torch", "libp2p"]),
         ("judge.app, judge.cli", ["torch", "libp2p"]),
         ("swarmd.daemon, swarmd.control, swarmd.judging", ["torch", "transformers"]),
-        ("swarmd.bootstrap, swarmd.cli", ["torch", "transformers", "libp2p", "reasoning_gym"]),
+        ("swarmd.bootstrap, swarmd.network_survey, swarmd.cli", ["torch", "transformers", "libp2p", "reasoning_gym"]),
         ("swarmd.cli", ["torch", "libp2p", "reasoning_gym", "transformers"]),
     ],
 )
