@@ -1,10 +1,11 @@
 """Names one swarm. Peers of another name, digest or shard subscribe to another topic, so they never meet."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
+SHARDS = 2**16
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -20,15 +21,19 @@ class Topic:
         for part in (self.name, self.digest):
             if not _WORD.fullmatch(part):
                 raise ValueError(f"{part!r} cannot be part of a topic: use a-z, 0-9 and -, at most 64 letters")
-        if not 0 <= self.shard < 2**16:
-            raise ValueError(f"shard {self.shard} is outside 0 to 65535")
+        if not 0 <= self.shard < SHARDS:
+            raise ValueError(f"shard {self.shard} is outside 0 to {SHARDS - 1}")
 
     def __str__(self) -> str:
         return f"/swarmd/1/{self.name}/{self.digest}/{self.shard}"
 
+    def of(self, shard: int) -> "Topic":
+        """The same swarm's topic of another shard. Raises ValueError."""
+        return replace(self, shard=shard)
+
     @cached_property
     def swarm_id(self) -> bytes:
-        """16 bytes that stand for the topic in every frame."""
+        """16 bytes that stand for the swarm in every frame: those of shard 0's topic, whichever shard a frame is sent to."""
         return sha256(str(self).encode()).digest()[:16]
 
     @cached_property

@@ -17,8 +17,10 @@ from pathlib import Path
 import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_endpoint, parse_listen
+from p2p.engines.asking import Desk
+from p2p.engines.hivemind_asking import Asker, serve
 from p2p.engines.hivemind_discovery import HEARTBEAT, Discovery, direct, texts
-from p2p.engines.lasting import BookFile, Lasting, Outbox, pinned_book
+from p2p.engines.lasting import BookFile, Lasting, Outbox, Shards, pinned_book
 from p2p.engines.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
@@ -83,6 +85,9 @@ class HivemindEngine:
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)
         self._toll = Toll(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)  # of one author
+        self._desk = Desk(handlers.answer, self._shut_out)
+        self._shards = Shards()
+        self._asker: Asker | None = None
         self._addresses: list[str] = []
         self._discovery: Discovery | None = None
 
@@ -96,21 +101,25 @@ class HivemindEngine:
         self._file.load()
         await self._lasting.run(self._live, self.addresses, task_status)
 
-    def publish(self, frame: bytes, shard: int = 0) -> None:  # noqa: ARG002
-        self._outbox.put(frame)
+    def publish(self, frame: bytes, shard: int = 0) -> None:
+        self._outbox.put(frame, shard)
 
     def subscribe(self, shards: Collection[int]) -> None:
-        self._shards = frozenset(shards)
+        self._shards.change(shards)
 
-    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:  # noqa: ARG002
-        raise Unanswered(f"{peer} cannot be asked yet")
+    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        if self._asker is None:
+            raise Unanswered(f"{peer}: the engine is not up")
+        return await self._asker.ask(peer, question, limit)
 
-    def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
-        pass
+    def shut_out(self, peer: PeerId, seconds: float) -> None:
+        self._toll.ban(peer, self._clock(), seconds)
+        if self._discovery is not None:
+            self._discovery.hang_up_soon(peer)
 
     def peers(self) -> Sequence[Peer]:
         """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
-        return self._discovery.members() if self._discovery is not None else []
+        return self._discovery.peers() if self._discovery is not None else []
 
     def addresses(self) -> Sequence[str]:
         return self._addresses
@@ -122,18 +131,21 @@ class HivemindEngine:
                 await self._check_ports(p2pd, listen)
                 await self._note_addresses(p2pd, listen)
                 self._listen = listen  # and so the ports are the same after a restart
-                await self._subscribe(p2pd, inbox)
-                self._discovery = discovery = Discovery(p2pd, self._topic, self._book, self._clock, self._rng, self._shut_out)
+                await self._subscribe(p2pd, inbox, 0)
+                discovery = Discovery(p2pd, self._topic, self._shards, self._book, self._clock, self._rng, self._shut_out)
+                self._discovery, self._asker = discovery, Asker(p2pd, discovery.visit)
 
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._receive, p2pd, inbox, discovery)
-                    nursery.start_soon(self._outbox.send_all, lambda: not discovery.members(), partial(self._send, p2pd, outbox))
+                    nursery.start_soon(self._keep_subscribed, p2pd, discovery)
+                    nursery.start_soon(serve, p2pd, self._desk)
+                    nursery.start_soon(self._outbox.send_all, lambda shard: not discovery.members(shard), partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
                     nursery.start_soon(self._file.save_now_and_then)
                     nursery.start_soon(self._keep_addresses, p2pd, listen)
                     up()
         finally:
-            self._discovery, self._addresses = None, []
+            self._discovery, self._asker, self._addresses = None, None, []
             self._file.save()
 
     def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
@@ -167,12 +179,33 @@ class HivemindEngine:
             await trio.sleep(IDENTIFY_EVERY)
             await self._note_addresses(p2pd, listen)
 
-    async def _subscribe(self, p2pd: P2pd, inbox: Wire) -> None:
-        pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(self._topic)}
+    async def _subscribe(self, p2pd: P2pd, inbox: Wire, shard: int) -> None:
+        """For as long as this connection is open."""
+        pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(self._topic.of(shard))}
         await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
 
-    async def _send(self, p2pd: P2pd, outbox: Wire, frame: bytes) -> None:
-        pubsub = {"type": p2pd.pb.PSRequest.PUBLISH, "topic": str(self._topic), "data": frame}
+    async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery) -> None:
+        """Enter and leave topics as `subscribe` said last."""
+        inside: dict[int, trio.CancelScope] = {}
+
+        async def be_in(shard: int, scope: trio.CancelScope) -> None:
+            with scope:
+                async with p2pd.wire() as inbox:
+                    await self._subscribe(p2pd, inbox, shard)
+                    await self._receive(p2pd, inbox, discovery)
+
+        async with trio.open_nursery() as nursery:
+            while True:
+                wanted, changed = self._shards.wanted, self._shards.changed
+                for shard in inside.keys() - wanted:
+                    inside.pop(shard).cancel()
+                for shard in wanted - inside.keys():
+                    inside[shard] = trio.CancelScope()
+                    nursery.start_soon(be_in, shard, inside[shard])
+                await changed.wait()
+
+    async def _send(self, p2pd: P2pd, outbox: Wire, frame: bytes, shard: int) -> None:
+        pubsub = {"type": p2pd.pb.PSRequest.PUBLISH, "topic": str(self._topic.of(shard)), "data": frame}
         try:
             await p2pd.answer(outbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
         except P2pdRefused as error:

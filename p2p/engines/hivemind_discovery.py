@@ -12,9 +12,11 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.addressbook import AddressBook
+from p2p.engines.lasting import Shards
 from p2p.engines.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
+from p2p.neighbours import Neighbours, Visits
 from p2p.netgroup import group_of
-from p2p.outbound import Outbound
+from p2p.outbound import TARGET, Outbound
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId
 
@@ -36,14 +38,18 @@ class Discovery:
         self,
         p2pd: P2pd,
         topic: Topic,
+        shards: Shards,
         book: AddressBook,
         clock: Callable[[], float],
         rng: random.Random,
         shut_out: Callable[[PeerId], bool],
     ) -> None:
-        self._p2pd, self._topic, self._book, self._clock, self._rng, self._shut_out = p2pd, topic, book, clock, rng, shut_out
-        self._subscribed: dict[PeerId, float] = {}  # connected peers in our topic, and since when, in trio's time
-        self._members: set[PeerId] = set()  # those of them that are in the mesh by now
+        self._p2pd, self._topic, self._shards, self._book = p2pd, topic, shards, book
+        self._clock, self._rng, self._shut_out = clock, rng, shut_out
+        self._subscribed: dict[int, dict[PeerId, float]] = {0: {}}  # shard -> connected peers in its topic, and since when, in trio's time
+        self._members: dict[int, set[PeerId]] = {0: set()}  # those of them that are in the mesh by now
+        self._neighbours, self._visits = Neighbours(), Visits()
+        self._nursery: trio.Nursery | None = None
         self._connected: dict[PeerId, Peer] = {}
         self._outbound = Outbound(book, clock())
         self._dialling: set[PeerId] = set()
@@ -53,32 +59,87 @@ class Discovery:
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._ask_dht, nursery)
+            nursery.start_soon(self._find_neighbours)
             while True:
                 await self._look()
                 await self._identify()
                 await self._keep_enough(nursery)
-                await trio.sleep(QUICK_TICK if len(self._members) < max(1, len(self._subscribed)) else TICK)
+                settled = self._members[0] and all(len(self._members[shard]) == len(there) for shard, there in self._subscribed.items())
+                await trio.sleep(TICK if settled else QUICK_TICK)
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
-        now, connected, members = self._clock(), self._connected.keys(), self._subscribed.keys()
-        for peer in self._outbound.look(connected, members, now, self._rng):
+        now, connected, members = self._clock(), self._connected.keys(), self._subscribed[0].keys()
+        inside = self._inside()
+        over = [*self._outbound.look(connected, members, now, self._rng), *self._neighbours.look(inside, connected, now)]
+        over += self._visits.over(connected, now) if len(members) > TARGET else []
+        for peer in over:
             await self.hang_up(peer)
         dials = self._outbound.choose(connected, members, now, self._rng)
         feeler = self._outbound.feeler(connected, now, self._rng)
         for peer, addresses in [*dials, *([feeler] if feeler else [])]:
             self._start_dial(nursery, peer, addresses)
+        for peer in self._neighbours.choose(inside, connected, now, self._rng):
+            nursery.start_soon(self._dial_neighbour, peer)
 
-    def members(self) -> list[Peer]:
+    def peers(self) -> list[Peer]:
         """Connected peers that are in our swarm and hear us, as of the last look."""
-        return [self._connected[peer] for peer in sorted(self._members)]
+        return [self._connected[peer] for peer in sorted(self._members[0]) if peer in self._connected]
+
+    def members(self, shard: int) -> set[PeerId]:
+        """The same, of any shard."""
+        return self._members.get(shard, set())
+
+    def _inside(self) -> dict[int, dict[PeerId, float]]:
+        return {shard: self._subscribed.get(shard, {}) for shard in sorted(self._shards.wanted)}
+
+    async def visit(self, peer: PeerId) -> bool:
+        """See to it that it is connected, to ask it something, as far as we know how. False where it is shut out."""
+        if self._shut_out(peer):
+            return False
+        if peer not in self._connected and await self._reach(peer):
+            self._visits.begin(peer, self._clock())
+        self._visits.used(peer, self._clock())
+        return True
+
+    async def _dial_neighbour(self, peer: PeerId) -> None:
+        if not self._shut_out(peer) and await self._reach(peer):
+            self._neighbours.reached(peer, self._clock())
+        else:
+            self._neighbours.missed(peer)
+
+    async def _reach(self, peer: PeerId) -> bool:
+        """Have p2pd connect, at the addresses that we know and those that it knows."""
+        addresses = list(self._book[peer].addresses) if peer in self._book else []
+        self._dialled.add(peer)
+        self._dialling.add(peer)
+        try:
+            await self._connect(peer, addresses)
+        except P2pdRefused as error:  # nobody there, or somebody else
+            log.debug("could not reach %s: %s", peer, error)
+            self._book.failed(peer, self._clock(), addresses)
+            self._dialled.discard(peer)
+            return False
+        finally:
+            self._dialling.discard(peer)
+        return True
+
+    async def _connect(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        request = {"peer": peer_bytes(peer), "addrs": [Multiaddr(address).to_bytes() for address in addresses], "timeout": DIAL_TIMEOUT}
+        await self._p2pd.ask(DIAL_TIMEOUT, type=self._p2pd.pb.Request.CONNECT, connect=request)
+
+    def hang_up_soon(self, peer: PeerId) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self.hang_up, peer)
 
     async def hang_up(self, peer: PeerId) -> None:
         if peer in self._hanging_up:
             return
         self._hanging_up.add(peer)
         self._connected.pop(peer, None)
-        self._members.discard(peer)
+        for there in self._members.values():
+            there.discard(peer)
         try:
             await self._p2pd.ask(type=self._p2pd.pb.Request.DISCONNECT, disconnect={"peer": peer_bytes(peer)})
         except P2pdRefused as error:  # it is gone already
@@ -89,7 +150,7 @@ class Discovery:
     async def _look(self) -> None:
         pb, now = self._p2pd.pb, self._clock()
         listed = (await self._p2pd.ask(type=pb.Request.LIST_PEERS)).peers
-        subscribed = await self._p2pd.ask(type=pb.Request.PUBSUB, pubsub={"type": pb.PSRequest.LIST_PEERS, "topic": str(self._topic)})
+        in_topic = {shard: await self._in_topic(shard) for shard in [0, *sorted(self._shards.wanted)]}
         connected: dict[PeerId, Peer] = {}
         for info in listed:  # one of each connection
             if (peer := peer_of(info.id)) is not None and peer not in connected:
@@ -101,9 +162,18 @@ class Discovery:
             del connected[peer]
         self._note(connected, now)
         moment = trio.current_time()
-        in_topic = {peer for raw in subscribed.pubsub.peerIDs if (peer := peer_of(raw)) is not None} & connected.keys()
-        self._subscribed = {peer: self._subscribed.get(peer, moment) for peer in in_topic}
-        self._members = {peer for peer, since in self._subscribed.items() if moment - since >= MESHED}
+        known = self._subscribed
+        self._subscribed = {
+            shard: {peer: known.get(shard, {}).get(peer, moment) for peer in there & connected.keys()} for shard, there in in_topic.items()
+        }
+        self._members = {
+            shard: {peer for peer, since in there.items() if moment - since >= MESHED} for shard, there in self._subscribed.items()
+        }
+
+    async def _in_topic(self, shard: int) -> set[PeerId]:
+        pubsub = {"type": self._p2pd.pb.PSRequest.LIST_PEERS, "topic": str(self._topic.of(shard))}
+        listed = await self._p2pd.ask(type=self._p2pd.pb.Request.PUBSUB, pubsub=pubsub)
+        return {peer for raw in listed.pubsub.peerIDs if (peer := peer_of(raw)) is not None}
 
     def _note(self, connected: dict[PeerId, Peer], now: float) -> None:
         gone, come = self._connected.keys() - connected.keys(), connected.keys() - self._connected.keys()
@@ -138,10 +208,9 @@ class Discovery:
         """All addresses at once, and those p2pd knows besides, through relays too. It does not say which answered: they are of one
         network group, and the first stands for them.
         """
-        request = {"peer": peer_bytes(peer), "addrs": [Multiaddr(address).to_bytes() for address in addresses], "timeout": DIAL_TIMEOUT}
         self._dialled.add(peer)
         try:
-            await self._p2pd.ask(DIAL_TIMEOUT, type=self._p2pd.pb.Request.CONNECT, connect=request)
+            await self._connect(peer, addresses)
         except P2pdRefused as error:  # nobody there, or somebody else
             log.debug("could not dial %s: %s", peer, error)
             self._outbound.missed(peer, self._clock())
@@ -163,16 +232,32 @@ class Discovery:
                 wait = DHT_FIRST
                 continue
             with contextlib.suppress(P2pdRefused):  # nobody in its table yet; at the next turn there may be
-                for peer, addresses in await self._providers():
+                for peer, addresses in await self._providers(self._topic):
                     self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
                     if addresses and not direct(addresses) and peer not in self._connected.keys() | self._dialling:
                         self._start_dial(nursery, peer, ())  # behind a relay: p2pd has kept how to reach it
-                dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": self._cid(), "timeout": DHT_TIMEOUT}
-                await self._p2pd.ask(DHT_TIMEOUT, type=self._p2pd.pb.Request.DHT, dht=dht)
+                await self._announce(self._topic)
 
-    async def _providers(self) -> list[tuple[PeerId, list[str]]]:
+    async def _find_neighbours(self) -> None:
+        """Those in our shards, by the provider records of these."""
+        while True:
+            await trio.sleep(TICK)
+            for shard, look, announce in self._neighbours.errands(self._inside(), self._clock()) if self._connected else ():
+                with contextlib.suppress(P2pdRefused):  # nobody in its table yet; at the next turn there may be
+                    if look:
+                        for peer, addresses in await self._providers(self._topic.of(shard)):
+                            self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
+                            self._neighbours.told(shard, [peer])
+                    if announce:
+                        await self._announce(self._topic.of(shard))
+
+    async def _announce(self, topic: Topic) -> None:
+        dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": _cid(topic), "timeout": DHT_TIMEOUT}
+        await self._p2pd.ask(DHT_TIMEOUT, type=self._p2pd.pb.Request.DHT, dht=dht)
+
+    async def _providers(self, topic: Topic) -> list[tuple[PeerId, list[str]]]:
         pb, found = self._p2pd.pb, []
-        dht = {"type": pb.DHTRequest.FIND_PROVIDERS, "cid": self._cid(), "count": PROVIDERS, "timeout": DHT_TIMEOUT}
+        dht = {"type": pb.DHTRequest.FIND_PROVIDERS, "cid": _cid(topic), "count": PROVIDERS, "timeout": DHT_TIMEOUT}
         with trio.move_on_after(DHT_TIMEOUT):
             async with self._p2pd.wire() as wire:
                 await self._p2pd.answer(wire, type=pb.Request.DHT, dht=dht)
@@ -182,9 +267,10 @@ class Discovery:
                         found.append((peer, texts(answer.peer.addrs)))
         return found
 
-    def _cid(self) -> bytes:
-        """CIDv1, raw, over the key that both engines announce under."""
-        return b"\x01\x55" + self._topic.provider_key
+
+def _cid(topic: Topic) -> bytes:
+    """CIDv1, raw, over the key that both engines announce under."""
+    return b"\x01\x55" + topic.provider_key
 
 
 def texts(addresses: Iterable[bytes]) -> list[str]:

@@ -5,7 +5,7 @@ go over the network.
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 import trio
@@ -13,6 +13,7 @@ import trio
 from p2p.address import parse_bootstrap
 from p2p.addressbook import AddressBook
 from p2p.errors import OperatorError
+from p2p.topic import SHARDS
 from p2p.types import PeerId, Started
 
 QUEUE = 64  # frames that wait to be sent
@@ -25,29 +26,51 @@ log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Frames to be sent. At the limit the oldest is dropped."""
+    """Frames to be sent, each to a shard. At the limit the oldest is dropped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=QUEUE)
+        self._waiting: deque[tuple[float, int, bytes]] = deque(maxlen=QUEUE)
         self._news = trio.Event()
 
-    def put(self, frame: bytes) -> None:
-        self._waiting.append((self._clock() + HELD, frame))
+    def put(self, frame: bytes, shard: int) -> None:
+        self._waiting.append((self._clock() + HELD, shard, frame))
         self._news.set()
 
-    async def send_all(self, alone: Callable[[], bool], send: Callable[[bytes], Awaitable[None]]) -> None:
-        """Until cancelled. A frame waits while we are alone, but not for long: a rollout is worth something while it is fresh."""
+    async def send_all(self, alone: Callable[[int], bool], send: Callable[[bytes, int], Awaitable[None]]) -> None:
+        """Until cancelled. A frame waits while we are alone in its shard, but not for long: a rollout is worth something while it is
+        fresh. Frames of other shards do not wait for it.
+        """
         while True:
-            while self._waiting:
-                until, frame = self._waiting[0]
-                if until > self._clock() and alone():
-                    await trio.sleep(0.1)
-                    continue
-                self._waiting.popleft()
-                await send(frame)
-            self._news = trio.Event()
-            await self._news.wait()
+            now, lonely = self._clock(), {shard for shard in {shard for _, shard, _ in self._waiting} if alone(shard)}
+            ready = next((n for n, (until, shard, _) in enumerate(self._waiting) if until <= now or shard not in lonely), None)
+            if ready is not None:
+                _, shard, frame = self._waiting[ready]
+                del self._waiting[ready]
+                await send(frame, shard)
+            elif self._waiting:
+                await trio.sleep(0.1)
+            else:
+                self._news = trio.Event()
+                await self._news.wait()
+
+
+class Shards:
+    """Those that we are to be in besides shard 0. `changed` is set when it changes, and replaced."""
+
+    def __init__(self) -> None:
+        self.wanted: frozenset[int] = frozenset()
+        self.changed = trio.Event()
+
+    def change(self, shards: Collection[int]) -> None:
+        """Raises ValueError on what is no shard."""
+        if outside := [shard for shard in shards if not 0 <= shard < SHARDS]:
+            raise ValueError(f"shard {outside[0]} is outside 0 to {SHARDS - 1}")
+        wanted = frozenset(shards) - {0}
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self.changed.set()
+            self.changed = trio.Event()
 
 
 def pinned_book(me: PeerId, bootstrap: Sequence[str]) -> AddressBook:

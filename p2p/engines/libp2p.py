@@ -7,12 +7,16 @@ from pathlib import Path
 import trio
 
 from p2p.address import Endpoint, parse_listen
-from p2p.engines.lasting import BookFile, Lasting, Outbox, pinned_book
+from p2p.engines.asking import Desk
+from p2p.engines.lasting import BookFile, Lasting, Outbox, Shards, pinned_book
+from p2p.engines.libp2p_asking import PROTOCOL, Asker, serve
 from p2p.engines.libp2p_discovery import Discovery
 from p2p.engines.libp2p_network import remote
+from p2p.engines.libp2p_shards import keep_subscribed
 from p2p.engines.libp2p_stack import Stack, open_stack
 from p2p.identity import Identity
 from p2p.listening import check_listen, dialable
+from p2p.toll import Toll
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered
 
@@ -45,6 +49,10 @@ class Libp2pEngine:
         self._file = BookFile(self._book, addressbook)
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)
+        self._toll = Toll()
+        self._desk = Desk(handlers.answer, lambda peer: self._toll.banned(peer, clock()))
+        self._shards = Shards()
+        self._asker: Asker | None = None
         self._stack: Stack | None = None
         self._discovery: Discovery | None = None
 
@@ -58,17 +66,21 @@ class Libp2pEngine:
         self._file.load()
         await self._lasting.run(self._live, self.addresses, task_status)
 
-    def publish(self, frame: bytes, shard: int = 0) -> None:  # noqa: ARG002
-        self._outbox.put(frame)
+    def publish(self, frame: bytes, shard: int = 0) -> None:
+        self._outbox.put(frame, shard)
 
     def subscribe(self, shards: Collection[int]) -> None:
-        self._shards = frozenset(shards)
+        self._shards.change(shards)
 
-    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:  # noqa: ARG002
-        raise Unanswered(f"{peer} cannot be asked yet")
+    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        if self._asker is None:
+            raise Unanswered(f"{peer}: the engine is not up")
+        return await self._asker.ask(peer, question, limit)
 
-    def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
-        pass
+    def shut_out(self, peer: PeerId, seconds: float) -> None:
+        self._toll.ban(peer, self._clock(), seconds)
+        if self._discovery is not None:
+            self._discovery.hang_up(peer)
 
     def peers(self) -> Sequence[Peer]:
         """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
@@ -89,23 +101,39 @@ class Libp2pEngine:
         return [f"{address}/p2p/{self.me}" for address in dialable(listening)]
 
     async def _live(self, up: Callable[[], None]) -> None:
+        handlers, topic = self._handlers, self._topic
         try:
-            async with open_stack(self._identity, str(self._topic), self._handlers.deliver, self._listen, self._clock) as stack:
+            async with open_stack(self._identity, topic, handlers.deliver, self._listen, self._clock, self._toll) as stack:
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
-                self._discovery = discovery = Discovery(stack, self._topic, self._book, self._clock, self._rng)
+                stack.host.set_stream_handler(PROTOCOL, serve(self._desk))
+                self._discovery = discovery = Discovery(stack, topic, self._shards, self._book, self._clock, self._rng)
 
-                async def send(frame: bytes) -> None:
-                    await stack.pubsub.publish(str(self._topic), frame)
+                async def send(frame: bytes, shard: int) -> None:
+                    await stack.pubsub.publish(str(topic.of(shard)), frame)
 
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._outbox.send_all, lambda: not discovery.members(), send)
-                    nursery.start_soon(discovery.run)
-                    nursery.start_soon(self._file.save_now_and_then)
-                    up()
+                try:
+                    async with trio.open_nursery() as nursery:
+                        self._asker = Asker(stack.host.get_network(), discovery.visit, nursery)
+                        nursery.start_soon(self._outbox.send_all, lambda shard: not discovery.members(shard), send)
+                        nursery.start_soon(discovery.run)
+                        nursery.start_soon(keep_subscribed, stack, topic, self._shards)
+                        nursery.start_soon(self._file.save_now_and_then)
+                        nursery.start_soon(_hang_up_at_the_end, stack)
+                        up()
+                finally:
+                    self._asker = None
         finally:
             self._stack = self._discovery = None
             self._file.save()
+
+
+async def _hang_up_at_the_end(stack: Stack) -> None:
+    """Before the other tasks end: what they write is written whole, and may wait for a peer that takes nothing."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        await stack.host.get_network().close_sockets()
 
 
 def _remote(connection: object) -> str:

@@ -10,6 +10,7 @@ import random
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import multiaddr
 import trio
@@ -20,10 +21,12 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.addressbook import AddressBook
+from p2p.engines.lasting import Shards
 from p2p.engines.libp2p_network import close_socket, remote_host
 from p2p.engines.libp2p_stack import Stack
+from p2p.neighbours import Neighbours, Visits
 from p2p.netgroup import LOCAL, group_of_host
-from p2p.outbound import Outbound
+from p2p.outbound import TARGET, Outbound
 from p2p.topic import Topic
 from p2p.types import PeerId
 
@@ -39,37 +42,69 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    def __init__(self, stack: Stack, topic: Topic, book: AddressBook, clock: Callable[[], float], rng: random.Random) -> None:
-        self._stack, self._topic, self._book, self._clock, self._rng = stack, topic, book, clock, rng
-        self._outbound = Outbound(book, clock())
+    def __init__(
+        self, stack: Stack, topic: Topic, shards: Shards, book: AddressBook, clock: Callable[[], float], rng: random.Random
+    ) -> None:
+        self._stack, self._topic, self._shards, self._book, self._clock, self._rng = stack, topic, shards, book, clock, rng
+        self._outbound, self._neighbours, self._visits = Outbound(book, clock()), Neighbours(), Visits()
+        self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
+        self._nursery: trio.Nursery | None = None
         self._connected: set[PeerId] = set()
         self._were_members: set[PeerId] = set()
         self._missed: dict[PeerId, float] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._keep_enough, nursery)
             nursery.start_soon(self._ask_dht)
+            nursery.start_soon(self._find_neighbours)
             nursery.start_soon(self._ping)
 
-    def members(self) -> set[PeerId]:
-        """Connected peers that are in our swarm."""
-        network = self._stack.host.get_network()
-        return {PeerId(str(peer)) for peer in self._stack.pubsub.peer_topics.get(str(self._topic), ()) if network.get_connections(peer)}
+    def members(self, shard: int = 0) -> set[PeerId]:
+        """Connected peers that are in a shard: of shard 0, those of our swarm."""
+        network, topics = self._stack.host.get_network(), self._stack.pubsub.peer_topics
+        there = {PeerId(str(peer)) for peer in topics.get(str(self._topic.of(shard)), ()) if network.get_connections(peer)}
+        return {peer for peer in there if not self._shut_out(peer)}
+
+    def hang_up(self, peer: PeerId) -> None:
+        """Soon."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._hang_up, ID.from_string(peer))
+
+    async def visit(self, peer: PeerId) -> bool:
+        """Make sure that it is connected, to ask it something."""
+        if not self._stack.host.get_network().get_connections(ID.from_string(peer)):
+            if not await self._reach(peer):
+                return False
+            self._visits.begin(peer, self._clock())
+        self._visits.used(peer, self._clock())
+        return True
+
+    def _shut_out(self, peer: PeerId) -> bool:
+        return self._stack.pubsub.toll.banned(peer, self._clock())
+
+    def _inside(self) -> dict[int, set[PeerId]]:
+        return {shard: self.members(shard) for shard in sorted(self._shards.wanted)}
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
         while True:
             connected = {PeerId(str(peer)) for peer in self._stack.host.get_connected_peers()}
             self._note(connected)
             await self._close_stale(connected)
-            now, members = self._clock(), self.members()
-            for peer in self._outbound.look(connected, members, now, self._rng):
-                log.debug("%s was dialled and is not needed", peer)
+            now, members, inside = self._clock(), self.members(), self._inside()
+            over = [peer for peer in connected if self._shut_out(peer)]
+            over += [*self._outbound.look(connected, members, now, self._rng), *self._neighbours.look(inside, connected, now)]
+            over += self._visits.over(connected, now) if len(members) > TARGET else []
+            for peer in over:
+                log.debug("%s is hung up on: not needed, or shut out", peer)
                 await self._hang_up(ID.from_string(peer))
             dials = self._outbound.choose(connected, members, now, self._rng)
             feeler = self._outbound.feeler(connected, now, self._rng)
             for peer, addresses in [*dials, *([feeler] if feeler else [])]:
                 nursery.start_soon(self._dial, peer, addresses)
+            for peer in self._neighbours.choose(inside, connected, now, self._rng):
+                nursery.start_soon(self._dial_neighbour, peer)
             await trio.sleep(TICK)
 
     def _note(self, connected: set[PeerId]) -> None:
@@ -119,7 +154,7 @@ class Discovery:
     async def _dial(self, peer: PeerId, addresses: list[str]) -> None:
         """Each address by itself: the library tries one address of a kind and then refuses the peer for a minute."""
         found = ID.from_string(peer)
-        answered = await self._first_to_answer(found, addresses)
+        answered = "" if self._shut_out(peer) else await self._first_to_answer(found, addresses)
         # Where the peer dialled us in the meantime, the library is content with that connection, and the address is unproved.
         connections = self._stack.host.get_network().get_connections(found)
         ours = [connection for connection in connections if connection.direction.name.lower() == "outbound"]
@@ -130,6 +165,29 @@ class Discovery:
         else:
             self._outbound.reached(peer, answered, group_of_host(remote_host(ours[0])) or "", self._clock())
             self._stack.host.get_network().protect(found, "outbound")
+
+    async def _dial_neighbour(self, peer: PeerId) -> None:
+        if await self._reach(peer):
+            self._neighbours.reached(peer, self._clock())
+        else:
+            self._neighbours.missed(peer)
+
+    async def _reach(self, peer: PeerId) -> bool:
+        """Connected, if need be by a dial at the addresses that we know."""
+        found = ID.from_string(peer)
+        lock = self._reaching.setdefault(peer, trio.Lock())
+        async with lock:
+            if self._stack.host.get_network().get_connections(found):
+                return True
+            if peer not in self._book or self._shut_out(peer):
+                return False
+            addresses = list(self._book[peer].addresses)
+            answered = await self._first_to_answer(found, addresses)
+            if answered:
+                self._book.succeeded(peer, answered, self._clock())
+            else:
+                self._book.failed(peer, self._clock(), addresses)
+            return bool(answered)
 
     async def _first_to_answer(self, peer: Any, addresses: list[str]) -> str:
         for address in addresses:
@@ -165,10 +223,15 @@ class Discovery:
                     log.debug("asking the DHT failed: %r", error)
 
     async def _announce_and_look(self) -> None:
+        await self._look_for(self._topic)
+        await self._stack.dht.provider_store.provide(self._topic.provider_key)
+
+    async def _look_for(self, topic: Topic) -> list[PeerId]:
+        """Who announced itself under the topic. The address book hears of them."""
         dht, host = self._stack.dht, self._stack.host
         for peer in host.get_connected_peers():
             await dht.add_peer(peer)
-        key = self._topic.provider_key
+        key = topic.provider_key
         # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
         lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
         await lookup.find_providers(key)
@@ -178,7 +241,22 @@ class Discovery:
         for teller, info in told:
             addresses = [str(address) for address in info.addrs]
             self._book.heard(PeerId(str(info.peer_id)), addresses, now, teller=PeerId(str(teller)), source=self._group(teller))
-        await dht.provider_store.provide(key)
+        return [PeerId(str(info.peer_id)) for _, info in told if info.peer_id != me]
+
+    async def _find_neighbours(self) -> None:
+        """Those in our shards, by the provider records of these."""
+        while True:
+            await trio.sleep(TICK)
+            for shard, look, announce in self._neighbours.errands(self._inside(), self._clock()) if self._connected else ():
+                topic = self._topic.of(shard)
+                with trio.move_on_after(DHT_TIMEOUT):
+                    try:
+                        if look:
+                            self._neighbours.told(shard, await self._look_for(topic))
+                        if announce:
+                            await self._stack.dht.provider_store.provide(topic.provider_key)
+                    except Exception as error:  # any of the library's many; neighbours may still be found at the next turn
+                        log.debug("asking the DHT for a shard failed: %r", error)
 
     async def _ping(self) -> None:
         """A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour."""

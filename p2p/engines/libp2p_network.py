@@ -2,16 +2,39 @@
 
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import trio
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
+from libp2p.stream_muxer.yamux.yamux import Yamux
 
 from p2p.netgroup import group_of_host
 
+WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
+
 log = logging.getLogger(__name__)
+
+
+class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
+    """What is written is written whole. A write that is cancelled half way, or after Noise has counted it, would break the connection
+    for everything else on it, and an opening that is cancelled would keep one of its 256 places for good.
+    """
+
+    async def _write_frame(self, data: bytes) -> None:
+        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
+            await super()._write_frame(data)
+            return
+        await self.secured_conn.conn.read_writer.close()
+        raise MuxedConnUnavailable("the peer takes nothing")
+
+    async def open_stream(self) -> Any:
+        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
+            return await super().open_stream()
+        raise MuxedConnUnavailable("no stream could be opened")
 
 
 class Network(Swarm):  # type: ignore[misc]
@@ -21,6 +44,7 @@ class Network(Swarm):  # type: ignore[misc]
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
+        self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__  # who is hung up on; `libp2p_stack` knows
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
 
@@ -34,7 +58,7 @@ class Network(Swarm):  # type: ignore[misc]
         raw = RawConnection(read_write_closer, False)
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
-            while any(connection.muxed_conn is muxed for connection in self.get_connections()) and not muxed.event_closed.is_set():
+            while not muxed.event_closed.is_set() and self._keeps(muxed):
                 with trio.move_on_after(10.0):
                     await muxed.event_closed.wait()
         except Exception as error:  # any peer that fails to prove who it is, in any way
@@ -43,6 +67,9 @@ class Network(Swarm):  # type: ignore[misc]
             self._gone(group, read_write_closer)
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):  # it may be closed already
                 await read_write_closer.close()
+
+    def _keeps(self, muxed: Any) -> bool:
+        return not self.shut_out(str(muxed.peer_id)) and any(connection.muxed_conn is muxed for connection in self.get_connections())
 
     async def _make_room(self, group: str) -> bool:
         """Where all places are taken, the network group with the most of them gives up its youngest to a group with fewer."""
@@ -62,6 +89,11 @@ class Network(Swarm):  # type: ignore[misc]
             those.remove(read_write_closer)
         if not those:
             self.inbound.pop(group, None)
+
+    async def new_stream(self, peer_id: Any) -> Any:
+        """Where there is a connection, not to be cancelled in between: the stream would be left open."""
+        with trio.CancelScope(shield=bool(self.get_connections(peer_id))):
+            return await super().new_stream(peer_id)
 
     async def close_peer(self, peer_id: Any) -> None:
         """The library says goodbye before it closes the socket, and so waits on a peer that does not read."""

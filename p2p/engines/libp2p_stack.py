@@ -13,7 +13,7 @@ The library's defaults do not suit a daemon that talks to strangers; each depart
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,23 +32,25 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
-from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.tools.anyio_service import TrioManager
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
-from p2p.engines.libp2p_network import Network
+from p2p.engines.libp2p_network import Muxer, Network
 from p2p.envelope import MAX_FRAME
 from p2p.errors import CannotListen
 from p2p.identity import Identity
 from p2p.listening import dialable
 from p2p.toll import Toll
+from p2p.topic import SHARDS, Topic
 from p2p.types import Deliver, PeerId, Verdict
 
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
 HEARTBEAT = 1  # seconds
+SUBSCRIPTIONS = 16  # topics of a peer that we take note of
+STREAMS = 64  # that a peer may have open to us
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +69,26 @@ logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)  # a port i
 class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
     """A host that outlives what its peers send."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._handled: Counter[Any] = Counter()  # peer -> streams of its that are being handled
+
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
+        peer = net_stream.muxed_conn.peer_id
+        self._handled[peer] += 1
         try:
-            await super()._swarm_stream_handler(net_stream)
+            if self._handled[peer] > STREAMS:
+                await net_stream.reset()
+            else:
+                await super()._swarm_stream_handler(net_stream)
         except Exception as error:  # any handler of the library, on any bytes; the peer hears of it by the reset
             log.debug("a stream ended: %r", error)
             with contextlib.suppress(Exception):  # it may be closed already
                 await net_stream.reset()
+        finally:
+            self._handled[peer] -= 1
+            if not self._handled[peer]:
+                del self._handled[peer]
 
     async def _identify_task_entry(self, peer_id: Any, reason: str) -> None:
         try:
@@ -102,21 +117,46 @@ class _Visit:
     passed: bool  # nothing was wrong with the message
 
 
+class _AnyShard(Container[object]):
+    """Every topic of our swarm: whoever is in a shard said so when it met us, which may be long before we are in that shard too."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._prefix = str(topic).removesuffix(str(topic.shard))
+
+    def __contains__(self, topic: object) -> bool:
+        shard = topic.removeprefix(self._prefix) if isinstance(topic, str) and topic.startswith(self._prefix) else ""
+        return len(shard) <= 5 and shard.isascii() and shard.isdigit() and str(int(shard)) == shard and int(shard) < SHARDS
+
+
 class TopicPubsub(Pubsub):  # type: ignore[misc]
     """Pubsub that makes each connected peer pay for what it hands us, well or badly formed."""
 
-    def __init__(self, *args: Any, deliver: Deliver, clock: Callable[[], float], topic: str, **options: Any) -> None:
+    def __init__(self, *args: Any, deliver: Deliver, clock: Callable[[], float], topic: Topic, toll: Toll, **options: Any) -> None:
         # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
         super().__init__(
-            *args, allowed_topics={topic}, max_inbound_rpc_size=4 * MAX_FRAME, seen_ttl=SEEN_TTL, validation_cache_ttl=-1, **options
+            *args,
+            max_inbound_rpc_size=4 * MAX_FRAME,
+            max_subscriptions_per_peer=SUBSCRIPTIONS,
+            seen_ttl=SEEN_TTL,
+            validation_cache_ttl=-1,
+            **options,
         )
+        self.allowed_topics = _AnyShard(topic)
         self.counter = int(clock() * 1e9)
-        self.toll = Toll()
+        self.toll = toll
         self._deliver = deliver
         self._clock = clock
         self._visit = _Visit(True)
         self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
-        self.set_topic_validator(topic, self._validate, is_async_validator=False)
+
+    async def enter(self, topic: Topic) -> Any:
+        """Subscribe. Returns the library's subscription, whose messages `deliver` has seen."""
+        self.set_topic_validator(str(topic), self._validate, is_async_validator=False)
+        return await self.subscribe(str(topic))
+
+    async def leave(self, topic: Topic) -> None:
+        await self.unsubscribe(str(topic))
+        self.remove_topic_validator(str(topic))
 
     async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
         if msg_forwarder == self.my_id:
@@ -172,6 +212,14 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         return verdict is Verdict.ACCEPT
 
 
+class Router(GossipSub):  # type: ignore[misc]
+    async def leave(self, topic: str) -> None:
+        """The library goes through the mesh while others change it."""
+        for peer in self.mesh.pop(topic, set()):
+            self._add_back_off(peer, topic, True)
+            await self.emit_prune(topic, peer, False, True)
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     host: Host
@@ -182,11 +230,18 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def open_stack(
-    identity: Identity, topic: str, deliver: Deliver, listen: Sequence[Endpoint], clock: Callable[[], float]
+    identity: Identity,
+    topic: Topic,
+    deliver: Deliver,
+    listen: Sequence[Endpoint],
+    clock: Callable[[], float],
+    toll: Toll | None = None,
 ) -> AsyncIterator[Stack]:
     """The running stack, listening and subscribed. Raises CannotListen; later an exception group, where a service broke."""
+    toll = toll or Toll()
     host = _host(identity)
-    router = GossipSub(
+    host.get_network().shut_out = lambda peer: toll.banned(peer, clock())
+    router = Router(
         protocols=MESHSUB,
         degree=6,
         degree_low=4,
@@ -202,7 +257,7 @@ async def open_stack(
         eclipse_protection_enabled=False,  # it wants three addresses in the mesh, which one LAN has not
         pending_messages_ttl=3.0,  # whole messages, kept for every connected peer that is not of this swarm
     )
-    pubsub = TopicPubsub(host, router, deliver=deliver, clock=clock, topic=topic)
+    pubsub = TopicPubsub(host, router, deliver=deliver, clock=clock, topic=topic, toll=toll)
     wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]
     try:
         async with host.run(listen_addrs=wanted):
@@ -211,11 +266,11 @@ async def open_stack(
             dht = KadDHT(host, DHTMode.SERVER)
             async with _running(pubsub), _running(router):
                 await pubsub.wait_until_ready()
-                subscription = await pubsub.subscribe(topic)
+                subscription = await pubsub.enter(topic)
                 try:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(_drain, subscription)
-                        nursery.start_soon(_tidy, router, topic)
+                        nursery.start_soon(drain, subscription)
+                        nursery.start_soon(_tidy, router)
                         nursery.start_soon(_keep_running, dht)
                         yield Stack(host, pubsub, router, dht)
                         nursery.cancel_scope.cancel()
@@ -234,7 +289,7 @@ def _host(identity: Identity) -> Host:
     network = Network(
         me,
         store,
-        TransportUpgrader({NOISE: noise}, {TProtocol(YAMUX): Yamux}),
+        TransportUpgrader({NOISE: noise}, {TProtocol(YAMUX): Muxer}),
         transports=[TCP()],
         retry_config=RetryConfig(max_retries=0),  # the address book knows when to try again
         connection_config=ConnectionConfig(min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0),
@@ -266,14 +321,14 @@ async def _keep_running(dht: Any) -> None:
         await trio.sleep(60)
 
 
-async def _drain(subscription: Any) -> None:
+async def drain(subscription: Any) -> None:
     async for _ in subscription:  # delivered by the validator already; the channel would fill up and complain
         pass
 
 
-async def _tidy(router: Any, topic: str) -> None:
+async def _tidy(router: Any) -> None:
     """Two of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""
     while True:
         await trio.sleep(10)
-        router.recent_message_deliveries.pop(topic, None)
+        router.recent_message_deliveries.clear()
         router.equivocation_detection.clear()  # the inbox refuses a repeated sequence number itself

@@ -74,6 +74,12 @@ def peer_of(raw: bytes) -> PeerId | None:
     return peer_id_of(raw[len(_PEER_ID_HEADER) :])
 
 
+def unix_address(path: Path) -> bytes:
+    """A Unix socket as a multiaddress. py-multiaddr drops the leading slash."""
+    raw = os.fsencode(path)
+    return _varint(400) + _varint(len(raw)) + raw
+
+
 class Wire:
     """One connection to the control socket."""
 
@@ -82,10 +88,25 @@ class Wire:
 
     async def send(self, message: Any) -> None:
         data = message.SerializeToString()
+        await self.write(_varint(len(data)) + data)
+
+    async def write(self, data: bytes) -> None:
+        """What has become a stream takes bytes. Raises P2pdGone."""
         try:
-            await self._stream.send_all(_varint(len(data)) + data)
+            await self._stream.send_all(data)
         except trio.BrokenResourceError:
             raise P2pdGone("p2pd closed its control socket") from None
+
+    async def read(self, size: int) -> bytes:
+        """What came after the last message, of what has become a stream: some bytes, none at the end. Raises P2pdGone."""
+        if self._buffer:
+            data = bytes(self._buffer[:size])
+            del self._buffer[:size]
+            return data
+        try:
+            return bytes(await self._stream.receive_some(size))
+        except trio.BrokenResourceError:
+            raise P2pdGone("the stream was reset") from None
 
     async def receive(self, kind: Any) -> Any:
         """The next message. Raises P2pdGone at the end."""
@@ -108,6 +129,7 @@ class P2pd:
 
     def __init__(self, control: Path) -> None:
         self.pb = messages()
+        self.folder = control.parent  # nobody else can enter it
         self._control = control
 
     @contextlib.asynccontextmanager

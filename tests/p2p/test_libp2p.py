@@ -243,7 +243,7 @@ async def hostile_stack(addresses: Sequence[str], attack: Callable[[Stack, Any],
     """A peer with the library in its hands and no manners."""
     identity = Identity.from_seed(bytes([n]) * 32)
     listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
-    async with open_stack(identity, str(TOPIC), lambda frame: Verdict.ACCEPT, listen, time.time) as stack:
+    async with open_stack(identity, TOPIC, lambda frame, via: Verdict.ACCEPT, listen, time.time) as stack:
         from libp2p.peer.peerinfo import info_from_p2p_addr
 
         target = info_from_p2p_addr(multiaddr.Multiaddr(addresses[0]))
@@ -453,7 +453,7 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
     listen, numbers = [parse_listen("/ip4/127.0.0.1/tcp/0")], list[int]()
     now = iter((1_700_000_000.0, 1_700_000_000.1)).__next__  # read once at each start
     for _ in range(2):
-        async with open_stack(Identity.from_seed(bytes(32)), str(TOPIC), lambda _: Verdict.ACCEPT, listen, now) as stack:
+        async with open_stack(Identity.from_seed(bytes(32)), TOPIC, lambda frame, via: Verdict.ACCEPT, listen, now) as stack:
             numbers += [int.from_bytes(stack.pubsub._next_seqno(), "big") for _ in range(1000)]
     assert numbers == sorted(set(numbers))
 
