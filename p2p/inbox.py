@@ -22,7 +22,7 @@ from p2p.identity import peer_id_of, public_key_of
 from p2p.toll import Bucket
 from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
 
-SEQUENCES = 1024  # how far behind an author's newest frame an older one may arrive
+_SEQUENCES = 1024  # how far behind an author's newest frame an older one may arrive
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,14 @@ class Memory:
     authors: Sequence[tuple[bytes, int, int]] = ()  # key, newest sequence number, and bit i: newest − i came; least recent first
 
 
+def came(newest: int, seen: int, sequence: int) -> tuple[int, int]:
+    """The newest sequence number and the bits of those that came, after one more."""
+    ahead = sequence - newest
+    if ahead > 0:
+        return sequence, ((seen << ahead if ahead < _SEQUENCES else 0) | 1) & ((1 << _SEQUENCES) - 1)
+    return newest, seen | (1 << -ahead if -ahead < _SEQUENCES else 0)
+
+
 class _Author:
     """What is remembered of one author: its quota, and which of its latest sequence numbers came."""
 
@@ -93,15 +101,10 @@ class _Author:
 
     def repeats(self, sequence: int) -> bool:
         behind = self.newest - sequence
-        return behind >= SEQUENCES or (behind >= 0 and bool(self.seen >> behind & 1))
+        return behind >= _SEQUENCES or (behind >= 0 and bool(self.seen >> behind & 1))
 
     def remember(self, sequence: int) -> None:
-        ahead = sequence - self.newest
-        if ahead > 0:
-            kept = self.seen << ahead if ahead < SEQUENCES else 0
-            self.seen, self.newest = (kept | 1) & ((1 << SEQUENCES) - 1), sequence
-        else:
-            self.seen |= 1 << -ahead
+        self.newest, self.seen = came(self.newest, self.seen, sequence)
 
 
 class _Via:

@@ -1,27 +1,33 @@
 """This node in one swarm: its identity, its inbox, its engine, its blobs and its own sequence numbers, as one Transport."""
 
 import dataclasses
-from collections import Counter, deque
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from p2p.blobs import BlobStore
 from p2p.envelope import seal
+from p2p.fairqueue import FairQueue
 from p2p.fetching import FETCH, Fetcher, Server, Want
 from p2p.identity import Identity
 from p2p.inbox import Inbox, Limits
+from p2p.netgroup import group_of
 from p2p.reachability import DIAL_BACK, DialBack
+from p2p.recall import Recall
 from p2p.topic import Topic
 from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
 
-QUEUE_FRAMES = 1024  # admitted and not yet drained
-QUEUE_BYTES = 32 * 1024 * 1024
+LOOK_EVERY = 10.0  # seconds between looks at whom we are connected to
 _REPORT_CHARGE = 20.0  # frames of quota that one report costs its author
+
+log = logging.getLogger(__name__)
 
 
 class Member:
     """Implements `Transport`. `build_engine` is called once with what the engine must call; `run` is the engine's life.
 
-    admitted: called whenever `received` has something new.
+    admitted: called whenever `received` has something new. folder: where it remembers what it let in and what it thinks of peers.
     """
 
     def __init__(
@@ -34,18 +40,22 @@ class Member:
         clock: Callable[[], float],
         limits: Limits | None = None,
         admitted: Callable[[], None] = lambda: None,
+        folder: Path | None = None,
     ) -> None:
         self.identity = identity
         self.topic = topic
-        self.inbox = Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock())
+        self._recall = Recall(folder, clock)
+        self.reputation = self._recall.reputation
+        self.inbox = Inbox(
+            identity.peer_id, topic.swarm_id, limits, memory=self._recall.memory, opinion=self.reputation, note=self._recall.note
+        )
+        self._looked_at = 0.0
         self.reports: Counter[Reason] = Counter()
         self._told: Counter[Reason] = Counter()  # refusals already given by `refused`
-        self.dropped = 0  # admitted, and gone before anyone drained them
         self._sequence = sequence
         self._clock = clock
         self._admitted = admitted
-        self._queue: deque[Envelope] = deque()
-        self._queue_bytes = 0
+        self.queue = FairQueue()
         self.blobs = BlobStore()
         self.server = Server(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
@@ -60,7 +70,13 @@ class Member:
 
     async def run(self, task_status: Started | None = None) -> None:
         """Be in the swarm until cancelled (trio). With `nursery.start`, returns the addresses once others can reach us."""
-        await self.engine.run(task_status)
+        now = self._clock()
+        for peer, seconds in self.reputation.banned(now).items():
+            self.engine.shut_out(peer, seconds)
+        try:
+            await self.engine.run(task_status)
+        finally:
+            self._recall.close(self.inbox.memory())
 
     def peers(self) -> Sequence[Peer]:
         return self.engine.peers()
@@ -69,17 +85,24 @@ class Member:
         return self.engine.addresses()
 
     def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
-        """Called by the engine for every frame that arrives. Quick: no I/O, no waiting."""
-        outcome = self.inbox.receive(frame, self._clock())
+        """Called by the engine for every frame that arrives. Quick: what is let in is noted in a file, and nothing is waited for."""
+        now = self._clock()
+        outcome = self.inbox.receive(frame, now, via)
+        self._look(now)
         if isinstance(outcome, Rejected):
+            if via is not None:
+                self._blame(via, outcome.reason, now)
             return outcome.reason.verdict
-        self._queue.append(dataclasses.replace(outcome, via=via))
-        self._queue_bytes += len(outcome.body)
-        while len(self._queue) > QUEUE_FRAMES or self._queue_bytes > QUEUE_BYTES:
-            self._queue_bytes -= len(self._queue.popleft().body)
-            self.dropped += 1
+        if via is not None:
+            self.reputation.admitted(via)
+        group, established = self.standing(outcome.author)
+        self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))
         self._admitted()
         return Verdict.ACCEPT
+
+    def standing(self, author: PeerId) -> tuple[str, bool]:
+        """The author's network group, empty where we never met it, and whether it is no newcomer."""
+        return self.reputation.group(author), self.reputation.established(author, self._clock())
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
         """Called by the engine for every question; empty for one that nobody here knows."""
@@ -91,24 +114,45 @@ class Member:
         self.engine.publish(seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body))
 
     def received(self) -> Sequence[Envelope]:
-        envelopes = list(self._queue)
-        self._queue.clear()
-        self._queue_bytes = 0
-        return envelopes
+        return self.queue.drain()
 
     def hold(self, blob: bytes) -> None:
         self.blobs.put(blob)
 
     async def fetch(self, want: Want) -> bytes | None:
         """The blob, from the holders that the want names or else from any member that we are connected to. Cancel it at your deadline."""
-        others = [peer.id for peer in self.peers()]
-        return await self.fetcher.fetch(dataclasses.replace(want, holders=[*want.holders, *others]))
+        now = self._clock()
+        holders = [*want.holders, *(peer.id for peer in self.peers())]
+        good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
+        return await self.fetcher.fetch(dataclasses.replace(want, holders=good))
 
     def report(self, author: PeerId, reason: Reason) -> None:
+        now = self._clock()
         self.reports[reason] += 1
-        self.inbox.charge(author, _REPORT_CHARGE, self._clock())
+        self.inbox.charge(author, _REPORT_CHARGE, now)
+        self._blame(author, reason, now)
+
+    def vouch(self, author: PeerId, useful: int) -> None:
+        self.reputation.vouch(author, useful, self._clock())
 
     def refused(self) -> Mapping[Reason, int]:
         refused = self.inbox.counts - self._told
         self._told = Counter(self.inbox.counts)
         return refused
+
+    def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
+        seconds = self.reputation.saw(peer, reason, now)
+        if seconds is not None:
+            log.warning("shut out %s for %.0f s: %s, and not for the first time", peer, seconds, reason.value)
+            self.engine.shut_out(peer, seconds)
+
+    def _look(self, now: float) -> None:
+        """Now and then, as frames arrive: where our peers are, and whether it is time to write down what we know."""
+        if 0 <= now - self._looked_at < LOOK_EVERY:
+            return
+        self._looked_at = now
+        for peer in self.peers():
+            group = group_of(peer.address) if "/p2p-circuit" not in peer.address else None  # a relay's address is not the peer's
+            if group is not None:
+                self.reputation.met(peer.id, group, now)
+        self._recall.save_where_due(self.inbox.memory, now)

@@ -84,6 +84,8 @@ class Envelope:
     kind: str
     body: bytes
     via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
+    group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
+    established: bool = True  # no newcomer (`p2p.reputation`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,9 @@ class Transport(Protocol):
 
     def report(self, author: PeerId, reason: Reason) -> None:
         """What the author sent was admitted, and proved bad when it was looked into."""
+
+    def vouch(self, author: PeerId, useful: int) -> None:
+        """So many rollouts of the author were regenerated, scored by our own verifier, and have an advantage."""
 
     def refused(self) -> Mapping[Reason, int]:
         """How many frames were refused at admission since the last call, by reason."""

@@ -3,9 +3,9 @@ import random
 
 import pytest
 
-from p2p import member as module
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_BODY
+from p2p.fairqueue import FairQueue
 from p2p.identity import Identity
 from p2p.inbox import Limits
 from p2p.member import Member
@@ -45,28 +45,35 @@ def test_members_of_other_swarms_hear_nothing_of_each_other() -> None:
     assert not b.received() and b.rejected == {Reason.OTHER_SWARM: 1}
 
 
-def test_the_queue_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "QUEUE_FRAMES", 10)
+def test_the_queue_drops_the_oldest() -> None:
     swarm = MemorySwarm()
     a, b = member(swarm, 1), member(swarm, 2)
+    b.queue = FairQueue(frames=10)
     for n in range(25):
         a.publish("rollouts", bytes([n]))
-    assert [envelope.body[0] for envelope in b.received()] == list(range(15, 25)) and b.dropped == 15
-    monkeypatch.setattr(module, "QUEUE_BYTES", 1000)
+    assert [envelope.body[0] for envelope in b.received()] == list(range(15, 25)) and b.queue.dropped == 15
+    b.queue = FairQueue(bytes_=1000)
     for n in range(5):
         a.publish("rollouts", bytes([n]) * 300)
     assert [envelope.body[0] for envelope in b.received()] == [2, 3, 4]
 
 
-def test_a_report_counts_and_costs_the_author() -> None:
+def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() -> None:
     swarm = MemorySwarm()
-    a, b = member(swarm, 1), member(swarm, 2, limits=Limits(frames_burst=100))
+    a, b = member(swarm, 1), member(swarm, 2, limits=Limits(frames_burst=20))
     a.publish("rollouts", b"1")
-    for _ in range(5):
-        b.report(a.identity.peer_id, Reason.UNDECODABLE)
+    b.report(a.identity.peer_id, Reason.UNDECODABLE)
     a.publish("rollouts", b"2")
     assert [envelope.body for envelope in b.received()] == [b"1"]
-    assert b.rejected == {Reason.UNDECODABLE: 5, Reason.OVER_QUOTA: 1}
+    assert b.rejected == {Reason.UNDECODABLE: 1, Reason.OVER_QUOTA: 1}
+    for _ in range(2):
+        b.report(a.identity.peer_id, Reason.UNDECODABLE)
+    a.publish("rollouts", b"3")
+    assert b.rejected == {Reason.UNDECODABLE: 3, Reason.OVER_QUOTA: 1, Reason.SHUNNED: 1}
+    for _ in range(2):
+        b.report(a.identity.peer_id, Reason.UNDECODABLE)
+    a.publish("rollouts", b"4")  # now the engine has been told to hear nothing of it
+    assert sum(b.rejected.values()) == 7
 
 
 def test_the_engine_is_told_what_becomes_of_a_frame() -> None:

@@ -1,0 +1,46 @@
+"""What a member remembers over restarts: which frames it let in, and what it thinks of its peers. Two files in its state folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from p2p import reputationfile
+from p2p.inbox import Memory, Trace
+from p2p.reputation import Reputation
+from p2p.seen import SeenFile
+
+SEEN = "seen"
+REPUTATION = "reputation"
+SAVE_EVERY = 300.0  # seconds; a reputation that is lost since is found again
+
+
+class Recall:
+    """`folder`: None remembers nothing over restarts; what was sent before now is then stale."""
+
+    def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
+        self.reputation = Reputation()
+        self._clock = clock
+        self._seen = SeenFile(folder / SEEN, clock) if folder is not None else None
+        self._path = folder / REPUTATION if folder is not None else None
+        self._saved_at = clock()
+        self.memory = self._seen.load() if self._seen is not None else Memory(horizon=int(clock() * 1000))
+        if self._path is not None:
+            reputationfile.load(self._path, self.reputation, clock())
+
+    def note(self, trace: Trace) -> None:
+        """A frame is let in."""
+        if self._seen is not None:
+            self._seen.note(trace)
+
+    def save_where_due(self, memory: Callable[[], Memory], now: float) -> None:
+        if self._seen is not None and self._seen.due:
+            self._seen.save(memory())
+        if self._path is not None and not 0 <= now - self._saved_at < SAVE_EVERY:
+            self._saved_at = now
+            reputationfile.save(self._path, self.reputation)
+
+    def close(self, memory: Memory) -> None:
+        """The member leaves."""
+        if self._seen is not None:
+            self._seen.save(memory, closed=True)
+        if self._path is not None:
+            reputationfile.save(self._path, self.reputation)

@@ -1,0 +1,216 @@
+"""What we think of each peer, from what it did to us. Pure; `now` is an argument. The figures as a table: docs/admission.md.
+
+Theory of operation. Two things are kept of a peer, and nothing of what others say of it.
+
+- A **score**, 0 when it is clean. It falls with each offence and comes back by half in HALF_LIFE. Below SHUNNED its frames are ignored
+  and it is not chosen from; at SHUT_OUT we hang up and do not listen to it for a while. A forwarder is blamed only for what it could
+  check itself (the REJECT rules), for how much it sends, and for what it answers; what only regeneration finds falls on the author.
+  Each time it is for twice as long, up to MAX_BAN; but up to MAX_BAN_PASSED_ON for what came by it and may be another's, because
+  engines exist that pass frames on before they are checked (docs/network.md).
+- **Standing**: USEFUL rollouts that our own verifier found to have an advantage, over at least TENURE. Earned slowly, lost at once
+  by an offence of one's own. While nobody of standing was heard of for QUIET, everybody has it, or else no swarm could begin.
+
+Bounded: PEERS records; who has standing or is out of favour is forgotten last.
+"""
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from p2p.types import PeerId, Reason
+
+HALF_LIFE = 1800.0  # seconds
+SHUNNED = -20.0
+SHUT_OUT = -50.0
+BAN = 60.0  # seconds, the first time
+MAX_BAN = 24 * 3600.0
+MAX_BAN_PASSED_ON = 16 * 60.0
+BAN_MEMORY = 24 * 3600.0  # seconds without a new one after which a ban no longer counts
+USEFUL = 16  # rollouts
+TENURE = 600.0  # seconds between the first and the last of them
+QUIET = 3600.0  # seconds without a useful rollout of anybody with standing
+FADES = 30 * 24 * 3600.0  # seconds without a useful rollout after which a standing is gone
+PEERS = 8192
+REPEATS = 200.0  # frames that a peer may repeat to us; comes back at one a second, and with each that is new
+VERSION = 1
+
+# What a peer did with its own hands. Whoever knows a better figure: they are guesses that the attacks in tests/attacks bear out.
+OWN: Mapping[Reason, float] = MappingProxyType(
+    {
+        Reason.NOT_ASKED_FOR: 10.0,
+        Reason.UNDECODABLE: 10.0,
+        Reason.UNKNOWN_TASK: 5.0,
+        Reason.TOO_LONG: 5.0,
+    }
+)
+# What came by it, though it could have known, or was more than it may send.
+PASSED_ON: Mapping[Reason, float] = MappingProxyType(
+    {
+        Reason.TOO_LARGE: 5.0,
+        Reason.MALFORMED: 2.0,
+        Reason.BAD_SIGNATURE: 2.0,
+        Reason.OTHER_SWARM: 1.0,
+        Reason.FLOODING: 0.02,  # a frame
+        Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATS
+    }
+)
+
+
+class _Record(msgspec.Struct, array_like=True):
+    """Of one peer. Times in seconds since the epoch."""
+
+    score: float = 0.0  # at `at`
+    at: float = 0.0
+    bans: int = 0
+    banned_until: float = 0.0
+    useful: int = 0
+    first_useful: float = 0.0
+    last_useful: float = 0.0
+    group: str = ""  # of its network, since we were last connected to it
+    repeats: float = REPEATS
+    repeats_at: float = 0.0
+
+
+class _File(msgspec.Struct, array_like=True):
+    version: int
+    peers: dict[str, _Record]
+
+
+class Reputation:
+    """Implements `inbox.Opinion`. `dump` and `load` are for a file: a clean new one is no harm, so a damaged one is none."""
+
+    def __init__(self, limit: int = PEERS) -> None:
+        self._limit = limit
+        self._peers: dict[PeerId, _Record] = {}
+        self._settled_until = 0.0
+
+    def saw(self, peer: PeerId, reason: Reason, now: float) -> float | None:
+        """The peer did this. Returns for how many seconds to shut it out, where it is time for that."""
+        own = reason in OWN
+        cost = OWN.get(reason, PASSED_ON.get(reason, 0.0))
+        if not cost:
+            return None
+        record = self._record(peer, now)
+        if reason is Reason.DUPLICATE:
+            record.repeats = min(REPEATS, record.repeats + max(0.0, now - record.repeats_at)) - 1
+            record.repeats_at = now
+            if record.repeats >= 0:
+                return None
+            record.repeats = 0.0
+        record.score, record.at = self.score(peer, now) - cost, now
+        if own:
+            record.useful, record.first_useful = 0, 0.0
+        if record.score > SHUT_OUT or now < record.banned_until:
+            return None
+        return self._ban(record, now, own=own)
+
+    def admitted(self, via: PeerId) -> None:
+        """It handed us a frame that was new and good."""
+        record = self._peers.get(via)
+        if record is not None:
+            record.repeats = min(REPEATS, record.repeats + 1)
+
+    def vouch(self, author: PeerId, useful: int, now: float) -> None:
+        """So many rollouts of this author were regenerated, scored and found to have an advantage."""
+        if useful <= 0:
+            return
+        record = self._record(author, now)
+        if now - record.last_useful > FADES:
+            record.useful, record.first_useful = 0, now
+        record.first_useful = record.first_useful or now
+        record.last_useful = max(record.last_useful, now)
+        record.useful += useful
+        if self._has_standing(record, now):
+            self._settled_until = max(self._settled_until, now + QUIET)
+
+    def met(self, peer: PeerId, group: str, now: float) -> None:
+        """We are connected to it, and it is in this network group (`p2p.netgroup`)."""
+        known = self._peers.get(peer)
+        if known is None or known.group != group:
+            self._record(peer, now).group = group
+
+    def score(self, peer: PeerId, now: float) -> float:
+        """0 for a clean or unknown peer, below 0 for others."""
+        record = self._peers.get(peer)
+        return record.score * math.exp2(-max(0.0, now - record.at) / HALF_LIFE) if record is not None else 0.0
+
+    def shunned(self, peer: PeerId, now: float) -> bool:
+        """Whether its frames are ignored and nothing of it is chosen."""
+        record = self._peers.get(peer)
+        return record is not None and (record.banned_until > now or (record.score < SHUNNED and self.score(peer, now) < SHUNNED))
+
+    def established(self, peer: PeerId, now: float) -> bool:
+        """Whether it is no newcomer: it has standing, or nobody has had of late."""
+        if now >= self._settled_until:
+            return True
+        record = self._peers.get(peer)
+        return record is not None and self._has_standing(record, now) and not self.shunned(peer, now)
+
+    def settled(self, now: float) -> bool:
+        """Whether anybody with standing was useful of late."""
+        return now < self._settled_until
+
+    def group(self, peer: PeerId) -> str:
+        """Its network group; empty where we never met it."""
+        record = self._peers.get(peer)
+        return record.group if record is not None else ""
+
+    def banned(self, now: float) -> Mapping[PeerId, float]:
+        """Who is shut out, and for how many seconds more."""
+        return {peer: record.banned_until - now for peer, record in self._peers.items() if record.banned_until > now}
+
+    def dump(self) -> bytes:
+        return msgspec.msgpack.encode(_File(VERSION, {str(peer): record for peer, record in self._peers.items()}))
+
+    def load(self, data: bytes, now: float) -> None:
+        """What `dump` gave. Raises ValueError on anything else, and then nothing is changed."""
+        try:
+            file = msgspec.msgpack.decode(data, type=_File)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        if file.version != VERSION:
+            raise ValueError(f"version {file.version}")
+        self._peers = {PeerId(peer): record for peer, record in file.peers.items()}
+        for record in self._peers.values():  # should the clock have been set back, nobody is banned for longer than ever
+            record.at, record.repeats_at = min(record.at, now), min(record.repeats_at, now)
+            record.banned_until = min(record.banned_until, now + MAX_BAN)
+            record.last_useful = min(record.last_useful, now)
+            if self._has_standing(record, now):
+                self._settled_until = max(self._settled_until, record.last_useful + QUIET)
+        self._forget(now)
+
+    def _ban(self, record: _Record, now: float, *, own: bool) -> float:
+        if now - record.banned_until > BAN_MEMORY:
+            record.bans = 0
+        seconds = min(MAX_BAN if own else MAX_BAN_PASSED_ON, BAN * float(1 << record.bans))
+        record.bans = min(record.bans + 1, 16)
+        record.banned_until = now + seconds
+        record.score = SHUT_OUT / 2 if own else SHUNNED / 2  # afterwards shunned for a while still, or on probation
+        return seconds
+
+    def _has_standing(self, record: _Record, now: float) -> bool:
+        tenure = record.last_useful - record.first_useful
+        return record.useful >= USEFUL and tenure >= TENURE and now - record.last_useful < FADES
+
+    def _record(self, peer: PeerId, now: float) -> _Record:
+        record = self._peers.get(peer)
+        if record is None:
+            record = self._peers[peer] = _Record(at=now, repeats_at=now)
+            if len(self._peers) > self._limit:
+                self._forget(now, sparing=peer)
+        return record
+
+    def _forget(self, now: float, sparing: PeerId | None = None) -> None:
+        """A tenth more than must be, so that a flood of new names does not make us sort for each."""
+        if len(self._peers) <= self._limit:
+            return
+
+        def worth(peer: PeerId) -> tuple[bool, bool, bool, float]:
+            record = self._peers[peer]
+            last = max(record.at, record.last_useful)
+            return peer == sparing, self._has_standing(record, now), record.bans > 0 or self.shunned(peer, now), last
+
+        for peer in sorted(self._peers, key=worth)[: len(self._peers) - self._limit * 9 // 10]:
+            del self._peers[peer]
