@@ -3,8 +3,11 @@
 For tests and benchmarks with real processes, and to try by hand whether two machines reach each other.
 
 In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c times, s seconds apart; without count once
+      {"hold": n}                              have a blob of n random bytes at hand
+      {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}      get one, s seconds at most
       end of input                             leave
 Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n, "delay": seconds},
+      {"held": id, "size": bytes}, {"fetched": id, "bytes": n, "seconds": s}, with null for n where nobody had it,
       {"peers": [ids]} when they change, {"cpu": seconds, "rejected": {reason: n}, "restarts": n} every --report seconds
 """
 
@@ -20,8 +23,10 @@ from typing import Any
 
 import trio
 
+from p2p.blobs import content_id
 from p2p.engines import choose, engine
 from p2p.errors import OperatorError
+from p2p.fetching import Want
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sequence import SequenceFile
@@ -56,10 +61,24 @@ class Probe:
             nursery.cancel_scope.cancel()
 
     async def _obey(self, order: dict[str, Any]) -> None:
+        if "hold" in order:
+            blob = os.urandom(order["hold"])
+            self.member.hold(blob)
+            say(held=content_id(blob).hex(), size=len(blob))
+            return
+        if "fetch" in order:
+            await self._fetch(Want(bytes.fromhex(order["fetch"]), order["size"], order["holders"]), order["seconds"])
+            return
         for _ in range(order.get("count", 1)):
             self.member.publish("probe", os.urandom(order["publish"]))
             say(sent=self._last)
             await trio.sleep(order.get("every", 0))
+
+    async def _fetch(self, want: Want, seconds: float) -> None:
+        since, blob = time.monotonic(), None
+        with trio.move_on_after(seconds):
+            blob = await self.member.fetch(want)
+        say(fetched=want.id.hex(), bytes=len(blob) if blob is not None else None, seconds=time.monotonic() - since)
 
     async def _tell(self) -> None:
         peers: list[PeerId] = []
