@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,9 @@ from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange import offers
 from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.offers import Board
+from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.topic import curriculum_of
+from swarmd.experience import shares
 from swarmd.judging import Evaluation
 from swarmd.membership import engine_builder, run, topic_of
 from swarmd.network_survey import survey
@@ -71,6 +72,7 @@ class Daemon:
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
             admitted=self._sort,
+            folder=folder,
         )
         self.gatherer = Gatherer(
             self.member,
@@ -80,6 +82,7 @@ class Daemon:
             hand_on=self._hand_on,
             clock=time.monotonic,
             rng=random.Random(secrets.randbits(64)),
+            choice=self._choose,
         )
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
@@ -130,8 +133,13 @@ class Daemon:
             else:
                 self._hand_on(envelope)
 
+    def _choose(self, items: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
+        """What of all that is on offer we fetch: uniformly, under the caps of `shares`."""
+        return shares.choose(items, count, lambda item: shares.Author(item.author, *self.member.standing(item.author)), rng)
+
     def _hand_on(self, envelope: Envelope) -> None:
-        self.child.tell(link.Received(envelope.author, envelope.sequence, envelope.sent_at, envelope.kind, envelope.body))
+        e, (group, established) = envelope, self.member.standing(envelope.author)
+        self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, established))
 
     async def _tell_news(self) -> None:
         connected: set[PeerId] = set()
@@ -158,6 +166,8 @@ class Daemon:
             case link.Report(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.status.refused_authors[PeerId(author)] += 1
+            case link.Vouch(author, useful):
+                self.member.vouch(PeerId(author), useful)
             case link.State(state, cause, remedy):
                 self.status.state, self.status.cause, self.status.remedy = state, cause, remedy
             case link.Ready():

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from p2p.fairqueue import FairQueue
 from p2p.types import Envelope, PeerId, Reason
 
 MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
@@ -45,6 +46,8 @@ class Received(_Message, frozen=True):
     sent_at: float
     kind: str
     body: bytes
+    group: str = ""  # the author's network group, and
+    established: bool = True  # whether it is no newcomer: `p2p.types.Envelope`
 
 
 class News(_Message, frozen=True):
@@ -97,6 +100,13 @@ class Report(_Message, frozen=True):
     reason: str
 
 
+class Vouch(_Message, frozen=True):
+    """Rollouts of an author that proved useful."""
+
+    author: str
+    useful: int
+
+
 class State(_Message, frozen=True):
     """What the trainer is doing. Every state but "training" has a cause and a remedy."""
 
@@ -137,7 +147,7 @@ class Stopped(_Message, frozen=True):
 
 
 ToTrainer = Start | Received | News | Question | Judged | Pause | Resume | Stop
-ToDaemon = Publish | Hold | Report | State | Ready | RoundDone | Answer | Failed | Stopped
+ToDaemon = Publish | Hold | Report | Vouch | State | Ready | RoundDone | Answer | Failed | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
@@ -211,7 +221,7 @@ class TrainerLink:
     def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
         self._socket, self._on_eof = sock, on_eof
         self._outbox, self._written = Outbox(), threading.Condition()
-        self._envelopes: deque[Envelope] = deque(maxlen=FRAMES_WAITING)
+        self._envelopes = FairQueue(FRAMES_WAITING)
         self._changed = threading.Condition()
         self._start: Start | None = None
         self._questions: deque[Question] = deque(maxlen=1)
@@ -239,15 +249,16 @@ class TrainerLink:
 
     def received(self) -> Sequence[Envelope]:
         with self._changed:
-            envelopes = tuple(self._envelopes)
-            self._envelopes.clear()
-        return envelopes
+            return self._envelopes.drain()
 
     def hold(self, blob: bytes) -> None:
         self.tell(Hold(blob))
 
     def report(self, author: PeerId, reason: Reason) -> None:
         self.tell(Report(author, reason.name))
+
+    def vouch(self, author: PeerId, useful: int) -> None:
+        self.tell(Vouch(author, useful))
 
     def refused(self) -> Mapping[Reason, int]:
         with self._changed:
@@ -299,8 +310,8 @@ class TrainerLink:
 
     def _take(self, message: ToTrainer) -> None:
         match message:
-            case Received(author, sequence, sent_at, kind, body):
-                self._envelopes.append(Envelope(PeerId(author), sequence, sent_at, kind, body))
+            case Received(author, sequence, sent_at, kind, body, group, established):
+                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, group=group, established=established))
             case News(peers, refused):
                 self.peers = peers
                 self._refused.update({Reason[name]: count for name, count in refused.items()})

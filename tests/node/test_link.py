@@ -47,7 +47,7 @@ def test_what_the_daemon_admits_the_round_receives_once_and_in_order() -> None:
     received = trainer.received()
     assert [(e.sequence, e.body) for e in received] == [(0, b"\0"), (1, b"\1"), (2, b"\2")]
     assert {(e.author, e.sent_at, e.kind) for e in received} == {("p", 1.5, "rollouts")}
-    assert trainer.received() == ()
+    assert not trainer.received()
 
 
 def test_what_the_round_says_the_daemon_hears() -> None:
