@@ -1,4 +1,4 @@
-"""Names one swarm. Peers of another name, digest or shard subscribe to another topic, so they never meet."""
+"""Names one swarm, and what its members speak. Peers of another name, digest or shard subscribe to another topic, so they never meet."""
 
 import re
 from dataclasses import dataclass, replace
@@ -6,6 +6,7 @@ from functools import cached_property
 from hashlib import sha256
 
 SHARDS = 2**16
+ASK = "/swarmd/ask/1"  # the protocol of questions and answers; what it is in bytes: `p2p.engines.asking`
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 

@@ -14,7 +14,6 @@ import trio
 
 from p2p.types import MAX_QUESTION, Answer, PeerId, Unanswered
 
-ASK = "/swarmd/ask/1"
 PATIENCE = 10.0  # seconds in which a question has come, and in which an answer is taken
 AT_ONCE = 4  # questions to one peer
 SERVED_AT_ONCE, SERVED_EACH = 64, 8  # streams that others have open to us, and one of them: more than AT_ONCE, for ends are seen late

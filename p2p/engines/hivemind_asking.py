@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from p2p.engines.asking import ASK, CHUNK, Broken, Desk, Turns, ask
+from p2p.engines.asking import CHUNK, Broken, Desk, Turns, ask
 from p2p.engines.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
+from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
 OPEN_TIMEOUT = 8  # seconds in which p2pd is to reach the peer; whole ones

@@ -10,7 +10,8 @@ from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 
-from p2p.engines.asking import ASK, CHUNK, Broken, Desk, Turns, ask
+from p2p.engines.asking import CHUNK, Broken, Desk, Turns, ask
+from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
 PROTOCOL = TProtocol(ASK)

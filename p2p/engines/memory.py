@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 import trio
 
+from p2p.topic import SHARDS
 from p2p.types import MAX_QUESTION, Handlers, Peer, PeerId, Started, Unanswered
 
 
@@ -92,6 +93,8 @@ class MemoryEngine:
             del self.swarm._members[self.me]
 
     def subscribe(self, shards: Collection[int]) -> None:
+        if not all(0 <= shard < SHARDS for shard in shards):
+            raise ValueError(f"a shard is outside 0 to {SHARDS - 1}")
         self._shards = frozenset(shards)
 
     def listens(self, shard: int) -> bool:
@@ -110,7 +113,7 @@ class MemoryEngine:
         other = self.swarm._members.get(peer)
         if other is None or peer == self.me or not self.swarm._connected(self.me, peer):
             raise Unanswered(f"{peer} is not there")
-        if len(question) > MAX_QUESTION or self.me in other._shut_out:
+        if len(question) > MAX_QUESTION or self.me in other._shut_out or peer in self._shut_out:
             raise Unanswered(f"{peer} hung up")
         answer = other.handlers.answer(self.me, question)
         if len(answer) > limit:

@@ -16,7 +16,7 @@ from p2p.errors import NoSuchEngine
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, Reason
+from p2p.types import MAX_QUESTION, Engine, Handlers, PeerId, Reason, Unanswered, Verdict
 
 TOPIC = Topic("main", "0123456789abcdef")
 pytestmark = pytest.mark.trio
@@ -176,6 +176,163 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any) -> 
         assert not b.received()
         real(sealed[0])
         await until(b.received)
+        nursery.cancel_scope.cancel()
+
+
+class Node:
+    """An engine alone: what it hears, and answers of the length that is asked for."""
+
+    def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = ()) -> None:
+        self.heard: list[bytes] = []
+        self.asked: list[tuple[PeerId, bytes]] = []
+        identity = Identity.from_seed(bytes([n]) * 32)
+        self.engine: Engine = net.build(identity, TOPIC, bootstrap)(Handlers(self._deliver, self._answer))
+        self.me = self.engine.me
+
+    def _deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
+        self.heard.append(frame)
+        return Verdict.ACCEPT
+
+    def _answer(self, peer: PeerId, question: bytes) -> bytes:
+        self.asked.append((peer, question))
+        return content(int(question or b"0"))
+
+
+def content(length: int) -> bytes:
+    return random.Random(length).randbytes(length)
+
+
+async def nodes_together(nursery: trio.Nursery, net: Any, count: int) -> list[Node]:
+    first = Node(net, 1)
+    addresses = await nursery.start(first.engine.run)
+    nodes = [first, *(Node(net, n, list(addresses)[:1]) for n in range(2, count + 1))]
+    for node in nodes[1:]:
+        await nursery.start(node.engine.run)
+    await until(lambda: all(node.engine.peers() for node in nodes))
+    return nodes
+
+
+async def test_questions_are_answered(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        a, b = await nodes_together(nursery, net, 2)
+        for asker, asked in ((a, b), (b, a)):
+            request = asker.engine.request
+            with trio.fail_after(SECONDS):
+                for length in (10, 0, 200_000):
+                    assert await request(asked.me, b"%d" % length, 200_000) == content(length)
+                assert await request(asked.me, b"", 10) == b""
+                assert asked.asked[0] == (asker.me, b"10") and asked.asked[-1] == (asker.me, b"")
+                for refused in ((asked.me, b"11", 10), (asked.me, b"1" * (MAX_QUESTION + 1), 10), (asker.me, b"1", 10)):
+                    with pytest.raises(Unanswered):
+                        await request(*refused)
+                with pytest.raises(Unanswered):
+                    await request(Identity.from_seed(bytes([99]) * 32).peer_id, b"1", 10)
+        nursery.cancel_scope.cancel()
+
+
+async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        a, b = await nodes_together(nursery, net, 2)
+        right = 0
+
+        async def one(asker: Node, asked: Node, length: int, patience: float = SECONDS) -> None:
+            nonlocal right
+            with trio.move_on_after(patience):
+                answer = await asker.engine.request(asked.me, b"%d" % length, length)
+                right += answer == content(length)
+
+        for patience in (*(n / 2000 for n in range(20)), SECONDS):  # at each moment of the exchange; and then all places are free
+            right = 0
+            with trio.fail_after(SECONDS):
+                async with trio.open_nursery() as asking:
+                    for n in range(25):
+                        asking.start_soon(one, a, b, 20_000 + n, patience)
+                        asking.start_soon(one, b, a, 20_000 + n, patience)
+        assert right == 50
+        assert getattr(a.engine, "restarts", 0) == getattr(b.engine, "restarts", 0) == 0
+        assert [peer.id for peer in a.engine.peers()] == [b.me]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_leaves_is_asked_in_vain(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        first = Node(net, 1)
+        addresses = await nursery.start(first.engine.run)
+        second = Node(net, 2, list(addresses)[:1])
+        outcome: list[str] = []
+
+        async def ask_on() -> None:
+            try:
+                while True:
+                    await first.engine.request(second.me, b"100000", 100_000)
+            except Unanswered as error:
+                outcome.append(str(error))
+
+        with trio.fail_after(SECONDS):
+            if not isinstance(net, MemoryNet):  # whose members are there before they run
+                with pytest.raises(Unanswered):
+                    await second.engine.request(first.me, b"1", 10)
+            async with trio.open_nursery() as inner:
+                await inner.start(second.engine.run)
+                await until(first.engine.peers)
+                nursery.start_soon(ask_on)
+                await until(lambda: len(second.asked) > 3)
+                inner.cancel_scope.cancel()
+            await until(lambda: outcome)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_shard_is_heard_by_those_in_it(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        a, b, c = await nodes_together(nursery, net, 3)
+        a.engine.publish(b"nobody is there", 9)  # and nothing waits for it
+        a.engine.subscribe({5})
+        b.engine.subscribe([5])
+        await said(a, 5, [b])
+        await said(b, 5, [a])
+        await said(a, 0, [b, c])
+        assert not any(frame.startswith(b"5:") for frame in c.heard)
+        b.engine.subscribe({7, 0})
+        c.engine.subscribe({5, 7})
+        await said(c, 7, [b])
+        await said(c, 5, [a])
+        with trio.fail_after(SECONDS):
+            while await said(c, 5, [a]) in b.heard:  # until it has left
+                pass
+        b.engine.subscribe(())
+        await said(b, 0, [a, c])
+        with pytest.raises(ValueError, match="outside"):
+            a.engine.subscribe({2**16})
+        nursery.cancel_scope.cancel()
+
+
+async def said(sender: Node, shard: int, receivers: Sequence[Node]) -> bytes:
+    """Published until all of them have heard one and the same frame; that frame."""
+    sent: list[bytes] = []
+    with trio.fail_after(SECONDS):
+        for n in itertools.count():
+            sent.append(b"%d:%d:" % (shard, n) + sender.me.encode() + random.randbytes(8))
+            sender.engine.publish(sent[-1], shard)
+            for _ in range(10):
+                for frame in sent:
+                    if all(frame in receiver.heard for receiver in receivers):
+                        return frame
+                await trio.sleep(0.02)
+    raise AssertionError
+
+
+async def test_who_is_shut_out_is_neither_heard_nor_asked(net: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        a, b, c = await nodes_together(nursery, net, 3)
+        await said(a, 0, [b])
+        b.engine.shut_out(a.me, 60.0)
+        for asker, asked in ((a, b), (b, a)):
+            with pytest.raises(Unanswered), trio.fail_after(SECONDS):
+                await asker.engine.request(asked.me, b"1", 10)
+        if not isinstance(net, MemoryNet):
+            await until(lambda: a.me not in {peer.id for peer in b.engine.peers()})
+            await until(lambda: b.me not in {peer.id for peer in a.engine.peers()})
+        await said(c, 0, [b])  # the others still are
         nursery.cancel_scope.cancel()
 
 
