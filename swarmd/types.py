@@ -50,6 +50,15 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
+class Author:
+    """Whose rollouts come, as our own node knows it: its network group (`p2p.netgroup`), and whether it is no newcomer."""
+
+    id: PeerId
+    group: str = ""  # empty: we were never connected to it
+    established: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Our own completion as it was sampled: L sequences of token ids, and of the log-probabilities they were drawn with."""
 

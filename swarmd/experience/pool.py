@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
-from swarmd.types import Scored, TaskRef, Tokens
+from swarmd.experience.shares import DEFAULT
+from swarmd.types import Author, Scored, TaskRef, Tokens
 
 CAPACITY = 1024  # rollouts; a swarm that publishes faster than this in max_age rounds loses its oldest here
 
@@ -44,8 +45,10 @@ class Pool:
     four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md).
     """
 
-    def __init__(self, max_age: int, capacity: int = CAPACITY, limits: Limits | None = None) -> None:
-        self.max_age, self.capacity, self.limits = max_age, capacity, limits
+    def __init__(
+        self, max_age: int, capacity: int = CAPACITY, limits: Limits | None = None, author_of: Callable[[PeerId], Author] = Author
+    ) -> None:
+        self.max_age, self.capacity, self.limits, self._author_of = max_age, capacity, limits, author_of
         self.updates = 0  # so far: what last_use is counted in
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, Kept] = OrderedDict()  # oldest first
@@ -113,6 +116,7 @@ class Pool:
         returns, so walking at each arrival leaves what one walk over everything would, shares apart.
         """
         limits = self.limits
+        self._trim_newcomers()
         if limits is None:
             while len(self._kept) > self.capacity:
                 self._kept.popitem(last=False)
@@ -134,6 +138,14 @@ class Pool:
             if not ours:
                 authors[author] += 1
                 crowd -= 1
+
+    def _trim_newcomers(self) -> None:
+        """All newcomers together get a tenth of what others can have here; over it their oldest go."""
+        share = DEFAULT.newcomers * (self.limits.external_share if self.limits is not None else 1.0)
+        own = self.limits.own if self.limits is not None else None
+        theirs = [key for key in self._kept if key[0] != own and not self._author_of(key[0]).established]
+        for key in theirs[: max(0, len(theirs) - math.ceil(share * self.capacity))]:
+            del self._kept[key]
 
     def __contains__(self, key: Key) -> bool:
         return key in self._kept

@@ -4,22 +4,31 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from p2p.types import PeerId
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.reuse import Schedule
-from swarmd.types import Scored
+from swarmd.experience.shares import choose, first
+from swarmd.types import Author, Scored
 
 
 def uniform(
-    local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random, *, n_local: int = 4, n_external: int = 4
+    local: Sequence[Scored],
+    pool: Sequence[Scored],
+    rng: random.Random,
+    *,
+    n_local: int = 4,
+    n_external: int = 4,
+    author_of: Callable[[PeerId], Author] = Author,
 ) -> Sequence[Scored]:
     """SAPO's choice (section 5): I of our own, J of the others' after dropping those without advantage; uniform, without replacement.
 
+    Of the others', under the caps of `shares`, so that no crowd fills the batch.
     Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are part of the mean.
     `rng` is drawn from only where there is a choice to make, so J = 0 leaves it untouched.
     """
     mine = list(local) if len(local) <= n_local else rng.sample(list(local), n_local)
     useful = [s for s in pool if s.informative] if n_external else []
-    theirs = useful if len(useful) <= n_external else rng.sample(useful, n_external)
+    theirs = choose(useful, n_external, lambda scored: author_of(scored.rollout.author), rng)
     return [*mine, *theirs]
 
 
@@ -63,15 +72,24 @@ class Replay:
     batch: int  # B: rollouts of one update, at most
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]
     fresh: int
+    author_of: Callable[[PeerId], Author] = Author
 
     def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         if not self.schedule.resting:
-            return draw(self.pool.kept(), self.batch, STRATEGIES[self.strategy], self.pool.began, rng)
+            return draw(self.pool.kept(), self.batch, STRATEGIES[self.strategy], self.pool.began, rng, self._author)
         own = {s.rollout.author for s in local}
         theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round < self.fresh]
         return self.plain(local, theirs, rng)
 
+    def _author(self, kept: Kept) -> Author | None:
+        author, limits = kept.scored.rollout.author, self.pool.limits
+        return None if limits is not None and author == limits.own else self.author_of(author)
 
-def draw(kept: Sequence[Kept], batch: int, waits: Strategy, before: int, rng: random.Random) -> Sequence[Scored]:
-    """At most `batch` of them, each of those that come first as likely; see Strategy."""
-    return [k.scored for k in sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))[:batch]]
+
+def draw(
+    kept: Sequence[Kept], batch: int, waits: Strategy, before: int, rng: random.Random,
+    author_of: Callable[[Kept], Author | None] = lambda _: None,
+) -> Sequence[Scored]:  # fmt: skip
+    """At most `batch` of them, each of those that come first as likely; see Strategy. Others' under the caps of `shares`."""
+    in_order = sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))
+    return [k.scored for k in first(in_order, batch, author_of, rng)]

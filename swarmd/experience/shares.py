@@ -23,19 +23,13 @@ from typing import TypeVar
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
+from swarmd.types import Author
+
+__all__ = ["DEFAULT", "UNKNOWN", "Author", "Shares", "choose", "first"]
 
 UNKNOWN = ""  # group of authors that we were never connected to
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Author:
-    """Who offers a candidate, as our own node knows it: its network group (`p2p.netgroup`), and whether it is no newcomer."""
-
-    id: PeerId
-    group: str = UNKNOWN
-    established: bool = True
 
 
 @dataclass(frozen=True, slots=True)
