@@ -9,24 +9,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import venv
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import workload
+from benchmarks.environments import ROOT, default_environment, environment_of
 from benchmarks.pairs import Plan, report
 
-ROOT = Path(__file__).parents[1]
-# What pip is asked for, in turn. GenRL's whole list is more than a hundred packages, of a chain's client among them, that its trainer
-# never imports: it comes without, and what the trainer does import is named.
-PACKAGES = {
-    "trl": [["torch==2.13.0", "trl==1.16.0", "transformers==5.23.0"]],
-    "genrl": [
-        ["torch==2.13.0", "transformers==5.23.0", "datasets==5.2.0", "wandb==0.22.3", "tensorboard==2.21.0"],
-        ["--no-deps", "gensyn-genrl==0.3.0"],
-    ],
-}
+TRAINERS = ("genrl", "trl")
 WARM_UP = 1  # rounds of each side
 
 
@@ -87,34 +78,3 @@ def beside(arguments: Namespace, plan: Plan) -> None:
 
     more = {"generate": medians("generate"), "tokens_generated": medians("tokens"), "peak_MiB": medians("peak_mib")}
     report(arguments, plan, arguments.peer, [(ours["seconds"], peer["seconds"]) for ours, peer in rounds], more)
-
-
-def default_environment(peer: str) -> Path:
-    return Path(os.environ.get("BENCHMARK_PEERS", ROOT / "build" / "peers")) / peer
-
-
-def environment_of(peer: str, folder: Path) -> Path:
-    """The peer's Python, in an environment that holds its published package; made where it is missing."""
-    python = folder / "bin" / "python"
-    if holds(folder, peer):
-        return python
-    print(f"making an environment for {peer} in {folder}", file=sys.stderr)
-    steps = [[str(python), "-m", "pip", "install", "-q", *packages] for packages in PACKAGES[peer]]
-    try:
-        if not python.exists():
-            venv.create(folder, with_pip=True)
-        for step in steps:
-            subprocess.run(step, check=True, stdout=sys.stderr)
-    except (OSError, subprocess.CalledProcessError) as error:  # no network, no room, no venv module
-        lines = "\n".join("    " + " ".join(step) for step in [["python3", "-m", "venv", str(folder)], *steps])
-        raise SystemExit(
-            f"The environment for {peer} could not be made: {error}. It needs a network once. Where there is one, run\n{lines}\n"
-            "and give the folder with --environment."
-        ) from error
-    return python
-
-
-def holds(folder: Path, peer: str) -> bool:
-    """Whether the peer's package, in our version of it, is installed there."""
-    name, version = next(p for p in PACKAGES[peer][-1] if peer in p).split("==")
-    return any(folder.glob(f"lib/python3*/site-packages/{name.replace('-', '_')}-{version}.dist-info"))

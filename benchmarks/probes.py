@@ -24,8 +24,11 @@ class ProbeProcess:
         bootstrap: Sequence[str] = (),
         digest: str = "0",
         engine: str = "libp2p",
+        module: str = "p2p.probe",  # or one that takes these options too
+        more: Sequence[str] = (),  # options
+        python: Path | str = sys.executable,
     ) -> None:
-        command = [sys.executable, "-m", "p2p.probe", "--folder", str(folder), "--listen", listen, "--digest", digest, "--engine", engine]
+        command = [str(python), "-m", module, *more, "--folder", str(folder), "--listen", listen, "--digest", digest, "--engine", engine]
         for address in bootstrap:
             command += ["--bootstrap", address]
         folder.mkdir(parents=True, exist_ok=True)

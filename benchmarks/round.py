@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("round", __doc__)
-    parser.add_argument("--peer", choices=sorted(compare.PACKAGES), help="whose trainer to set ours beside")
+    parser.add_argument("--peer", choices=compare.TRAINERS, help="whose trainer to set ours beside")
     parser.add_argument("--json", action="store_true", help="the figures as one object on the last line; the table goes to stderr")
     one = parser.add_argument_group("alone")
     one.add_argument("--model", help="(tiny)")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compare, decode, pairs, round, sweep, update, workload
+from benchmarks import compare, decode, environments, pairs, round, sweep, update, workload
 
 SMALL = ["--size", "1.25m", "--tokens", "4", "--completions", "1", "--pairs", "1", "--json"]
 
@@ -46,9 +46,9 @@ def test_round_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("peer", sorted(compare.PACKAGES))
+@pytest.mark.parametrize("peer", compare.TRAINERS)
 def test_round_beside_a_peer(peer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if not compare.holds(compare.default_environment(peer), peer):
+    if not environments.holds(environments.default_environment(peer), peer):
         pytest.skip(f"no environment of {peer}; `python -m benchmarks.round --peer {peer}` makes one")
     small = [option if option != "1" else "2" for option in SMALL]  # a group of one has no advantages
     found = last_line(round.main, ["--peer", peer, "--lengths", "full", *small], capsys)
@@ -94,7 +94,7 @@ def test_without_a_network_it_says_how_to_make_the_environment(tmp_path: Path) -
     python.write_text("#!/bin/sh\nexit 1\n")  # what pip does without a network
     python.chmod(0o700)
     with pytest.raises(SystemExit, match=r"(?s)could not be made.*pip install .*trl==1.16.0.*--environment"):
-        compare.environment_of("trl", tmp_path)
+        environments.environment_of("trl", tmp_path)
 
 
 def test_a_side_that_dies_is_heard(tmp_path: Path) -> None:

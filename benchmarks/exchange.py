@@ -1,0 +1,190 @@
+"""How long until every node of a swarm holds what it chose to train on, and what that costs in bytes: real processes over loopback.
+
+    python -m benchmarks.exchange [--nodes 8] [--kib 32] [--engine libp2p|hivemind|mixed] [--peer genrl] [--rounds 10] [--json]
+
+In each round all nodes share a set of KIB kilobytes (rollouts of 4 KiB) at the same moment, and each gathers four rollouts of others.
+"node": from that moment until one node holds its four. "every": until the last of them does. Bytes are what the sockets of all nodes
+received (`ss`, upkeep and duplicates included), per byte of rollout content that was gathered.
+
+--peer genrl: GenRL 0.3.0's exchange, from its published package in an environment of its own (build/peers, or the folder
+$BENCHMARK_PEERS): every node gathers the sets of all others through hivemind's DHT. The two play one after the other in one run.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import default_environment, environment_of
+from benchmarks.probes import ProbeProcess
+
+ROLLOUT = 4 * 1024  # bytes
+WANTED = 4  # J
+PAUSE = 1.5  # seconds between rounds
+ROUND_LIMIT = 30.0  # seconds
+WARM_UP = 2  # rounds
+
+
+@dataclass(frozen=True)
+class Side:
+    """What one kind of nodes needed: seconds, by round and node; bytes and CPU seconds of all nodes together, over all rounds."""
+
+    rounds: Sequence[Sequence[float]]
+    expected: int  # nodes that should have held something, over all rounds
+    received: int
+    content: int
+    cpu: float
+
+    @property
+    def every(self) -> list[float]:
+        return [max(seconds) for seconds in self.rounds]
+
+    @property
+    def node(self) -> list[float]:
+        return [s for seconds in self.rounds for s in seconds]
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "node_p50": quantile(self.node, 50),
+            "node_p95": quantile(self.node, 95),
+            "every_p50": quantile(self.every, 50),
+            "every_p95": quantile(self.every, 95),
+            "held": len(self.node) / self.expected,
+            "bytes_per_byte": self.received / self.content if self.content else None,
+            "cpu_seconds_per_node_round": self.cpu / self.expected,
+        }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.exchange", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--kib", type=int, default=32, help="of rollouts that each node shares in a round")
+    parser.add_argument("--engine", choices=["libp2p", "hivemind", "mixed"], default="libp2p")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--peer", choices=["genrl"])
+    parser.add_argument("--environment", type=Path, help="the peer's; made where it is missing")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    python = None
+    if arguments.peer:
+        python = environment_of("genrl-exchange", arguments.environment or default_environment("genrl-exchange"))
+    with tempfile.TemporaryDirectory() as folder:
+        ours = measure(Path(folder) / "ours", arguments)
+        peer = measure(Path(folder) / "peer", arguments, python) if python is not None else None
+    show(ours, peer, arguments, sys.stderr if arguments.json else sys.stdout)
+    if arguments.json:
+        work = {name: getattr(arguments, name) for name in ("nodes", "kib", "engine", "peer", "rounds")}
+        mine, theirs = quantile(ours.every, 50), quantile(peer.every, 50) if peer is not None else None
+        found = {"schema": 1, "work": work, "ours": mine, "peer": theirs, "ratio": theirs / mine if theirs else None}
+        print(json.dumps({**found, **ours.figures(), "peer_figures": peer.figures() if peer is not None else None}), flush=True)
+
+
+def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = None) -> Side:
+    """python: the peer's interpreter; None for ours."""
+    with ExitStack() as stack:
+        nodes: list[ProbeProcess] = []
+        for n in range(arguments.nodes):
+            bootstrap = nodes[0].addresses[:1] if nodes else []
+            nodes.append(stack.enter_context(_start(folder / str(n), n, bootstrap, arguments, python)))
+        for node in nodes:
+            node.wait_for_peers(min(arguments.nodes - 1, 4), 120)
+        for node in nodes:
+            node.wait_for("cpu", 1, 30)
+        time.sleep(PAUSE)
+        for n in range(WARM_UP):
+            _play(nodes, n, arguments.kib)
+        received, cpu = _received(nodes), _cpu(nodes)
+        rounds = [_play(nodes, WARM_UP + n, arguments.kib) for n in range(arguments.rounds)]
+        time.sleep(PAUSE)  # duplicates, and what the nodes say of their processor time
+        received, cpu = _received(nodes) - received, _cpu(nodes) - cpu
+        content = sum(held["bytes"] for node in nodes for held in node.said("held") if held["held"] >= WARM_UP)
+    return Side(rounds, arguments.nodes * arguments.rounds, received, content, cpu)
+
+
+def _start(folder: Path, number: int, bootstrap: Sequence[str], arguments: argparse.Namespace, python: Path | None) -> ProbeProcess:
+    if python is not None:
+        return ProbeProcess(
+            folder, bootstrap=bootstrap, engine="hivemind", python=python, module="benchmarks.peers.genrl_exchange",
+            more=["--nodes", str(arguments.nodes)],
+        )  # fmt: skip
+    engine = ("libp2p", "hivemind")[number % 2] if arguments.engine == "mixed" else arguments.engine
+    return ProbeProcess(folder, bootstrap=bootstrap, engine=engine, module="benchmarks.exchange_node", more=["--wanted", str(WANTED)])
+
+
+def _play(nodes: Sequence[ProbeProcess], number: int, kib: int) -> list[float]:
+    """One round: how long each node took, less those that did not get there."""
+    at = time.time() + 0.5
+    for node in nodes:
+        node.order(round=number, at=at, rollouts=max(1, kib * 1024 // ROLLOUT), bytes=min(ROLLOUT, kib * 1024))
+    until = time.monotonic() + ROUND_LIMIT
+    found = []
+    for node in nodes:
+        try:
+            held = node.wait(lambda node=node: _held(node, number), max(0.1, until - time.monotonic()))
+        except TimeoutError:
+            sys.stderr.write(f"round {number}: a node did not get what it chose in {ROUND_LIMIT:.0f} s\n")
+            continue
+        found.append(float(held["after"]))
+    time.sleep(PAUSE)
+    return found
+
+
+def _held(node: ProbeProcess, number: int) -> dict[str, Any] | None:
+    return next((held for held in node.said("held") if held["held"] == number), None)
+
+
+def _cpu(nodes: Sequence[ProbeProcess]) -> float:
+    return sum(float(said["cpu"]) for node in nodes if (said := node.last("cpu")))
+
+
+def _received(nodes: Sequence[ProbeProcess]) -> int:
+    """Bytes that the open TCP sockets of all nodes have received so far. Loopback: each byte is received once and sent once."""
+    pids = {pid for node in nodes if (said := node.last("cpu")) for pid in said["pids"]}
+    lines = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout.splitlines()
+    total = 0
+    for line in lines:
+        owners = {int(pid) for pid in re.findall(r"pid=(\d+)", line)}
+        if owners & pids and (found := re.search(r"bytes_received:(\d+)", line)):
+            total += int(found[1])
+    return total
+
+
+def quantile(seconds: Sequence[float], percent: int) -> float:
+    if len(seconds) < 2:
+        return seconds[0] if seconds else float("nan")
+    return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1]
+
+
+def show(ours: Side, peer: Side | None, arguments: argparse.Namespace, out: Any) -> None:
+    print(f"{arguments.nodes} nodes, {arguments.kib} KiB each a round, {arguments.rounds} rounds, engine {arguments.engine}", file=out)
+    print(f"{'':34} {'swarmd':>10}" + (f" {'genrl':>10} {'ratio':>7}" if peer else ""), file=out)
+    rows = {
+        "a node holds its choice, p50, ms": ("node_p50", 1000),
+        "a node holds its choice, p95, ms": ("node_p95", 1000),
+        "every node does, p50, ms": ("every_p50", 1000),
+        "every node does, p95, ms": ("every_p95", 1000),
+        "of them got it, %": ("held", 100),
+        "bytes received per byte gathered": ("bytes_per_byte", 1),
+        "CPU ms a node and round": ("cpu_seconds_per_node_round", 1000),
+    }
+    mine, theirs = ours.figures(), peer.figures() if peer is not None else {}
+    for text, (name, scale) in rows.items():
+        line = f"{text:34} {scale * (mine[name] or 0):10.1f}"
+        if theirs:
+            line += f" {scale * (theirs[name] or 0):10.1f} {(theirs[name] or 0) / mine[name] if mine[name] else 0:7.2f}"
+        print(line, file=out)
+
+
+if __name__ == "__main__":
+    main()

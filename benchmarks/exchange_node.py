@@ -1,0 +1,147 @@
+"""One node of `benchmarks.exchange`: shares rollouts and gathers those of others as a daemon does, and trains nothing.
+
+JSON lines, as `p2p.probe`. In: {"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}: then share n rollouts of b bytes.
+Out: {"up": [addresses], "id": peer id}, {"peers": [ids]} when they change, {"held": r, "after": seconds, "bytes": content},
+{"cpu": seconds, "pids": [...]} every half second.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import trio
+
+from p2p.engines import engine
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.probe import lines, say
+from p2p.topic import Topic
+from p2p.types import Engine, Envelope, Handlers
+from swarmd.exchange import offers
+from swarmd.exchange.gathering import Gatherer
+from swarmd.exchange.offers import Board
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.tasks.curriculum import SAPO_9
+from swarmd.types import Completion, Rollout, TaskRef
+
+COMPLETIONS = 8
+DOCUMENTS = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+
+
+class Node:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._identity = Identity.load_or_create(arguments.folder / "key")
+        self._rng = random.Random(self._identity.peer_id)
+        self._text = "".join(path.read_text() for path in DOCUMENTS)
+        self._numbers = itertools.count(self._rng.randrange(10**8))  # of tasks
+        self._got, self._bytes, self._round, self._at = 0, 0, 0, 0.0
+        self.member = Member(
+            self._identity,
+            Topic("exchange", arguments.digest),
+            self._engine,
+            sequence=itertools.count(int(time.time() * 1000)),
+            clock=time.time,
+            admitted=self._sort,
+        )
+        self._gatherer = Gatherer(
+            self.member,
+            Board(SAPO_9.trains_on, kept_rounds=1),
+            wanted=arguments.wanted,
+            specialties=SAPO_9.specialties,
+            hand_on=self._take,
+            clock=time.monotonic,
+            rng=self._rng,
+        )
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            addresses = await nursery.start(self.member.run)
+            say(up=list(addresses), id=self._identity.peer_id)
+            nursery.start_soon(self._tell)
+            nursery.start_soon(self._gatherer.run)
+            async for line in lines():
+                await self._play(json.loads(line))
+            nursery.cancel_scope.cancel()
+
+    async def _play(self, order: dict[str, Any]) -> None:
+        rollouts = [self._rollout(order["bytes"]) for _ in range(order["rollouts"])]
+        await trio.sleep(max(0.0, order["at"] - 0.1 - time.time()))
+        self._got, self._bytes, self._round, self._at = 0, 0, order["round"], order["at"]
+        self._gatherer.next_round()
+        await trio.sleep(max(0.0, order["at"] - time.time()))
+        RolloutExchange(self.member, "exchange", SAPO_9).share(rollouts, order["round"])
+
+    def _rollout(self, size: int) -> Rollout:
+        """A few lines of real text for each completion."""
+        length = size // COMPLETIONS - 8  # less what the wire puts around it
+        starts = [self._rng.randrange(len(self._text) - length) for _ in range(COMPLETIONS)]
+        texts = [self._text[at : at + length] for at in starts]
+        ref = TaskRef(self._rng.choice(SAPO_9.specialties), next(self._numbers))
+        return Rollout(ref, tuple(Completion(text, True) for text in texts), self._identity.peer_id)
+
+    def _sort(self) -> None:
+        for envelope in self.member.received():
+            if envelope.kind == offers.KIND:
+                self._gatherer.hear(envelope)
+            else:
+                self._take(envelope)
+
+    def _take(self, envelope: Envelope) -> None:
+        self._got += 1
+        self._bytes += len(envelope.body)
+        if self._got == self._arguments.wanted:
+            say(held=self._round, after=time.time() - self._at, bytes=self._bytes)
+
+    async def _tell(self) -> None:
+        peers: list[str] = []
+        me = psutil.Process()
+        while True:
+            now = sorted(peer.id for peer in self.member.peers())
+            if now != peers:
+                say(peers=now)
+                peers = now
+            family = [me, *me.children(recursive=True)]
+            cpu = 0.0
+            for process in family:
+                times = process.cpu_times()
+                cpu += times.user + times.system
+            say(cpu=cpu, pids=[process.pid for process in family])
+            await trio.sleep(0.5)
+
+    def _engine(self, handlers: Handlers) -> Engine:
+        return engine(self._arguments.engine)(
+            self._identity,
+            self.member_topic,
+            handlers,
+            listen=[self._arguments.listen],
+            bootstrap=self._arguments.bootstrap,
+            addressbook=None,
+            clock=time.time,
+            rng=random.Random(self._identity.peer_id),
+        )
+
+    @property
+    def member_topic(self) -> Topic:
+        return Topic("exchange", self._arguments.digest)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange_node", description="one node of benchmarks.exchange")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--digest", default="0")
+    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0")
+    parser.add_argument("--bootstrap", action="append", default=[])
+    parser.add_argument("--engine", default="libp2p")
+    parser.add_argument("--wanted", type=int, default=4, help="rollouts to gather each round")
+    trio.run(Node(parser.parse_args()).run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
