@@ -132,7 +132,7 @@ class Inbox:
     """The admission of one member of one swarm.
 
     not_before: frames sent earlier are stale, so that a restart without `memory` opens no door to replays. note: hears of every frame
-    that is let in, before `receive` returns.
+    that is let in, before `receive` returns. verify: `envelope.check`, or its memory where many members in one process see one frame.
     """
 
     def __init__(
@@ -145,13 +145,14 @@ class Inbox:
         memory: Memory | None = None,
         opinion: Opinion | None = None,
         note: Callable[[Trace], None] = lambda _: None,
+        verify: Callable[[Frame, bytes], Envelope | Rejected] = check,
     ) -> None:
         self._own_key = public_key_of(me)
         self.swarm_id = swarm_id
         self.limits = limits or Limits()
         self.counts: Counter[Reason] = Counter()
         self.admitted = 0
-        self._opinion, self._note = opinion, note
+        self._opinion, self._note, self._verify = opinion, note, verify
         memory = memory or Memory()
         self._authors = OrderedDict(  # least recently admitted first
             (key, _Author(self.limits, 0.0, newest, seen)) for key, newest, seen in memory.authors
@@ -224,7 +225,7 @@ class Inbox:
             newcomer = not self._opinion.established(name, now)
             if newcomer and self._newcomers.refill(self.limits.newcomers_per_second, self.limits.newcomers_burst, now) < 1:
                 return Rejected(Reason.CROWDED)
-        envelope = check(parsed, frame)
+        envelope = self._verify(parsed, frame)
         if isinstance(envelope, Envelope):
             if newcomer:
                 self._newcomers.take(1, self.limits.newcomers_burst)
