@@ -247,8 +247,8 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
         policy=policy,
         reward=reward,
         swarm=swarm,
-        sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external),
-        pool=Pool(config.round.max_age),
+        sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external, author_of=swarm.author),
+        pool=Pool(config.round.max_age, author_of=swarm.author),
         task_rng=random.Random(f"{seed} tasks"),
         batch_rng=random.Random(f"{seed} batch"),
         clock=time.perf_counter,
@@ -275,9 +275,10 @@ def _switch_on_replay(node: Node, config: NodeConfig) -> None:
         node.remember = node.policy.logprobs
     share = config.round.external / mixed
     limits = Limits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
-    node.pool = Pool(replay.max_age if node.remember else config.round.max_age, replay.size or 3 * batch, limits)
+    age = replay.max_age if node.remember else config.round.max_age
+    node.pool = Pool(age, replay.size or 3 * batch, limits, node.swarm.author)
     node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
-    node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age)
+    node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age, node.swarm.author)
 
 
 def _put_up_gate(node: Node, config: NodeConfig) -> None:

@@ -9,13 +9,15 @@ from operator import mul
 from typing import Any
 
 from p2p.types import PeerId
+from swarmd.experience.credit import useful
 from swarmd.experience.gate import Gate
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.reuse import Schedule
+from swarmd.experience.shares import first
 from swarmd.seams import Answers, Policy, Reward, Sampler, Swarm, TaskSource
 from swarmd.types import Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
 
-SCORED_PER_ROUND = 256  # external rollouts; the newest. Bounds what a crowd of authors can cost us
+SCORED_PER_ROUND = 256  # external rollouts; the newest that the caps allow. Bounds what a crowd of authors can cost us
 
 
 @dataclass
@@ -59,6 +61,7 @@ def run_round(t: int, node: Node) -> RoundReport:
     with watch("score"):
         theirs = _score_others(t, node, received) if node.external else []  # rewards are ours, never the author's
     node.pool.forget(t)
+    node.swarm.vouch(useful(theirs, [*node.pool, *local]))
     fresh = node.pool.add(theirs)
     node.pool.add_own(local)  # nothing, unless replay is on
 
@@ -109,7 +112,11 @@ def _score_own(t: int, node: Node, tasks: Sequence[Task], answers: Sequence[Gene
 
 def _score_others(t: int, node: Node, rollouts: Sequence[Rollout]) -> list[Scored]:
     """Regenerate each question from its reference, and score its completions ourselves."""
-    new = [r for r in rollouts if (r.author, r.ref) not in node.pool][-SCORED_PER_ROUND:]
+    new = [r for r in rollouts if (r.author, r.ref) not in node.pool]
+    if len(new) > SCORED_PER_ROUND:  # under caps, or a crowd's would be all that we look at
+        newest = range(len(new) - 1, -1, -1)
+        chosen = first(newest, SCORED_PER_ROUND, lambda i: node.swarm.author(new[i].author), node.batch_rng)
+        new = [new[i] for i in sorted(chosen)]
     known = [(rollout, task) for rollout in new if (task := node.tasks.task(rollout.ref)) is not None]
     rewards = node.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
     return [Scored(rollout, task.question, r, t) for (rollout, task), r in zip(known, rewards, strict=True)]

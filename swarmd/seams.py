@@ -4,7 +4,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from swarmd.types import Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens, UpdateReport
+from p2p.types import PeerId
+from swarmd.types import Author, Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens, UpdateReport
 
 
 class TaskSource(Protocol):
@@ -60,3 +61,9 @@ class Swarm(Protocol):
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         """Rollouts that came since the last call, and how many were refused for which reason. Never waits."""
+
+    def author(self, peer: PeerId) -> Author:
+        """What our node knows of an author."""
+
+    def vouch(self, useful: Mapping[PeerId, int]) -> None:
+        """So many rollouts of each author proved useful (`experience.credit`): it earns standing."""

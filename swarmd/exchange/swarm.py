@@ -1,14 +1,16 @@
 """Rollouts over a Transport: share ours, collect theirs. Never waits for the network."""
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 
 from p2p.blobs import MAX_BLOB, MAX_CONTENT
 from p2p.types import PeerId, Reason, Transport
 from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import Curriculum
-from swarmd.types import Rollout
+from swarmd.types import Author, Rollout
+
+AUTHORS = 4096  # remembered; what the pool holds is of far fewer
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ class RolloutExchange:
     def __init__(self, transport: Transport, model: str, curriculum: Curriculum) -> None:
         self.transport, self.model, self.curriculum = transport, model, curriculum
         self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
+        self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
         """A small set is gossiped whole; of a larger one what is gossiped is an offer, and who wants a rollout fetches it."""
@@ -53,6 +56,7 @@ class RolloutExchange:
                 self.transport.report(envelope.author, decoded)
                 continue
             self.authors[envelope.author] = (decoded.round, decoded.model)
+            self._know(Author(envelope.author, envelope.group, envelope.established))
             good = [r for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
             if len(good) < len(decoded.rollouts):
                 refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
@@ -60,3 +64,18 @@ class RolloutExchange:
             rollouts += good
         refused.update({reason.value: count for reason, count in self.transport.refused().items()})
         return rollouts, dict(refused)
+
+    def author(self, peer: PeerId) -> Author:
+        return self._known.get(peer) or Author(peer)
+
+    def vouch(self, useful: Mapping[PeerId, int]) -> None:
+        for author, count in useful.items():
+            self.transport.vouch(author, count)
+
+    def _know(self, author: Author) -> None:
+        """For a flood of names, the one that was not heard for longest goes, with what it said of itself."""
+        self._known[author.id] = author
+        self._known.move_to_end(author.id)
+        if len(self._known) > AUTHORS:
+            forgotten, _ = self._known.popitem(last=False)
+            self.authors.pop(forgotten, None)

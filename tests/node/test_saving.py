@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from p2p.identity import Identity
+from p2p.types import PeerId
 from swarmd import link, node
 from swarmd.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
 from swarmd.config import NodeConfig
 from swarmd.seams import Swarm
 from swarmd.telemetry import read_metrics
-from swarmd.types import Completion, Generation, Rollout
+from swarmd.types import Author, Completion, Generation, Rollout
 from tests.node.test_checkpoint import policy, state
 
 PATIENCE = 20.0  # seconds, where something waits in vain
@@ -135,6 +136,12 @@ class Watched:
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         return self.inner.collect()
+
+    def author(self, peer: PeerId) -> Author:
+        return self.inner.author(peer)
+
+    def vouch(self, useful: Mapping[PeerId, int]) -> None:
+        self.inner.vouch(useful)
 
 
 @contextmanager
