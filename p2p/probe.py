@@ -48,6 +48,7 @@ class Probe:
             sequence=self._numbers(SequenceFile(folder / "sequence", time.time)),
             clock=time.time,
             admitted=self._admitted,
+            folder=folder,
         )
 
     async def run(self) -> None:

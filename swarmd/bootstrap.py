@@ -85,6 +85,7 @@ class BootstrapNode:
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
             admitted=self._count,
+            folder=folder,
         )
         self._stop = trio.Event()
 
