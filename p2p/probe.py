@@ -6,7 +6,7 @@ In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c ti
       {"hold": n}                              have a blob of n random bytes at hand
       {"fetch": id, "size": n, "holders": [peer ids], "seconds": s}      get one, s seconds at most
       end of input                             leave
-Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n, "delay": seconds},
+Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n, "at": time, "delay": seconds},
       {"held": id, "size": bytes}, {"fetched": id, "bytes": n, "seconds": s}, with null for n where nobody had it,
       {"peers": [ids]} when they change, {"cpu": seconds, "rejected": {reason: n}, "restarts": n} every --report seconds
 """
@@ -95,7 +95,7 @@ class Probe:
     def _admitted(self) -> None:
         now = time.time()
         for envelope in self.member.received():
-            say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), delay=now - envelope.sent_at)
+            say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), at=now, delay=now - envelope.sent_at)
 
     def _engine(self, handlers: Handlers) -> Engine:
         return engine(choose(self._arguments.engine).name)(
