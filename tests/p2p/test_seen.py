@@ -1,0 +1,235 @@
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.inbox import Inbox, Limits
+from p2p.seen import JOURNAL, RECORD, SeenFile
+from p2p.topic import Topic
+from p2p.types import Envelope, Reason, Rejected
+
+SWARM = Topic("main", "0123456789abcdef").swarm_id
+ME, A, B = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+NOW = 1_700_000_000.0
+BOOT = "this boot"
+
+
+class Life:
+    """An inbox with its file, from a start of the process to its end."""
+
+    def __init__(self, path: Path, now: float, boot: str = BOOT, **limits: float) -> None:
+        self.now = now
+        self.file = SeenFile(path, lambda: self.now, boot=boot)
+        self.box = Inbox(ME.peer_id, SWARM, Limits(**limits), memory=self.file.load(), note=self.file.note)  # type: ignore[arg-type]
+
+    def hear(self, frame: bytes) -> Reason | None:
+        outcome = self.box.receive(frame, self.now)
+        return outcome.reason if isinstance(outcome, Rejected) else None
+
+    def end(self) -> None:
+        self.file.save(self.box.memory(), closed=True)
+
+
+def frame(author: Identity, sequence: int, at: float, body: bytes = b"body") -> bytes:
+    return seal(author, SWARM, sequence, at, "rollouts", body)
+
+
+def test_a_first_life_takes_nothing_that_was_sent_before_it(tmp_path: Path) -> None:
+    life = Life(tmp_path / "seen", NOW)
+    assert life.hear(frame(A, 1, NOW - 1)) is Reason.STALE and life.hear(frame(A, 2, NOW)) is None
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_what_a_life_before_let_in_is_refused_and_the_rest_is_heard_at_once(tmp_path: Path, clean: bool) -> None:
+    path = tmp_path / "seen"
+    first = Life(path, NOW)
+    sent = [frame(A, n, NOW + n) for n in range(20)]
+    assert all(first.hear(f) is None for f in sent)
+    if clean:
+        first.end()
+    second = Life(path, NOW + 60)
+    assert all(second.hear(f) is Reason.DUPLICATE for f in sent)
+    assert second.hear(frame(A, 3, NOW + 59, b"another body")) is Reason.DUPLICATE  # the number was used
+    assert second.hear(frame(B, 1, NOW + 1)) is None  # by a slow clock, or while we were away
+    third = Life(path, NOW + 61)
+    assert all(third.hear(f) is Reason.DUPLICATE for f in [*sent, frame(B, 1, NOW + 1)])
+
+
+def test_a_power_cut_that_takes_the_journals_end_opens_no_door(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    first = Life(path, NOW)
+    sent = [frame(A, n, NOW + n * 0.1) for n in range(20)] + [frame(B, 1, NOW + 250), frame(B, 2, NOW + 290)]  # B's clock is fast
+    assert all(first.hear(f) is None for f in sent)
+    for kept in range(RECORD * 24, -1, -RECORD // 2):  # what fsync promised is there: the snapshot, and the records up to the last promise
+        whole = path.read_bytes()
+        promises = whole.rfind(bytes(32))
+        shorter = max(len(whole) - RECORD * 24 + kept, promises + RECORD)
+        (tmp_path / "cut").write_bytes(whole[:shorter])
+        for later in (1, 100, 299):
+            (tmp_path / "again").write_bytes(whole[:shorter])
+            life = Life(tmp_path / "again", NOW + later, boot="the next boot")
+            assert all(life.hear(f) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
+
+
+def test_after_a_power_cut_what_is_sent_from_the_promise_on_is_heard(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    first = Life(path, NOW)
+    assert first.hear(frame(A, 1, NOW + 10)) is None
+    second = Life(path, NOW + 90, boot="the next boot")
+    assert second.hear(frame(B, 1, NOW + 60)) is Reason.STALE and second.hear(frame(B, 2, NOW + 71)) is None
+
+
+def test_where_the_system_does_not_tell_its_boots_only_a_clean_end_is_trusted(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    first = Life(path, NOW, boot="")
+    first.hear(frame(A, 1, NOW + 1))
+    second = Life(path, NOW + 30, boot="")
+    assert second.hear(frame(B, 1, NOW + 20)) is Reason.STALE
+    second.end()
+    assert Life(path, NOW + 31, boot="").hear(frame(B, 2, NOW + 100)) is None
+
+
+@pytest.mark.parametrize("damage", [lambda d: b"", lambda d: d[:20], lambda d: b"x" + d[1:], lambda d: d[:40] + b"\xff" + d[41:]])
+def test_a_damaged_file_is_set_aside_and_the_next_life_is_strict(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "seen"
+    first = Life(path, NOW)
+    first.hear(frame(A, 1, NOW + 1))
+    first.end()
+    data = damage(path.read_bytes())
+    path.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        second = Life(path, NOW + 30)
+    assert "damaged" in caplog.text and (tmp_path / "seen.corrupt").read_bytes() == data
+    assert second.hear(frame(A, 1, NOW + 1)) is Reason.STALE and second.hear(frame(A, 2, NOW + 30)) is None
+
+
+def test_damage_in_the_journal_makes_all_before_now_stale(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    first = Life(path, NOW)
+    sent = [frame(A, n, NOW + n) for n in range(10)]
+    for f in sent:
+        first.hear(f)
+    data = bytearray(path.read_bytes())
+    data[-3 * RECORD] ^= 1
+    path.write_bytes(data)
+    second = Life(path, NOW + 30)
+    assert all(second.hear(f) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
+
+
+def test_a_clock_that_was_set_back_does_not_keep_us_deaf(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    Life(path, NOW + 7200).hear(frame(A, 1, NOW + 7200))
+    assert Life(path, NOW).hear(frame(B, 1, NOW + 1)) is None
+
+
+def test_the_file_is_small_private_and_written_anew_before_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    life = Life(path, NOW, frames_burst=10_000, frames=500)
+    for n in range(6000):
+        life.now = NOW + n / 100
+        assert life.hear(frame(A, n, life.now)) is None
+        if life.file.due:
+            life.file.save(life.box.memory())
+        assert path.stat().st_size < JOURNAL + 20_000
+    assert path.stat().st_mode & 0o777 == 0o600
+    life.end()
+    assert path.stat().st_size < 20_000
+    again = Life(path, NOW + 61)
+    assert all(again.hear(frame(A, n, NOW + n / 100)) in (Reason.DUPLICATE, Reason.STALE) for n in range(0, 6000, 7))
+
+
+def test_what_cannot_be_written_is_not_half_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "state" / "seen"
+    life = Life(path, NOW)
+    assert life.file._journal is not None
+    os.dup2(os.open(os.devnull, os.O_RDONLY), life.file._journal)  # as on a full disk, writing to it fails from now on
+    with caplog.at_level(logging.WARNING):
+        assert life.hear(frame(A, 1, NOW + 1)) is None
+    assert "after a restart" in caplog.text and not path.exists() and not life.file.due
+    assert Life(path, NOW + 30).hear(frame(A, 1, NOW + 1)) is Reason.STALE
+    life.now += 61
+    assert life.file.due
+    life.file.save(life.box.memory())
+    assert path.exists() and not life.file.due
+
+
+@settings(derandomize=True, max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(-250, 250), st.sampled_from(["", "kill", "end", "power"])), max_size=40))
+def test_no_frame_is_let_in_twice_whatever_the_clocks_and_the_restarts(
+    tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, int, str]]
+) -> None:
+    path = tmp_path_factory.mktemp("seen") / "seen"
+    now, boot = NOW, 0
+    life = Life(path, now)
+    frames: list[bytes] = []
+    admitted: set[bytes] = set()
+    for n, (passed, skew, restart) in enumerate(events):
+        now += passed
+        life.now = now
+        frames.append(frame(A if n % 2 else B, n, now + skew))
+        for f in [frames[-1], *frames]:
+            if isinstance(life.box.receive(f, now), Envelope):
+                assert f not in admitted
+                admitted.add(f)
+        if restart:
+            if restart == "end":
+                life.end()
+            boot += restart == "power"
+            life = Life(path, now, boot=f"boot {boot}")
+            for f in frames:
+                if isinstance(life.box.receive(f, now), Envelope):
+                    assert f not in admitted
+                    admitted.add(f)
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.inbox import Inbox
+from p2p.seen import SeenFile
+from p2p.types import Envelope
+from tests.p2p.test_seen import A, ME, SWARM, frame
+file = SeenFile(Path(sys.argv[1]), time.time)
+box = Inbox(ME.peer_id, SWARM, memory=file.load(), note=file.note)
+for n in range(10**6):
+    now = time.time()
+    f = frame(A, n, now + 30)
+    if isinstance(box.receive(f, now), Envelope):
+        print(f.hex(), flush=True)
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.net
+@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="this system does not tell its boots apart")
+def test_kill_9_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "seen"
+    rng = random.Random(0)
+    sent: list[bytes] = []
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(rng.randrange(5, 60)):
+                sent.append(bytes.fromhex(process.stdout.readline()))
+            process.send_signal(signal.SIGKILL)
+            rest = process.stdout.read().split("\n")[:-1]  # whole lines alone
+            sent += [bytes.fromhex(line) for line in rest]
+    file = SeenFile(path, time.time)
+    box = Inbox(ME.peer_id, SWARM, memory=file.load(), note=file.note)
+    assert len(sent) > 15
+    assert all(box.receive(f, time.time()) == Rejected(Reason.DUPLICATE) for f in sent)
