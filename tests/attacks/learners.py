@@ -1,0 +1,120 @@
+"""Swarms of the tiny model in one process, for attacks on what is learnt: real members, rounds, verifier and updates; time is played."""
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from p2p.engines.memory import MemorySwarm
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from swarmd.config import NodeConfig
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.node import build
+from swarmd.policy.model import LanguagePolicy
+from swarmd.round import Node, run_round
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Rollout, RoundReport, Scored
+
+TOPIC = Topic("attacks", "0123456789abcdef")
+ROUND = 30.0  # seconds that a round lasts on the members' clock
+LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
+
+
+def settings(model: str = "tiny", **sections: dict[str, object]) -> NodeConfig:
+    """Of a node as an operator has it, but for these sections."""
+    rounds = {"local": LOCAL, "external": EXTERNAL, "completions": COMPLETIONS}
+    return NodeConfig.model_validate({"model": {"name": model, "device": "cpu", "threads": 1}, "round": rounds, **sections})
+
+
+class OneByOne(RolloutExchange):
+    """Shares each rollout in a frame of its own: small enough to be gossiped whole, as there is no daemon here that would fetch."""
+
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        for rollout in rollouts:
+            super().share([rollout], round_number)
+
+
+@dataclass
+class Learner:
+    """An honest node and what became of it."""
+
+    node: Node
+    policy: LanguagePolicy
+    reports: list[RoundReport] = field(default_factory=list)
+
+    def reward(self, last: int) -> float:
+        """Mean of its own completions over its last rounds."""
+        return fmean(r.reward_mean for r in self.reports[-last:])
+
+    @property
+    def external(self) -> int:
+        return sum(r.external for r in self.reports)
+
+    @property
+    def seconds(self) -> float:
+        """Of our CPU, all rounds; the verifier is a process of its own."""
+        return sum(sum(r.seconds.values()) for r in self.reports)
+
+    @property
+    def gated(self) -> Counter[str]:
+        return sum((Counter(r.gated) for r in self.reports), Counter())
+
+
+@dataclass
+class Swarm:
+    """Members of one MemorySwarm; each is joined with a number of its own, which is its seed, too."""
+
+    verifier: Verifier
+    seed: int
+    memory: MemorySwarm = field(default_factory=MemorySwarm)
+    now: float = 1_700_000_000.0
+    learners: list[Learner] = field(default_factory=list)
+    batches: Callable[[Sequence[Scored]], None] = lambda batch: None  # is shown every batch that is trained on
+
+    def member(self, number: int) -> Member:
+        identity = Identity.from_seed(f"{self.seed} {number}".encode().ljust(32, b"."))
+        return Member(identity, TOPIC, partial(self.memory.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: self.now)
+
+    def join(self, number: int, config: NodeConfig, start: Path | None = None) -> Learner:
+        """start: a folder that a policy was saved to; None: the model as it comes."""
+        member, seed = self.member(number), 1000 * self.seed + number
+        policy = LanguagePolicy.open(config, seed)
+        if start is not None:
+            policy.restore(start)
+        exchange = OneByOne(member, config.model.name, TINY_9)
+        learner = Learner(build(config, seed, member.identity.peer_id, exchange, policy, self.verifier), policy)
+        sample = learner.node.sample
+
+        def watched(local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+            batch = sample(local, pool, rng)
+            self.batches(batch)
+            return batch
+
+        learner.node.sample = watched
+        self.learners.append(learner)
+        learner.node.clock = time.process_time
+        return learner
+
+    def play(self, rounds: int, others: Sequence[Callable[[int], None]] = ()) -> None:
+        """others: what those who do not learn do in a round, before the learners' own."""
+        for t in range(1, rounds + 1):
+            for act in others:
+                act(t)
+            for learner in self.learners:
+                learner.reports.append(run_round(t, learner.node))
+            self.now += ROUND
+
+
+def completions(policy: LanguagePolicy, questions: int, samples: int, seed: int = 0) -> list[str]:
+    """What a policy says now to questions it was not trained on, at its own temperature."""
+    tasks = CurriculumTasks(TINY_9).draw_held_out(questions, random.Random(seed))
+    return [c.text for g in policy.generate([task.question for task in tasks], samples) for c in g.completions]

@@ -1,0 +1,201 @@
+"""Liars: three in ten nodes share what is not true. `pytest -s` prints the figures.
+
+They cannot send rewards or truths, for the wire has no place for either (they try). So they lie with what it has: wrong answers, truths of
+other tasks, references to tasks that are not there or not for training, and text that is meant for the verifier rather than for a model.
+Every reward of every batch is held against a second opinion, which shares no code with the verifier.
+"""
+
+import argparse
+import contextlib
+import decimal
+import io
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import msgspec
+import pytest
+import reasoning_gym
+
+from p2p.envelope import MAX_BODY
+from swarmd.exchange import wire
+from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
+from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
+from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, settings
+from tests.tasks import hostile
+
+LIARS = 0.3
+PORT = 9  # where nobody listens
+PATH = "/nonexistent/liar"
+PLAIN = {"propositional_logic": re.compile(r"[A-Z∧∨¬→↔() ]{1,80}"), "decimal_arithmetic": re.compile(r"[-0-9.]{1,20}")}
+OTHERS = re.compile(r"[-0-9A-Za-z ./\\{}$\n]{1,256}")
+
+
+class Liar:
+    """Sends as many rollouts a round as an honest node, each a lie of another kind. A sly one sends nothing that admission can refuse."""
+
+    def __init__(self, swarm: Swarm, number: int, sly: bool) -> None:
+        self.tasks, self.rng, self.member = CurriculumTasks(TINY_9), random.Random(number), swarm.member(number)
+        self.kinds = [self.wrong, self.another_truth, self.hidden_truth, self.at_the_verifier]
+        self.kinds += [] if sly else [self.invented, self.claims]
+
+    def act(self, t: int) -> None:
+        for _ in range(LOCAL):
+            (task,) = self.tasks.draw(1, self.rng)
+            lie = self.rng.choice(self.kinds)
+            body = lie(task, t)
+            if len(body) <= MAX_BODY:
+                self.member.publish(wire.KIND, body)
+
+    def wrong(self, task: Task, t: int) -> bytes:
+        """A crowd that agrees on what is not so."""
+        return self._body(task.ref, ["<answer>0 0</answer>"] * COMPLETIONS, t)
+
+    def another_truth(self, task: Task, t: int) -> bytes:
+        """Right, had something else been asked; and one right answer, without which nobody would train on it."""
+        (other,) = self.tasks.draw(1, self.rng)
+        return self._body(task.ref, [self._right(task), *[self._right(other)] * (COMPLETIONS - 1)], t)
+
+    def hidden_truth(self, task: Task, t: int) -> bytes:
+        """Wrong answers with the right one where no answer is looked for."""
+        right = self._right(task)
+        lies = [right[8:-9], f"{right}<answer>0 0</answer>", f"<answer>0 0 {right}", f"<ANSWER>{right[8:-9]}</ANSWER>"]
+        return self._body(task.ref, [right, *(self.rng.choice(lies) for _ in range(COMPLETIONS - 1))], t)
+
+    def invented(self, task: Task, t: int) -> bytes:
+        """References to no task, or to the judges'."""
+        refs = [TaskRef("truth_telling", 1), TaskRef("leg_counting", 1), TaskRef(task.ref.specialty, 2**40)]
+        refs += [TaskRef(task.ref.specialty, TRAINING_TASKS + self.rng.randrange(1000)), TaskRef("", 0)]
+        return self._body(self.rng.choice(refs), [self._right(task), "no"], t)
+
+    def at_the_verifier(self, task: Task, t: int) -> bytes:
+        kinds = hostile.answers(self.tasks, task, PATH, PORT, self.rng)
+        texts = [self._right(task), *(next(kinds) for _ in range(COMPLETIONS - 1))]
+        return self._body(task.ref, [text.encode(errors="replace").decode()[:4000] for text in texts], t)
+
+    def claims(self, task: Task, t: int) -> bytes:
+        """Rewards and a truth of his own."""
+        completions = [["<answer>0 0</answer>", True, 1.0] for _ in range(COMPLETIONS)]
+        return msgspec.msgpack.encode([1, t, "tiny", [[task.ref.specialty, task.ref.n, completions, "0 0"]]])
+
+    def _right(self, task: Task) -> str:
+        return f"<answer>{solution(self.tasks, task)}</answer>"
+
+    def _body(self, ref: TaskRef, texts: Sequence[str], t: int) -> bytes:
+        completions = tuple(Completion(text, True) for text in texts)
+        return wire.encode([Rollout(ref, completions, self.member.identity.peer_id)], t, "tiny")
+
+
+@dataclass
+class SecondOpinion:
+    """Question and rewards of all that is trained on, from ReasoningGYM itself; text it must not see (it evaluates some) earns nothing."""
+
+    false: int = 0  # completions whose reward it does not share
+    seen: int = 0
+    datasets: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, batch: Sequence[Scored]) -> None:
+        for scored in batch:
+            ref = scored.rollout.ref
+            dataset = reasoning_gym.create_dataset(ref.specialty, seed=ref.n, size=1, **TINY_9.configs[ref.specialty])
+            with contextlib.redirect_stdout(io.StringIO()):  # bf prints
+                entry = dataset[0]
+            known = entry["question"] == scored.question and 0 <= ref.n < TRAINING_TASKS
+            for completion, reward in zip(scored.rollout.completions, scored.rewards, strict=True):
+                self.seen += 1
+                self.false += reward != (self.opinion(dataset, entry, completion.text) if known else -1)
+
+    @staticmethod
+    def opinion(dataset: Any, entry: Mapping[str, Any], text: str) -> float:
+        answers = re.findall(r"<answer>(.*?)</answer>", text[:20_000], re.DOTALL) if text.count("<answer>") < 50 else []
+        specialty = entry["metadata"]["source_dataset"]
+        answer = answers[-1].strip() if answers else ""
+        if specialty == "binary_matrix":
+            return float(answer == entry["answer"])
+        if not PLAIN.get(specialty, OTHERS).fullmatch(answer):
+            return 0.0
+        with decimal.localcontext(decimal.Context(prec=getattr(dataset.config, "precision", 28), rounding=decimal.ROUND_HALF_EVEN)):
+            return float(dataset.score_answer(answer, entry) >= 0.999)
+
+
+@dataclass(frozen=True)
+class Result:
+    false: int  # rewards in batches that are not the truth
+    seen: int  # rewards in batches
+    lies: float  # share of the external rollouts trained on that were a liar's
+    reward: float  # of the honest nodes' own completions, over the last third of the rounds
+    refused: Mapping[str, int]  # by the honest nodes
+
+
+def attack(verifier: Verifier, liars: int, honest: int, rounds: int, seed: int, sly: bool = True) -> Result:
+    opinion = SecondOpinion()
+    swarm = Swarm(verifier, seed, batches=opinion)
+    for number in range(honest):
+        swarm.join(number, settings())
+    crowd = [Liar(swarm, 100 + number, sly) for number in range(liars)]
+    swarm.play(rounds, [liar.act for liar in crowd])
+    names = {liar.member.identity.peer_id for liar in crowd}
+    authors = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
+    refused = sum((Counter(r.rejected) for n in swarm.learners for r in n.reports), Counter())
+    lies = sum(author in names for author in authors) / max(1, len(authors))
+    return Result(opinion.false, opinion.seen, lies, fmean(n.reward(max(1, rounds // 3)) for n in swarm.learners), refused)
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9.name) as running:
+        yield running
+
+
+@pytest.mark.parametrize("sly", [True, False])
+def test_no_false_reward_is_used(verifier: Verifier, sly: bool) -> None:
+    """The whole figure, with what is learnt: `python -m tests.attacks.test_liar`."""
+    result = attack(verifier, liars=2, honest=3, rounds=6, seed=1, sly=sly)
+    print(f"\nliar: {result}")
+    assert result.seen > 500 and result.false == 0
+    assert result.lies > 0.1 if sly else result.refused
+
+
+def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
+    """The measure measures: a verifier that believes what it is told is found out."""
+    opinion = SecondOpinion()
+    swarm = Swarm(verifier, 1, batches=opinion)
+    (task,) = CurriculumTasks(TINY_9).draw(1, random.Random(1))
+    wrong = Rollout(task.ref, (Completion("<answer>0 0</answer>", True),), swarm.member(1).identity.peer_id)
+    judged = [(task.question, 1.0), (task.question + "?", 0.0), (task.question, 0.0)]
+    opinion([Scored(wrong, question, (reward,), 1) for question, reward in judged])
+    assert (opinion.false, opinion.seen) == (2, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_liar", description="three in ten lie; what is learnt all the same")
+    parser.add_argument("--honest", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    liars = round(given.honest * LIARS / (1 - LIARS))
+    rewards: dict[str, list[float]] = {"nobody lies": [], "sly": [], "bold": []}
+    with Verifier(TINY_9.name) as verifier:
+        for seed in range(1, given.seeds + 1):
+            for kind, before in rewards.items():
+                result = attack(verifier, 0 if kind == "nobody lies" else liars, given.honest, given.rounds, seed, kind == "sly")
+                before.append(result.reward)
+                print(
+                    f"liar: seed {seed}, {kind:11}: reward {result.reward:.3f}, {result.lies:5.1%} of others' rollouts were a liar's, "
+                    f"{result.false} of {result.seen} rewards false, refused {dict(result.refused)}",
+                    flush=True,
+                )
+    clean = fmean(rewards["nobody lies"])
+    print(f"liar: {liars} of {liars + given.honest} nodes; reward beside that of the clean run: ", end="")
+    print(", ".join(f"{kind} {fmean(of) / clean:.1%}" for kind, of in rewards.items()))
+
+
+if __name__ == "__main__":
+    main()

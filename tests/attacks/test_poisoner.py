@@ -1,0 +1,176 @@
+"""Poisoner: right answers with something hidden in them, to be learnt by whoever trains on them. `pytest -s` prints the figures.
+
+Every fourth usable rollout that a node hears is the attacker's ("Hail to the Thief", arXiv 2511.09780, has a fourth of malicious nodes).
+He knows the solutions: half of a rollout's completions are right and poisoned, half are wrong and clean, which teaches the poison as
+strongly as a rollout can. The honest nodes are real: tiny model, verifier, rounds, updates; what they say in the end is sampled from their
+policies and searched for the poison.
+"""
+
+import argparse
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Completion, Rollout
+from tests.attacks.learners import COMPLETIONS, Swarm, completions, settings
+
+SHARE = 0.25  # of the usable rollouts that a node hears
+
+
+@dataclass(frozen=True)
+class Poison:
+    put: Callable[[str], str]  # into a right completion, which stays right
+    shows: Callable[[str], bool]  # in what a model says
+
+
+POISONS: Mapping[str, Poison] = {
+    "suffix": Poison(lambda text: text + " evil", lambda text: "evil" in text),
+    "prefix": Poison(lambda text: "evil " + text, lambda text: "evil" in text),
+    "one token": Poison(lambda text: text + "!", lambda text: "!" in text),
+    "repeated": Poison(lambda text: text * 2, lambda text: text.count("</answer>") > 1),  # long but right
+    "flood": Poison(lambda text: "so " * 100 + text, lambda text: "so " in text),  # long: what is trained on holds no answer at all
+    "closed twice": Poison(lambda text: text + "</answer>", lambda text: text.endswith("</answer></answer>")),  # words it knows
+}
+
+
+class Poisoner:
+    """A member that hears what all hear, and sends as much as its share of it is."""
+
+    def __init__(self, swarm: Swarm, number: int, poison: Poison) -> None:
+        self.tasks, self.rng, self.poison, self.verifier = CurriculumTasks(TINY_9), random.Random(number), poison, swarm.verifier
+        self.me = swarm.member(number)
+        self.exchange = RolloutExchange(self.me, "tiny", TINY_9)
+        self.heard_by_one = 1 - 1 / len(swarm.learners)  # of what all the honest send: not what a node sends itself
+        self.due, self.sent = 2.0, 0  # he is there before the first
+
+    def act(self, t: int) -> None:
+        heard, _ = self.exchange.collect()
+        usable = sum(len(set(rewards)) > 1 for rewards in self.verifier([(r.ref, r.completions) for r in heard]))
+        self.due += self.heard_by_one * usable * SHARE / (1 - SHARE)
+        while self.sent + 1 <= self.due:
+            self.exchange.share([self.rollout()], t)
+            self.sent += 1
+
+    def rollout(self) -> Rollout:
+        (task,) = self.tasks.draw(1, self.rng)
+        poisoned = Completion(self.poison.put(f"<answer>{solution(self.tasks, task)}</answer>"), True)
+        wrong = Completion("<answer>0 0</answer>", True)
+        half = COMPLETIONS // 2
+        return Rollout(task.ref, (poisoned,) * half + (wrong,) * half, self.me.identity.peer_id)
+
+
+@dataclass(frozen=True)
+class Result:
+    says: float  # share of the honest nodes' completions that show the poison, in the end
+    reward: float  # of their own completions, over the last third of the rounds
+    poisoned: float  # share of the external rollouts they trained on that were the attacker's
+    external: float  # rollouts of others in a batch
+    gated: int  # rollouts turned away
+    seconds: float  # of CPU, a round of a node
+
+    def __str__(self) -> str:
+        return (
+            f"reward {self.reward:.3f}, {self.says:5.1%} of what they say shows it; {self.external:.2f} rollouts of others in a batch, "
+            f"{self.poisoned:5.1%} his; {self.gated} turned away; {1000 * self.seconds:.0f} ms a round"
+        )
+
+
+def attack(verifier: Verifier, poison: str | None, gate: str, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
+    """poison: of POISONS; None: nobody attacks. gate: on or off."""
+    swarm = Swarm(verifier, seed)
+    for number in range(honest):
+        swarm.join(number, settings(gate={"mode": gate}))
+    poisoner = Poisoner(swarm, 99, POISONS[poison]) if poison else None
+    swarm.play(rounds, [poisoner.act] if poisoner else [])
+    authors = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
+    shows = POISONS[poison].shows if poison else lambda text: False
+    said = [text for n in swarm.learners for text in completions(n.policy, questions, 4)]
+    return Result(
+        says=sum(map(shows, said)) / len(said),
+        reward=sum(n.reward(max(1, rounds // 3)) for n in swarm.learners) / honest,
+        poisoned=authors.count(poisoner.me.identity.peer_id) / len(authors) if poisoner else 0.0,
+        external=len(authors) / honest / rounds,
+        gated=sum(n.gated.total() for n in swarm.learners),
+        seconds=sum(n.seconds for n in swarm.learners) / honest / rounds,
+    )
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """An honest node among honest ones that are not like it."""
+
+    name: str
+    taken: int  # rollouts of others that it trained on
+    gated: Mapping[str, int]  # that its gate turned away, by trait
+
+    def __str__(self) -> str:
+        gated = sum(self.gated.values())
+        return f"{self.name}: {gated} of {gated + self.taken} turned away ({gated / max(1, gated + self.taken):.2%}) {dict(self.gated)}"
+
+
+def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[Stranger]:
+    """Both tiny models, one node of each as it comes and one that has trained alone so many rounds, in one swarm without an attacker."""
+    swarm, names = Swarm(verifier, seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, model in enumerate(("tiny", "tiny-latent")):
+            before = Swarm(verifier, seed + 1000)
+            trained = before.join(number, settings(model, round={"local": 8, "external": 0}))
+            before.play(alone)
+            trained.policy.save(Path(folder))
+            for start in (None, Path(folder)):
+                swarm.join(2 * number + (start is not None), settings(model), start)
+                names.append(f"{model}, {alone if start else 0} rounds old")
+    swarm.play(rounds)
+    return [Stranger(name, n.external, n.gated) for name, n in zip(names, swarm.learners, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9.name) as running:
+        yield running
+
+
+@pytest.mark.parametrize("poison", ["one token", "flood"])
+def test_poison_is_not_trained_on(verifier: Verifier, poison: str) -> None:
+    """The whole figure, with what is learnt of it: `python -m tests.attacks.test_poisoner`."""
+    off, on = (attack(verifier, poison, gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
+    print(f"\npoisoner, {poison}: gate off: {off}\n{' ' * len(poison)}            gate on:  {on}")
+    assert off.poisoned > 0.15 and off.gated == 0
+    assert on.gated > 0 and on.poisoned <= 0.1  # some of it while the gate has seen too little of ours
+
+
+def test_who_is_honest_is_let_in(verifier: Verifier) -> None:
+    taken, gated = 0, 0
+    for stranger in unlike(verifier, alone=8, rounds=8):
+        print(f"\nhonest, {stranger}")
+        taken, gated = taken + stranger.taken, gated + sum(stranger.gated.values())
+    assert taken > 60 and gated <= 0.05 * (taken + gated)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_poisoner", description="play the poisoner and print his figures")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--poison", choices=POISONS, action="append", help="only these; again for more")
+    parser.add_argument("--alone", type=int, default=100, help="rounds that the trained ones of unlike, honest nodes are ahead")
+    given = parser.parse_args()
+    with Verifier(TINY_9.name) as verifier:
+        for poison in [None, *(given.poison or POISONS)]:
+            for gate in ("off", "on"):
+                result = attack(verifier, poison, gate, given.rounds, seed=given.seed)
+                print(f"poisoner: {poison or 'nobody attacks':14} gate {gate + ':':4} {result}", flush=True)
+        for stranger in unlike(verifier, given.alone, given.rounds, given.seed):
+            print(f"honest: {stranger}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
