@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from p2p.envelope import MAX_FRAME, seal
 from p2p.identity import Identity
 from p2p.inbox import Inbox, Limits
+from p2p.reputation import TENURE, USEFUL, Reputation
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
 
@@ -141,6 +142,102 @@ def test_what_was_reported_costs_the_author_its_quota() -> None:
     assert reason(box.receive(frame(A, 3, NOW + 90), NOW + 90)) is Reason.OVER_QUOTA
     assert reason(box.receive(frame(A, 4, NOW + 120), NOW + 120)) is None  # a debt is at most one burst
     box.charge(PeerId(B.peer_id), 20, NOW)  # unknown: nothing to charge
+
+
+def test_a_connection_has_a_quota_of_its_own() -> None:
+    box, frames = inbox(frames_burst=10_000), [frame(A, n) for n in range(700)]
+    outcomes = [reason(box.receive(f, NOW, B.peer_id)) for f in frames]
+    assert outcomes == [None] * 600 + [Reason.FLOODING] * 100 and Reason.FLOODING.verdict is Verdict.IGNORE
+    assert reason(box.receive(frames[600], NOW, ME.peer_id)) is None  # what one could not pay for, another may bring
+    assert reason(box.receive(frames[601], NOW)) is None
+    assert [reason(box.receive(f, NOW + 0.0125, B.peer_id)) for f in frames[602:605]] == [None, None, Reason.FLOODING]
+    box = inbox(via_bytes_burst=100_000, via_bytes_per_second=1000)
+    outcomes = [reason(box.receive(frame(A, n, body=bytes([n]) * 32_000), NOW, B.peer_id)) for n in range(5)]
+    assert outcomes == [None] * 3 + [Reason.FLOODING] * 2
+
+
+def test_what_nobody_signed_is_charged_to_the_connection_before_another_signature_is_looked_at() -> None:
+    box = inbox()
+    outcomes = [reason(box.receive(forged(A, n), NOW, B.peer_id)) for n in range(40)]
+    assert outcomes == [Reason.BAD_SIGNATURE] * 30 + [Reason.FLOODING] * 10
+    assert reason(box.receive(frame(A, 1), NOW, B.peer_id)) is Reason.FLOODING
+    assert reason(box.receive(frame(A, 1), NOW, ME.peer_id)) is None
+    assert reason(box.receive(frame(A, 2, NOW + 1), NOW + 1, B.peer_id)) is None
+
+
+def test_what_is_bounded_in_all_forgets_the_connection_that_was_silent_for_longest() -> None:
+    box = inbox(vias=10)
+    for n in range(100):
+        box.receive(frame(A, n), NOW, Identity.from_seed(bytes([n]) * 32).peer_id)
+    assert len(box._vias) == 10
+
+
+def known(*friends: Identity) -> Reputation:
+    """With whom we have trained for a while."""
+    reputation = Reputation()
+    for friend in friends:
+        reputation.vouch(friend.peer_id, USEFUL, NOW - TENURE)
+        reputation.vouch(friend.peer_id, 1, NOW)
+    return reputation
+
+
+def test_who_is_shunned_is_heard_neither_as_author_nor_as_neighbour() -> None:
+    reputation = known()
+    box = Inbox(ME.peer_id, SWARM, opinion=reputation)
+    for _ in range(5):
+        reputation.saw(B.peer_id, Reason.NOT_ASKED_FOR, NOW)
+    assert reason(box.receive(frame(B, 1), NOW, A.peer_id)) is Reason.SHUNNED
+    assert reason(box.receive(frame(A, 1), NOW, B.peer_id)) is Reason.SHUNNED
+    assert reason(box.receive(frame(A, 1), NOW, A.peer_id)) is None
+    assert Reason.SHUNNED.verdict is Verdict.IGNORE
+
+
+def test_a_crowd_of_newcomers_has_one_quota_together_and_forged_ones_do_not_use_it_up() -> None:
+    box, rng = Inbox(ME.peer_id, SWARM, Limits(newcomers_burst=50, newcomers_per_second=1), opinion=known(A)), random.Random(0)
+    crowd = [Identity.from_seed(rng.randbytes(32)) for _ in range(60)]
+    assert all(reason(box.receive(forged(sybil, 1), NOW)) is Reason.BAD_SIGNATURE for sybil in crowd)
+    outcomes = [reason(box.receive(frame(sybil, 1), NOW)) for sybil in crowd]
+    assert outcomes == [None] * 50 + [Reason.CROWDED] * 10 and Reason.CROWDED.verdict is Verdict.IGNORE
+    assert reason(box.receive(frame(A, 1), NOW)) is None
+    box = Inbox(ME.peer_id, SWARM, Limits(newcomers_burst=50, newcomers_per_second=1), opinion=known())  # a new swarm
+    assert all(reason(box.receive(frame(sybil, 1), NOW)) is None for sybil in crowd)
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, 39), st.integers(-400, 400), st.integers(0, 2)), max_size=80)
+
+
+@settings(derandomize=True, max_examples=150, deadline=None)
+@given(EVENTS, st.integers(2, 60), st.integers(1, 3))
+def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(events: list[tuple[int, int, int]], kept: int, authors: int) -> None:
+    """With hardly any memory, our clock jumping by minutes, and everything repeated after each step."""
+    box = inbox(frames=kept, authors=authors, frames_burst=10_000, via_frames_burst=10**6, via_broken_burst=10**6)
+    frames = [frame((A, B)[n % 2], n // 2, NOW + 20 * n) for n in range(40)]
+    now, came = NOW, list[bytes]()
+    for n, jump, via in events:
+        now += jump
+        for f in [frames[n], *frames[: n + 1]]:
+            if isinstance(box.receive(f, now, (None, A.peer_id, B.peer_id)[via]), Envelope):
+                came.append(f)
+    assert len(came) == len(set(came))
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 200), st.integers(0, 300), st.booleans()), max_size=80))
+def test_the_quota_of_an_author_is_what_it_is_without_forged_frames(events: list[tuple[bool, int, int, bool]]) -> None:
+    """Of the same frames of A the same are let in, whatever is forged in between, by whichever connection."""
+    alone, attacked = (inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2))
+    now, came = NOW, 0
+    for n, (is_forged, passed, size, by_connection) in enumerate(events):
+        now += passed / 1000
+        f = frame(A, n, now, bytes(size))
+        if is_forged:
+            hostile = f[:-64] + bytes(64)
+            assert isinstance(attacked.receive(hostile, now, B.peer_id if by_connection else None), Rejected)
+        else:
+            outcome = alone.receive(f, now, A.peer_id)
+            assert attacked.receive(f, now, A.peer_id) == outcome
+            came += isinstance(outcome, Envelope)
+    assert attacked.admitted == came
 
 
 @pytest.mark.slow

@@ -1,0 +1,183 @@
+import random
+
+import pytest
+
+from p2p import reputationfile
+from p2p.fairqueue import FairQueue
+from p2p.identity import Identity, peer_id_of
+from p2p.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, QUIET, REPEATS, SHUNNED, TENURE, USEFUL, Reputation
+from p2p.types import Envelope, PeerId, Reason, Verdict
+
+NOW = 1_700_000_000.0
+A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
+
+
+def earn(reputation: Reputation, peer: PeerId, now: float = NOW) -> float:
+    """Give a peer standing; returns when it has it."""
+    reputation.vouch(peer, USEFUL - 1, now)
+    reputation.vouch(peer, 1, now + TENURE)
+    return now + TENURE
+
+
+def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
+    reputation = Reputation()
+    assert reputation.score(A, NOW) == 0 and not reputation.shunned(A, NOW)
+    for _ in range(3):
+        assert reputation.saw(A, Reason.UNDECODABLE, NOW) is None
+    assert reputation.score(A, NOW) == -30 and reputation.shunned(A, NOW) and not reputation.shunned(B, NOW)
+    assert reputation.score(A, NOW + HALF_LIFE) == pytest.approx(-15) and not reputation.shunned(A, NOW + HALF_LIFE)
+    assert reputation.score(A, NOW - 99) == -30  # a clock that was set back forgives nothing
+
+
+@pytest.mark.parametrize("reason", [Reason.STALE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION, Reason.SHUNNED, Reason.CROWDED])
+def test_what_nobody_is_to_blame_for_costs_nothing(reason: Reason) -> None:
+    reputation = Reputation()
+    assert reason.verdict is Verdict.IGNORE
+    assert not any(reputation.saw(A, reason, NOW) for _ in range(100_000)) and reputation.score(A, NOW) == 0
+
+
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason.verdict is Verdict.REJECT])
+def test_every_offence_costs_something(reason: Reason) -> None:
+    reputation = Reputation()
+    reputation.saw(A, reason, NOW)
+    assert reputation.score(A, NOW) < 0
+
+
+def test_bans_grow_for_what_a_peer_did_itself_and_less_for_what_it_passed_on() -> None:
+    for reason, longest in ((Reason.NOT_ASKED_FOR, MAX_BAN), (Reason.BAD_SIGNATURE, MAX_BAN_PASSED_ON)):
+        reputation, now = Reputation(), NOW
+        bans: list[float] = []
+        while len(bans) < 20:
+            seconds = reputation.saw(A, reason, now)
+            if seconds is not None:
+                assert reputation.shunned(A, now) and reputation.banned(now) == {A: seconds}
+                bans.append(seconds)
+                now += seconds
+        assert bans == [min(longest, BAN * 2**n) for n in range(20)]
+        assert reputation.score(A, now) > 3 * SHUNNED
+
+
+def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
+    reputation = Reputation()
+
+    def ban(now: float) -> float | None:
+        return [reputation.saw(A, Reason.NOT_ASKED_FOR, now) for _ in range(5)][-1]
+
+    assert ban(NOW) == 60 and ban(NOW + 7200) == 120 and ban(NOW + 7200 + 2 * 86400) == 60
+
+
+def test_a_flood_shuts_out_within_a_second_and_a_busy_peer_is_left_in_peace() -> None:
+    reputation = Reputation()
+    refused = 10_000 - 200  # a second, beyond what a connection may send
+    bans = [n for n in range(refused) if reputation.saw(A, Reason.FLOODING, NOW + n / refused) is not None]
+    assert len(bans) == 1 and bans[0] < refused / 3
+    assert not any(reputation.saw(B, Reason.FLOODING, NOW + n) for n in range(3600))  # one a second too many
+
+
+def test_repeats_are_free_up_to_a_flood_of_them() -> None:
+    reputation = Reputation()
+    for n in range(10_000):  # two repeated for three new
+        reputation.saw(A, Reason.DUPLICATE, NOW + n / 50)
+        reputation.saw(A, Reason.DUPLICATE, NOW + n / 50)
+        for _ in range(3):
+            reputation.admitted(A)
+    assert reputation.score(A, NOW) == 0
+    told = [reputation.saw(B, Reason.DUPLICATE, NOW) for _ in range(int(REPEATS) + 251)]
+    assert not any(told[:-2]) and any(told[-2:])
+
+
+def test_standing_takes_useful_rollouts_and_time() -> None:
+    reputation = Reputation()
+    now = earn(reputation, A)
+    reputation.vouch(B, 1000, now)
+    reputation.vouch(B, 1, now + TENURE - 1)  # enough, but too soon
+    reputation.vouch(C, 1, NOW)
+    reputation.vouch(C, 1, now)  # long enough, but too few
+    assert [reputation.established(peer, now) for peer in (A, B, C)] == [True, False, False]
+    reputation.vouch(B, 1, now + TENURE)
+    assert reputation.established(B, now + TENURE)
+
+
+def test_while_nobody_has_standing_or_all_are_silent_everybody_is_as_good_as_established() -> None:
+    reputation = Reputation()
+    assert reputation.established(A, NOW) and not reputation.settled(NOW)
+    now = earn(reputation, A)
+    assert reputation.settled(now) and not reputation.established(B, now)
+    assert reputation.established(B, now + QUIET) and not reputation.settled(now + QUIET)
+    reputation.vouch(A, 1, now + 2 * QUIET)
+    assert not reputation.established(B, now + 2 * QUIET)
+
+
+def test_standing_is_lost_at_once_by_ones_own_offence_and_not_by_what_one_passed_on() -> None:
+    reputation = Reputation()
+    now = max(earn(reputation, peer) for peer in (A, B, C))
+    reputation.saw(A, Reason.UNKNOWN_TASK, now)
+    reputation.saw(B, Reason.BAD_SIGNATURE, now)
+    assert [reputation.established(peer, now) for peer in (A, B, C)] == [False, True, True]
+
+
+def test_what_is_known_survives_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("state") / "reputation"
+    reputation = Reputation()
+    now = earn(reputation, A)
+    reputation.met(A, "11.0", now)
+    for _ in range(5):
+        reputation.saw(B, Reason.NOT_ASKED_FOR, now)
+    reputationfile.save(path, reputation)
+    again = Reputation()
+    reputationfile.load(path, again, now + 10)
+    assert again.established(A, now + 10) and not again.established(C, now + 10) and again.group(A) == "11.0"
+    assert again.banned(now + 10) == {B: 50} and path.stat().st_mode & 0o777 == 0o600
+    data = bytearray(path.read_bytes())
+    data[30] ^= 1
+    path.write_bytes(data)
+    clean = Reputation()
+    reputationfile.load(path, clean, now)
+    assert clean.group(A) == "" and path.with_name("reputation.corrupt").read_bytes() == data
+    reputationfile.load(path, clean, now)  # and none is none
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000])
+def test_what_is_no_file_changes_nothing(data: bytes) -> None:
+    reputation = Reputation()
+    now = earn(reputation, A)
+    with pytest.raises(ValueError):
+        reputation.load(data, now)
+    assert reputation.established(A, now)
+
+
+def test_a_flood_of_names_forgets_neither_friends_nor_the_banned() -> None:
+    reputation, rng = Reputation(limit=500), random.Random(0)
+    now = earn(reputation, A)
+    for _ in range(5):
+        reputation.saw(B, Reason.NOT_ASKED_FOR, now)
+    for n in range(5000):
+        reputation.saw(peer_id_of(rng.randbytes(32)), Reason.MALFORMED, now + n / 100)
+    assert len(reputation._peers) <= 500
+    assert reputation.established(A, now + 60) and reputation.shunned(B, now + 59)
+
+
+def envelope(author: str, n: int, *, established: bool, size: int = 10) -> Envelope:
+    return Envelope(PeerId(author), n, NOW, "rollouts", bytes(size), established=established)
+
+
+def test_a_crowd_pushes_out_its_own() -> None:
+    queue = FairQueue(frames=100)
+    for n in range(80):
+        queue.put(envelope(f"honest {n % 10}", n, established=True))
+        for k in range(20):
+            queue.put(envelope(f"sybil {n} {k}", k, established=False))
+    waiting = queue.drain()
+    assert sum(e.established for e in waiting) == 80 - 5 and len(waiting) == 100  # a quarter is the newcomers'
+    assert queue.dropped == 80 * 21 - 100 and queue.bytes == len(queue) == 0
+
+
+def test_where_all_have_standing_who_sends_most_loses_most() -> None:
+    queue = FairQueue(frames=1000, bytes_=10_000)
+    for n in range(50):
+        queue.put(envelope("quiet", n, established=True, size=100))
+        for k in range(20):
+            queue.put(envelope("loud", 20 * n + k, established=True, size=100))
+    waiting = queue.drain()
+    assert [e.sequence for e in waiting if e.author == "quiet"] == list(range(50))
+    assert [e.sequence for e in waiting if e.author == "loud"] == list(range(950, 1000))
