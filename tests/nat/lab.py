@@ -7,6 +7,7 @@ outside the namespaces. Names of namespaces begin with swarmd-<pid>.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +33,11 @@ table inet door {{
     iifname "wan" ct state established,related accept
     iifname "wan" drop
   }}
+}}
+"""
+_FORWARD = """
+table ip nat {{
+  chain in {{ type nat hook prerouting priority -100; iifname "wan" tcp dport {port} dnat {machine}; }}
 }}
 """
 
@@ -117,7 +123,7 @@ class Lab:
         _in(router, "sh -c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
         rules = _NAT.format(forward=f'iifname "wan" tcp dport {forward} accept' if forward is not None else "")
         if forward is not None:
-            rules += f'table ip nat {{ chain in {{ type nat hook prerouting priority -100; iifname "wan" tcp dport {forward} dnat to {machine}; }} }}'
+            rules += _FORWARD.format(port=forward, machine=machine)
         subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)
         return self._place(host, machine)
 
@@ -153,6 +159,27 @@ class Lab:
         python.write_text(f'#!/bin/sh\nexec ip netns exec {name} {sys.executable} "$@"\n')
         python.chmod(0o755)
         return Place(name, address, python)
+
+
+class BootstrapProcess:
+    """`swarmd bootstrap` at a place. Use as a context manager: it is stopped afterwards."""
+
+    def __init__(self, place: Place, folder: Path, engine: str) -> None:
+        self.folder = folder
+        command = [str(place.python), "-m", "swarmd", "bootstrap", "--state-dir", str(folder), "--json"]
+        own = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")}
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own | {"SWARMD_SWARM_ENGINE": engine})
+        assert self._process.stdout is not None
+        said = json.loads(self._process.stdout.readline())
+        self.topic = str(said["swarm"]["topic"])
+        self.addresses = [entry["address"] for entry in said["addresses"] if entry["from"] == "internet"]
+
+    def __enter__(self) -> "BootstrapProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(20)
 
 
 def _ip(arguments: str) -> None:

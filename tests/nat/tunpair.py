@@ -1,6 +1,6 @@
 """A line with delay and loss, as a program: two TUN devices, and what goes into one comes out of the other later, or never.
 
-For kernels without netem. `python -m tests.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B --delay-ms D --loss P --seed N`, as root; says "up" when
+For kernels without netem. `python -m tests.nat.tunpair NS_A ADDRESS_A NS_B ADDRESS_B --delay-ms D --loss P`, as root; says "up" when
 both ends are, and lives until it is killed, which takes the devices along.
 """
 

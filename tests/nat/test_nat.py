@@ -1,0 +1,200 @@
+"""What nodes behind home routers can do, shown with real processes in a small internet of network namespaces (`tests.nat.lab`)."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from p2p.engines.p2pd import missing as no_p2pd
+from tests.nat.lab import BootstrapProcess, Lab, Place, missing
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.slow,
+    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
+]
+NEEDS_P2PD = pytest.mark.skipif(no_p2pd() is not None, reason=no_p2pd() or "")
+ENGINES = ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)]
+SECONDS = 60.0  # patience; the machine may be busy
+PORT = 4001
+CUT = 10.0  # seconds a partition lasts
+
+
+class Net:
+    """A lab with a bootstrap node at 11.0.0.1, and what runs in it."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+        self.lab = stack.enter_context(Lab(folder))
+        self.hub = self.lab.public(1)
+
+    def bootstrap(self, engine: str) -> BootstrapProcess:
+        self.boot = self._stack.enter_context(BootstrapProcess(self.hub, self._folder / "bootstrap", engine))
+        return self.boot
+
+    def probe(self, place: Place, engine: str) -> ProbeProcess:
+        name, digest = self.boot.topic.split("/")[3:5]
+        return self._stack.enter_context(
+            ProbeProcess(
+                self._folder / place.name,
+                listen=f"/ip4/0.0.0.0/tcp/{PORT}",
+                bootstrap=self.boot.addresses,
+                digest=digest,
+                engine=engine,
+                more=["--swarm", name],
+                python=place.python,
+            )
+        )
+
+    def doctor(self, place: Place, *options: str) -> dict[str, Any]:
+        said = place.run("swarmd", "doctor", "network", "--json", *options)
+        assert said.returncode == 0, said.stderr + said.stdout
+        found: dict[str, Any] = json.loads(said.stdout)
+        return found
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Net]:
+    with ExitStack() as stack:
+        yield Net(stack, tmp_path)
+
+
+def exchange(probes: list[ProbeProcess], count: int, every: float = 0.25, size: int = 16 * 1024) -> float:
+    """Everybody publishes so many frames and hears all of everybody else's; in how many seconds."""
+    heard = [len(probe.said("got")) for probe in probes]
+    since = time.monotonic()
+    for probe in probes:
+        probe.order(publish=size, count=count, every=every)
+    for probe, before in zip(probes, heard, strict=True):
+        probe.wait_for_frames(before + count * (len(probes) - 1), SECONDS)
+    return time.monotonic() - since
+
+
+def obtain(probe: ProbeProcess, held: dict[str, Any], holders: list[str], seconds: float = 5.0) -> dict[str, Any]:
+    before = len(probe.said("fetched"))
+    probe.order(fetch=held["held"], size=held["size"], holders=holders, seconds=seconds)
+    return dict(probe.wait(lambda: len(probe.said("fetched")) > before and probe.last("fetched"), SECONDS))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, engine: str) -> None:
+    net.bootstrap(engine)
+    at_home = [net.probe(net.lab.home(number), engine) for number in (2, 3)]
+    outside = net.probe(net.lab.public(4), engine)
+    for probe in (*at_home, outside):
+        probe.wait_for_peers(1, SECONDS)
+    exchange([*at_home, outside], 5)
+    assert at_home[1].peer_id not in at_home[0].peers(), "they cannot be connected: what they heard was passed on"
+
+    at_home[0].order(hold=30_000)
+    held = at_home[0].wait(lambda: at_home[0].last("held"), SECONDS)
+    outside.wait(lambda: at_home[0].peer_id in outside.peers(), SECONDS)
+    assert obtain(outside, held, [at_home[0].peer_id])["bytes"] == 30_000  # over the connection that the author made itself
+    got = obtain(at_home[1], held, [at_home[0].peer_id, outside.peer_id])
+    print(f"{engine}: a blob of 30 KB from one behind NAT to another, from who had fetched it, in {got['seconds'] * 1000:.0f} ms")
+    assert got["bytes"] == 30_000
+
+
+@NEEDS_P2PD
+def test_one_behind_nat_fetches_from_another_through_the_relay(net: Net) -> None:
+    boot = net.bootstrap("hivemind")
+    since = time.monotonic()
+    author, asker = (net.probe(net.lab.home(number), "hivemind") for number in (2, 3))
+    author.order(hold=30_000)
+    held = author.wait(lambda: author.last("held"), SECONDS)
+    asker.wait_for_peers(1, SECONDS)
+    while (got := obtain(asker, held, [author.peer_id]))["bytes"] is None:  # AutoNAT's first look comes 15 s after the start
+        assert time.monotonic() - since < SECONDS, "no relay took the author in"
+        time.sleep(0.5)
+    print(f"fetched through the relay {time.monotonic() - since:.0f} s after the start, in {got['seconds'] * 1000:.0f} ms")
+    assert {address.split("/p2p/")[1] for address in boot.addresses} == set(asker.peers())
+
+
+def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:
+    boot = net.bootstrap("auto")
+    places = {"home": net.lab.home(2), "forwarded": net.lab.home(3, forward=PORT), "public": net.lab.public(4)}
+    options = ["--bootstrap", boot.addresses[0], "--listen", f"/ip4/0.0.0.0/tcp/{PORT}", "--state-dir", str(tmp_path / "none")]
+    with ThreadPoolExecutor() as pool:
+        said = dict(zip(places, pool.map(lambda place: net.doctor(place, *options), places.values()), strict=True))
+    assert {name: diagnosis["reachable"] for name, diagnosis in said.items()} == {"home": False, "forwarded": True, "public": True}
+    words = {name: " ".join(f"{f['says']} {f['remedy']}" for f in diagnosis["findings"]) for name, diagnosis in said.items()}
+    assert f"forward TCP port {PORT} of your router to 192.168.2.10" in words["home"] and "others see it at 11.0.0.2" in words["home"]
+    assert "others see it at 11.0.0.3" in words["forwarded"] and "your router" not in words["forwarded"]
+    assert said["home"]["takes_part"] and "takes full part" in said["home"]["summary"]
+
+
+@NEEDS_P2PD
+def test_the_running_node_is_asked(net: Net) -> None:
+    """Both engines dial back for each other, and the bootstrap node itself is asked through its control API."""
+    boot = net.bootstrap("libp2p")
+    member = net.probe(net.lab.public(4), "hivemind")
+    member.wait_for_peers(1, SECONDS)
+    diagnosis = net.doctor(net.hub, "--state-dir", str(boot.folder))
+    assert diagnosis["reachable"] is True
+    assert diagnosis["survey"]["verdicts"] == [
+        {"by": member.peer_id, "name": diagnosis["survey"]["verdicts"][0]["name"], "outcome": "REACHED", "seen_at": "11.0.0.1"}
+    ]
+
+
+@NEEDS_P2PD
+def test_a_swarm_cut_in_two_is_one_again_within_30_seconds(net: Net) -> None:
+    """Half of the nodes behind a cut for 10 s, in a swarm of both engines; each half goes on by itself."""
+    net.bootstrap("auto")
+    numbers = range(4, 10)
+    probes = [net.probe(net.lab.public(n), engine) for n, engine in zip(numbers, ["libp2p", "hivemind"] * 3, strict=True)]
+    for probe in probes:
+        probe.wait_for_peers(5, SECONDS)
+    exchange(probes, 2)
+    for number in numbers[3:]:
+        net.lab.cut(number)
+    cut = time.monotonic()
+    for half in (probes[:3], probes[3:]):
+        exchange(half, 3)
+    time.sleep(max(0.0, cut + CUT - time.monotonic()))
+    for number in numbers[3:]:
+        net.lab.heal(number)
+    healed = time.monotonic()
+    authors = {probe.peer_id for probe in probes}
+    since = time.time()
+    while any(fresh(probe, since) != authors - {probe.peer_id} for probe in probes):
+        assert time.monotonic() - healed < 30
+        for probe in probes:
+            probe.order(publish=1024)
+        time.sleep(0.5)
+    print(f"all hear all {time.monotonic() - healed:.1f} s after the cut was healed")
+
+
+def fresh(probe: ProbeProcess, since: float) -> set[str]:
+    """Whose frames, sent after this moment, have arrived."""
+    return {got["author"] for got in probe.said("got") if got["at"] - got["delay"] > since}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_frame_arrives_over_a_bad_line(net: Net, engine: str) -> None:
+    """60 ms each way and 2 % of all packets lost, on the lines of two homes."""
+    net.bootstrap(engine)
+    probes = [net.probe(net.lab.home(number, delay_ms=60, loss=0.02), engine) for number in (2, 3)]
+    probes.append(net.probe(net.lab.public(4), engine))
+    for probe in probes:
+        probe.wait_for_peers(1, SECONDS)
+    seconds = exchange(probes, 15)
+    delays = sorted(got["delay"] for probe in probes for got in probe.said("got"))
+    print(f"{engine}: {len(delays)} frames in {seconds:.1f} s, delay {delays[len(delays) // 2]:.2f} s, at most {delays[-1]:.2f} s")
+    for probe in probes:
+        assert len({(got["author"], got["got"]) for got in probe.said("got")}) == 30
+
+
+def test_nothing_of_a_lab_stays(tmp_path: Path) -> None:
+    with Lab(tmp_path) as lab:
+        home = lab.home(2, delay_ms=1)
+        names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        assert home.name in names
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert home.name.rpartition("-")[0] + "-" not in names
