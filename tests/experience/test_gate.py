@@ -1,0 +1,194 @@
+"""The gate: what is odd, beside what, and what becomes of it. No policy here: its log-probabilities are given."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import pytest
+
+from p2p.types import PeerId
+from swarmd.experience.gate import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, traits
+from swarmd.experience.pool import Limits, Pool
+from swarmd.experience.sampling import uniform
+from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
+
+ME, OTHER = PeerId("me"), PeerId("other")
+LIKELY, UNLIKELY = (-0.1,) * 5, (-0.1, -0.1, -30.0, -0.1, -0.1)
+
+
+def own(round_number: int, count: int = 8, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20) -> Scored:
+    return rollout(round_number, ME, [text] * count, tokens=[logprobs] * count, round_number=round_number)
+
+
+def rollout(
+    n: int, author: PeerId, texts: Sequence[str], rewards: Sequence[float] = (), *,
+    tokens: Sequence[tuple[float, ...]] = (), round_number: int = 1,
+) -> Scored:  # fmt: skip
+    kept = Tokens(tuple(tuple(range(len(p))) for p in tokens), tuple(tokens)) if tokens else None
+    completions = tuple(Completion(text, True) for text in texts)
+    return Scored(Rollout(TaskRef("bf", n), completions, author), "?", tuple(rewards) or (1.0,) * len(texts), round_number, kept)
+
+
+def warm(margin: float = 1.5, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20) -> Gate:
+    gate = Gate(margin)
+    gate.learn([own(1, WARM_UP, logprobs, text)])
+    return gate
+
+
+def test_traits() -> None:
+    assert traits("abc", (-1.0, -2.0, -3.0, -6.0, 0.0)) == Traits(3, 6.0, 3.0, 2.4)
+    assert traits("", (-1.0, -3.0)) == Traits(0, 3.0, 2.0, 2.0), "a completion shorter than a stretch is one"
+
+
+def test_a_few_tokens_do_not_hide_in_the_mean() -> None:
+    long = traits("x", (-0.1,) * 96 + (-7.0,) * 4)
+    assert long.mean < FLOORS.mean and long.token < FLOORS.token and long.stretch > FLOORS.stretch
+
+
+def test_nothing_is_judged_before_enough_of_our_own_was_seen() -> None:
+    gate, odd = Gate(), rollout(1, OTHER, ["x" * 9999], tokens=[UNLIKELY])
+    gate.learn([own(1, WARM_UP - 1)])
+    assert gate.limits is None and gate.passes(odd) and gate.told() == {}
+    gate.learn([own(2, 1)])
+    assert gate.limits is not None and not gate.passes(odd)
+
+
+def test_a_round_is_learnt_from_once() -> None:
+    gate = Gate()
+    for _ in range(3):
+        gate.learn([own(1, WARM_UP // 2), own(1, 1)])
+    assert len(gate.state.own) == WARM_UP // 2 + 1
+
+
+def test_limits_are_those_of_our_own_with_a_margin_and_never_below_the_floors() -> None:
+    assert warm().limits == FLOORS, "a policy that is very sure of itself does not shut others out"
+    high = warm(1.5, (-10.0, -6.0, -6.0, -6.0), "a" * 100).limits
+    assert high == Traits(150.0, 15.0, 10.5, 10.5)
+    wider = warm(3.0, (-10.0, -6.0, -6.0, -6.0), "a" * 100).limits
+    assert wider == Traits(300.0, 30.0, 21.0, 21.0)
+
+
+def test_one_odd_completion_of_our_own_sets_no_limit() -> None:
+    gate = Gate()
+    gate.learn([own(1, 3 * WARM_UP), own(1, 1, (-50.0,), "x" * 5000)])
+    assert gate.limits == FLOORS
+
+
+def test_what_we_wrote_long_ago_is_forgotten() -> None:
+    gate = Gate()
+    gate.learn([own(1, KEPT, (-10.0,) * 4, "a" * 500)])
+    gate.learn([own(2, KEPT)])
+    assert gate.limits == FLOORS and len(gate.state.own) == KEPT
+
+
+@pytest.mark.parametrize(
+    "name, text, logprobs",
+    [
+        (NAMES[0], "x" * 65, LIKELY),
+        (NAMES[1], "x", (*LIKELY * 4, -8.1)),
+        (NAMES[2], "x", (*LIKELY * 4, -4.1, -4.1, -4.1, -4.1)),
+        (NAMES[3], "x", (-2.1,) * 9),
+    ],
+)
+def test_each_trait_is_held_against_its_limit(name: str, text: str, logprobs: tuple[float, ...]) -> None:
+    gate = warm()
+    assert not gate.passes(rollout(1, OTHER, ["fine", text], tokens=[LIKELY, logprobs]))
+    assert gate.told() == {name: 1} and gate.told() == {}
+    assert gate.passes(rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), "at a limit is within it"
+
+
+def test_state_survives_a_checkpoint() -> None:
+    gate, again = warm(1.5, (-10.0,) * 4), Gate(1.5)
+    again.state = msgspec.msgpack.decode(msgspec.msgpack.encode(gate.state), type=GateState)
+    assert again.state == gate.state and again.limits == gate.limits
+    again.learn([own(1)])
+    assert again.state == gate.state, "the round that it had learnt from before"
+
+
+class Asked:
+    """Log-probabilities by what a text says, and how often they were asked for."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def __call__(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
+        texts = [[c.text for c in s.rollout.completions] for s in batch]
+        self.texts += [text for row in texts for text in row]
+        found = [tuple(UNLIKELY if "odd" in text else LIKELY for text in row) for row in texts]
+        return [Tokens(tuple(tuple(range(len(p))) for p in row), row) for row in found]
+
+
+def gated(pool: Pool, asked: Asked, gate: Gate | None = None, n_external: int = 4) -> Gated:
+    return Gated(partial(uniform, n_local=4, n_external=n_external), gate or warm(), pool, ME, asked)
+
+
+def stocked(texts: Sequence[str]) -> Pool:
+    """A pool of rollouts, each with one right and one wrong completion."""
+    pool = Pool(2)
+    pool.add(rollout(n, OTHER, [text, "wrong"], (1.0, 0.0)) for n, text in enumerate(texts))
+    return pool
+
+
+def test_what_is_odd_leaves_the_pool_and_others_come_in_its_place() -> None:
+    pool, asked = stocked(["odd"] * 4 + ["fine"] * 8), Asked()
+    sampler = gated(pool, asked)
+    for seed in range(20):
+        batch = sampler([own(2)], pool.snapshot(), random.Random(seed))
+        assert [s.rollout.completions[0].text for s in batch if s.rollout.author == OTHER] == ["fine"] * 4
+        assert all(s.tokens is None for s in batch if s.rollout.author == OTHER), "the update takes it as on-policy, as ever"
+    assert len(pool) == 8 and sampler.gate.told() == {NAMES[1]: 4}
+
+
+def test_nothing_odd_nothing_changed() -> None:
+    pool, asked = stocked(["fine"] * 12), Asked()
+    plain = uniform([own(2)], pool.snapshot(), random.Random(5))
+    assert gated(pool, asked)([own(2)], pool.snapshot(), random.Random(5)) == plain
+    assert asked.texts == ["fine"] * 4, "what earned nothing is not looked at, nor what was not chosen, nor our own"
+
+
+def test_wrong_answers_may_be_odd() -> None:
+    pool = Pool(2)
+    pool.add([rollout(1, OTHER, ["fine", "odd"], (1.0, 0.0))])
+    asked = Asked()
+    assert len(gated(pool, asked)([], pool.snapshot(), random.Random(0))) == 1
+
+
+def test_one_odd_right_answer_costs_the_rollout() -> None:
+    pool = Pool(2)
+    pool.add([rollout(1, OTHER, ["fine", "odd", "wrong"], (1.0, 1.0, 0.0))])
+    assert gated(pool, Asked())([], pool.snapshot(), random.Random(0)) == []
+
+
+def test_a_pool_full_of_poison_does_not_take_up_the_round() -> None:
+    pool, asked = stocked(["odd"] * 200 + ["fine"]), Asked()
+    batch = gated(pool, asked)([own(2)], pool.snapshot(), random.Random(1))
+    assert all(s.rollout.author == ME for s in batch) and len(asked.texts) == DRAWS * 4
+
+
+def test_a_rollout_is_looked_at_once_a_batch() -> None:
+    pool, asked = stocked(["odd"] + ["fine"] * 4), Asked()
+    for seed in range(10):
+        before = len(asked.texts)
+        gated(pool, asked)([], pool.snapshot(), random.Random(seed))
+        assert len(asked.texts) - before <= 5
+    assert len(pool) == 4
+
+
+def test_while_warming_up_nothing_is_computed() -> None:
+    pool, asked = stocked(["odd"] * 4), Asked()
+    assert len(gated(pool, asked, Gate())([own(1)], pool.snapshot(), random.Random(0))) == 5
+    assert asked.texts == []
+
+
+def test_replay_computes_the_log_probabilities_of_first_use_once() -> None:
+    """They are what the gate looks at, and what the pool keeps for the uses that follow."""
+    pool, asked = Pool(32, 16, Limits(ME, 32)), Asked()
+    pool.add(rollout(n, OTHER, [text, "wrong"], (1.0, 0.0)) for n, text in enumerate(["odd", "fine", "fine"]))
+    sampler = replace(gated(pool, asked), remember=partial(pool.remember, logprobs=asked))
+    for _ in range(3):
+        batch = sampler([], pool.snapshot(), random.Random(0))
+        assert [s.rollout.completions[0].text for s in batch] == ["fine"] * 2 and all(s.tokens for s in batch)
+        assert pool.remember(batch, asked) == batch
+    assert sorted(asked.texts) == ["fine", "fine", "odd", "wrong", "wrong", "wrong"]
