@@ -123,7 +123,7 @@ def test_damage_in_the_journal_makes_all_before_now_stale(tmp_path: Path) -> Non
     for f in sent:
         first.hear(f)
     data = bytearray(path.read_bytes())
-    data[-3 * RECORD] ^= 1
+    data[-3 * RECORD + 50] ^= 1  # in a content id
     path.write_bytes(data)
     second = Life(path, NOW + 30)
     assert all(second.hear(f) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
