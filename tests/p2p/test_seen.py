@@ -123,7 +123,8 @@ def test_damage_in_the_journal_makes_all_before_now_stale(tmp_path: Path) -> Non
     for f in sent:
         first.hear(f)
     data = bytearray(path.read_bytes())
-    data[-3 * RECORD + 50] ^= 1  # in a content id
+    for byte in (39, 50):  # in a sequence number and a content id
+        data[-3 * RECORD + byte] ^= 64
     path.write_bytes(data)
     second = Life(path, NOW + 30)
     assert all(second.hear(f) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
