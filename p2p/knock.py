@@ -74,7 +74,7 @@ class Handshake:
             self._mix_key(static)
             return _proved(self._decrypt(message[2 * KEY_BYTES + _TAG :]), static)
         except (InvalidTag, InvalidSignature, ValueError) as error:  # ValueError: a point of low order, a payload that is none
-            raise Stranger(f"its handshake proves nothing ({error or type(error).__name__})") from None
+            raise Stranger(f"its handshake proves nothing ({str(error) or type(error).__name__})") from None
 
     def _mix_hash(self, data: bytes) -> None:
         self._hash = sha256(self._hash + data).digest()

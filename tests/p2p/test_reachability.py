@@ -1,0 +1,369 @@
+"""Knocking at a door and being dialled back: who is believed, who is dialled, and how often."""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from hashlib import sha256
+
+import pytest
+import trio
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from p2p.engines import engine
+from p2p.engines.memory import MemorySwarm
+from p2p.engines.p2pd import missing
+from p2p.identity import Identity
+from p2p.knock import Handshake, Silent, Stranger, knock
+from p2p.member import Member
+from p2p.reachability import (
+    AT_ONCE,
+    BURST,
+    DIAL_BACK,
+    KEPT,
+    PORTS,
+    Answered,
+    DialBack,
+    Outcome,
+    Verdict,
+    answered,
+    ask_members,
+    question,
+    seen_at,
+)
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId
+
+ASKER = Identity.from_seed(bytes(32)).peer_id
+OTHER = Identity.from_seed(b"\1" * 32).peer_id
+HOME = "/ip4/11.0.0.2/tcp/40123"
+
+
+class World:
+    """A member that is asked, everybody it is connected to, and what it dials."""
+
+    def __init__(self, addresses: dict[PeerId, str], behind: Callable[[str, int], PeerId | Exception]) -> None:
+        self.now = 1000.0
+        self.dialled: list[tuple[str, int]] = []
+        self.peers = [Peer(peer, address, "inbound", 0.0) for peer, address in addresses.items()]
+        self._behind = behind
+        self.dial_back = DialBack(lambda: self.peers, lambda: self.now, knock=self._knock)
+
+    async def _knock(self, host: str, port: int) -> PeerId:
+        self.dialled.append((host, port))
+        found = self._behind(host, port)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def asks(self, port: int, peer: PeerId = ASKER) -> Answered | None:
+        """The last word on it."""
+        while (said := answered(self.dial_back(peer, question(port)))) is not None and said.outcome is Outcome.TRYING:
+            await trio.testing.wait_all_tasks_blocked()
+        return said
+
+
+async def outcome(world: World, port: int = 4001, peer: PeerId = ASKER) -> Outcome:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.dial_back.run)
+        await trio.testing.wait_all_tasks_blocked()
+        said = await world.asks(port, peer)
+        nursery.cancel_scope.cancel()
+    assert said is not None
+    return said.outcome
+
+
+@pytest.mark.trio
+async def test_whoever_answers_there_with_the_askers_key_is_reached() -> None:
+    world = World({ASKER: HOME}, lambda host, port: ASKER)
+    assert await outcome(world) is Outcome.REACHED
+    assert world.dialled == [("11.0.0.2", 4001)]  # the connection's address, the port that was asked for
+
+
+@pytest.mark.parametrize("there", [OTHER, Silent("no answer"), Stranger("a web server")], ids=["another peer", "nobody", "no peer"])
+@pytest.mark.trio
+async def test_anything_else_is_not_and_no_more_is_told(there: PeerId | Exception) -> None:
+    world = World({ASKER: HOME}, lambda host, port: there)
+    assert await outcome(world) is Outcome.NOT_REACHED
+
+
+@pytest.mark.parametrize(
+    "address, port",
+    [
+        ("/ip4/11.0.0.1/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp/p2p-circuit", 4001),
+        ("/dns/somewhere.example/tcp/4001", 4001),
+        ("", 4001),
+        (HOME, 0),
+        (HOME, 22),
+        (HOME, 1023),
+    ],
+)
+@pytest.mark.trio
+async def test_nobody_else_can_be_looked_at_through_us(address: str, port: int) -> None:
+    world = World({ASKER: address}, lambda host, port: ASKER)
+    assert await outcome(world, port) is Outcome.REFUSED
+    assert await outcome(world, 4001, OTHER) is Outcome.REFUSED  # who is not connected
+    assert world.dialled == []
+
+
+@pytest.mark.trio
+async def test_a_peer_is_dialled_seldom_and_all_together_too() -> None:
+    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2, 22)]
+    world = World({ASKER: HOME} | {peer: f"/ip4/11.1.0.{n}/tcp/1" for n, peer in enumerate(peers)}, lambda host, port: Silent("no"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.dial_back.run)
+        await trio.testing.wait_all_tasks_blocked()
+        said = [await world.asks(port) for port in range(5000, 5010)]
+        assert [answer.outcome for answer in said if answer] == [Outcome.NOT_REACHED] * PORTS + [Outcome.REFUSED] * (10 - PORTS)
+        await world.asks(5000)
+        assert len(world.dialled) == PORTS  # what was found out is told again
+        for peer in peers:
+            await world.asks(4001, peer)
+        assert len(world.dialled) == BURST
+        world.now += KEPT + 1
+        assert (await world.asks(5009)) == Answered(Outcome.NOT_REACHED, seen_at(world.peers[0]))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_few_doors_at_once() -> None:
+    peers = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(2, 2 + AT_ONCE + 1)]
+    known = [Peer(peer, f"/ip4/11.1.0.{n}/tcp/1", "inbound", 0.0) for n, peer in enumerate(peers)]
+
+    async def never(host: str, port: int) -> PeerId:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    dial_back = DialBack(lambda: known, lambda: 0.0, knock=never)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dial_back.run)
+        await trio.testing.wait_all_tasks_blocked()
+        said = [answered(dial_back(peer, question(4001))) for peer in peers]
+        nursery.cancel_scope.cancel()
+    assert [answer.outcome for answer in said if answer] == [Outcome.TRYING] * AT_ONCE + [Outcome.REFUSED]
+
+
+@pytest.mark.trio
+async def test_until_it_runs_nothing_is_tried() -> None:
+    world = World({ASKER: HOME}, lambda host, port: ASKER)
+    assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
+
+
+@pytest.mark.parametrize("message", [b"", bytes([DIAL_BACK]), bytes([DIAL_BACK, 1]), bytes([DIAL_BACK, 1, 2, 3]), b"\1\x0f\xa1"])
+@pytest.mark.trio
+async def test_what_is_no_question_is_not_answered(message: bytes) -> None:
+    assert World({ASKER: HOME}, lambda host, port: ASKER).dial_back(ASKER, message) == b""
+
+
+@pytest.mark.parametrize("message", [b"", b"\x04", b"\xff\1\2\3\4", b"\2\1\2\3", b"\2" + bytes(18)])
+@pytest.mark.trio
+async def test_what_is_no_answer_is_none(message: bytes) -> None:
+    assert answered(message) is None
+
+
+@pytest.mark.trio
+async def test_an_address_of_ipv4_in_ipv6_is_the_one_of_ipv4() -> None:
+    assert str(seen_at(Peer(ASKER, "/ip6/::ffff:11.0.0.2/tcp/1", "inbound", 0.0))) == "11.0.0.2"
+
+
+@pytest.mark.trio
+async def test_members_dial_each_other_back() -> None:
+    swarm = MemorySwarm()
+    members = [
+        Member(
+            Identity.from_seed(bytes([n]) * 32),
+            Topic("main", "0"),
+            lambda handlers, n=n: swarm.join(Identity.from_seed(bytes([n]) * 32).peer_id, handlers),  # type: ignore[misc]
+            sequence=iter(()),
+            clock=lambda: 0.0,
+        )
+        for n in (1, 2)
+    ]
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(member.run)
+            nursery.start_soon(member.dial_back.run)
+        await trio.testing.wait_all_tasks_blocked()
+        verdicts = await ask_members(members[0].engine.request, [members[1].identity.peer_id, OTHER], 4001)
+        nursery.cancel_scope.cancel()
+    # In memory there are no addresses, so it will not be tried; the other is not there at all.
+    assert verdicts == [Verdict(members[1].identity.peer_id, Outcome.REFUSED, None)]
+
+
+# Knocking.
+
+
+
+async def knocked_at(*said: bytes) -> PeerId:
+    """Knock at a server that says this, and hangs up."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        for part in said:
+            await stream.send_all(part)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, serve, 0)
+        port = listeners[0].socket.getsockname()[1]
+        found: PeerId | Stranger
+        try:
+            found = await knock("127.0.0.1", port, patience=5.0)
+        except Stranger as error:
+            found = error
+        nursery.cancel_scope.cancel()
+    if isinstance(found, Stranger):
+        raise found
+    return found
+
+
+CHOSEN = b"\x13/multistream/1.0.0\n\x07/noise\n"
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        [b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(100)],
+        [b"\x13/multistream/1.0.0\n\x03na\n" + bytes(100)],
+        [CHOSEN],
+        [CHOSEN, b"\x00\x00"],
+        [CHOSEN, b"\xff\xff" + bytes(65535)],
+        [CHOSEN, b"\x00\x60" + bytes(96)],  # a key of low order
+        [CHOSEN, b"\x00\x70" + os.urandom(112)],
+    ],
+    ids=["nothing", "a web server", "no noise", "nothing more", "no handshake", "too long", "zeros", "noise, but not Noise"],
+)
+@pytest.mark.trio
+async def test_who_proves_nothing_is_a_stranger(said: list[bytes]) -> None:
+    with pytest.raises(Stranger):
+        await knocked_at(*said)
+
+
+@pytest.mark.net
+@pytest.mark.trio
+async def test_a_long_handshake_is_not_waited_for() -> None:
+    with pytest.raises(Stranger, match="too long"):
+        await knocked_at(CHOSEN, b"\xff\xff" + bytes(65535))
+
+
+@pytest.mark.net
+@pytest.mark.trio
+async def test_nobody_there() -> None:
+    with pytest.raises(Silent) as error:
+        await knock("127.0.0.1", 1)
+    assert error.value.refused and "nothing listens" in str(error.value)
+
+
+@pytest.mark.net
+@pytest.mark.trio
+async def test_one_who_takes_the_connection_and_says_nothing() -> None:
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, lambda stream: trio.sleep_forever(), 0)
+        with pytest.raises(Silent):
+            await knock("127.0.0.1", listeners[0].socket.getsockname()[1], patience=0.2)
+        nursery.cancel_scope.cancel()
+
+
+class Responder:
+    """The other half of Noise XX, as far as its one message."""
+
+    def __init__(self, first: bytes) -> None:
+        self.static, ephemeral = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._hash = sha256(b"Noise_XX_25519_ChaChaPoly_SHA256").digest()
+        self._chain, self._key = b"Noise_XX_25519_ChaChaPoly_SHA256", b""
+        for data in (first, b"", ephemeral.public_key().public_bytes_raw()):
+            self._hash = sha256(self._hash + data).digest()
+        caller = X25519PublicKey.from_public_bytes(first)
+        self._mix(ephemeral.exchange(caller))
+        self._said = ephemeral.public_key().public_bytes_raw() + self._sealed(self.public)
+        self._mix(self.static.exchange(caller))
+
+    @property
+    def public(self) -> bytes:
+        return self.static.public_key().public_bytes_raw()
+
+    def says(self, payload: bytes) -> bytes:
+        return self._said + self._sealed(payload)
+
+    def _mix(self, shared: bytes) -> None:
+        made = HKDF(hashes.SHA256(), 64, self._chain, b"").derive(shared)
+        self._chain, self._key = made[:32], made[32:]
+
+    def _sealed(self, plain: bytes) -> bytes:
+        secret = ChaCha20Poly1305(self._key).encrypt(bytes(12), plain, self._hash)
+        self._hash = sha256(self._hash + secret).digest()
+        return secret
+
+
+def field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2, len(data)]) + data
+
+
+ME = Identity.from_seed(b"\5" * 32)
+NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+KEY = field(1, bytes.fromhex("08011220") + ME.public_key)
+
+
+def sign(message: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(ME.seed).sign(message)
+
+
+def test_who_signs_for_its_connection_is_believed() -> None:
+    handshake = Handshake(b"\1" * 32)
+    responder = Responder(handshake.first())
+    signature = sign(b"noise-libp2p-static-key:" + responder.public)
+    assert handshake.whose(responder.says(KEY + field(2, signature) + field(4, b"extensions"))) == ME.peer_id
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        lambda public: KEY,
+        lambda public: KEY + field(2, sign(b"noise-libp2p-static-key:" + bytes(32))),  # of another connection
+        lambda public: KEY + field(2, sign(public)),
+        lambda public: field(1, bytes.fromhex("08001220") + ME.public_key) + field(2, sign(b"noise-libp2p-static-key:" + public)),
+        lambda public: KEY[:-1],
+        lambda public: b"\x08\x01" + KEY,
+        lambda public: b"\x0a\xff\xff\xff\xff\x01",
+        lambda public: b"",
+    ],
+    ids=["no signature", "another's", "of something else", "another kind of key", "cut off", "a number", "endless", "nothing"],
+)
+def test_who_does_not_is_not(payload: Callable[[bytes], bytes]) -> None:
+    handshake = Handshake(b"\1" * 32)
+    responder = Responder(handshake.first())
+    with pytest.raises(Stranger):
+        handshake.whose(responder.says(payload(responder.public)))
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("name", ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)])
+@pytest.mark.trio
+async def test_both_engines_are_recognised(name: str) -> None:
+    """And one that was knocked at goes on."""
+    member = Member(
+        ME,
+        Topic("main", "0"),
+        lambda handlers: engine(name)(
+            ME,
+            Topic("main", "0"),
+            handlers,
+            listen=["/ip4/127.0.0.1/tcp/0"],
+            bootstrap=[],
+            addressbook=None,
+            clock=time.time,
+            rng=random.Random(1),
+        ),
+        sequence=iter(()),
+        clock=time.time,
+    )
+    async with trio.open_nursery() as nursery:
+        [address] = await nursery.start(member.run)
+        for _ in range(3):
+            assert await knock("127.0.0.1", int(address.split("/")[4])) == ME.peer_id
+        nursery.cancel_scope.cancel()
