@@ -89,6 +89,7 @@ class HivemindEngine:
         self._shards = Shards()
         self._asker: Asker | None = None
         self._addresses: list[str] = []
+        self.relayed: Sequence[str] = ()  # multiaddresses through relays that have taken us in, since nobody can dial us
         self._discovery: Discovery | None = None
 
     @property
@@ -145,7 +146,7 @@ class HivemindEngine:
                     nursery.start_soon(self._keep_addresses, p2pd, listen)
                     up()
         finally:
-            self._discovery, self._asker, self._addresses = None, None, []
+            self._discovery, self._asker, self._addresses, self.relayed = None, None, [], ()
             self._file.save()
 
     def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
@@ -161,7 +162,9 @@ class HivemindEngine:
         identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
         if peer_of(identified.id) != self.me:
             raise P2pdGone("p2pd runs under another key than ours")
-        return [str(endpoint) for text in direct(texts(identified.addrs)) if (endpoint := parse_endpoint(text)) is not None]
+        found = texts(identified.addrs)
+        self.relayed = [text for text in found if "/p2p-circuit" in text]
+        return [str(endpoint) for text in direct(found) if (endpoint := parse_endpoint(text)) is not None]
 
     async def _check_ports(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
         """At the start alone: when nobody can dial us, p2pd no longer names its public addresses. Raises P2pdGone."""
