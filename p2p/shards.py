@@ -30,16 +30,17 @@ from p2p.types import PeerId
 
 HELLO = "hello"  # the envelope's kind
 HELLO_VERSION = 1
-HELLO_EVERY = 10.0  # seconds between two hellos in the whole swarm
+HELLO_EVERY = 15.0  # seconds between two hellos in the whole swarm
 HELLO_LEAST = 60.0  # seconds between two of one node
-WINDOW = 300.0  # seconds for which a hello counts
+WINDOW = 450.0  # seconds for which a hello counts
 KEPT_HELLOS = 512  # authors
 MAX_SIZE = 10_000_000
 MAX_SHARDS = 2**15  # then every number is below 2^16
 
 BUDGET = 64 * 1024  # bytes of offers heard in a round: four times what a round trains on (J = 4 rollouts of 4 KiB)
 OFFER_BYTES = 600  # one copy of an offer of 8 rollouts, GossipSub's and the transport's own bytes included
-COPIES = 5  # of each offer that reach a node in a mesh of 6 to 12
+COPIES = 5  # of each offer that reach a node in a mesh of 6 to 12 …
+GOSSIP_BYTES = 1000  # … and what those outside the mesh say of it
 
 LADDER = 1.1  # ratio of two neighbouring numbers of shards
 GROW, SHRINK = 1.15, 0.8  # of what a shard should have: beyond, K changes
@@ -49,7 +50,7 @@ COUNTED = 150.0  # seconds at one home after which the count there is trusted
 TRUST = 3.0
 STEP = 2.0  # by which K changes at once, at most …
 PACE = 60.0  # … and seconds until it may again
-FOLLOW = 300.0  # seconds after which a node that differs from the others' K takes theirs, where it fits the size too
+FOLLOW = 450.0  # seconds after which a node that differs from the others' K takes theirs, where it fits the size too
 COMPANY = 8  # members connected, from which on the swarm may be a large one
 HESITATE = (5.0, 30.0)  # seconds after which a node that has heard no hello says one itself
 PATIENCE = 60.0  # seconds after which it takes the swarm for a small one
@@ -93,9 +94,11 @@ def decode_hello(body: bytes) -> Hello | None:
     return Hello(parsed.size, parsed.shards) if good and _encoder.encode(parsed) == body else None
 
 
-def authors_of(budget: float = BUDGET, offer_bytes: float = OFFER_BYTES, copies: float = COPIES) -> float:
+def authors_of(
+    budget: float = BUDGET, offer_bytes: float = OFFER_BYTES, copies: float = COPIES, gossip_bytes: float = GOSSIP_BYTES
+) -> float:
     """Authors that one shard should have, for a node hears two."""
-    return max(1.0, budget / (2 * offer_bytes * copies))
+    return max(1.0, budget / (2 * (offer_bytes * copies + gossip_bytes)))
 
 
 def shards_of(size: float, authors: float) -> int:

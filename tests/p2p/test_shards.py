@@ -159,7 +159,7 @@ def test_the_number_of_shards_follows_the_size() -> None:
 
 
 def test_the_budget_says_how_many_authors_a_shard_has() -> None:
-    assert authors_of(60_000, 600, 5) == 10
+    assert authors_of(80_000, 600, 5, 1000) == 10
     assert authors_of(1, 600, 5) == 1
 
 

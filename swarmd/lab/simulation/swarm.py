@@ -1,0 +1,241 @@
+"""A swarm of simulated nodes: rounds, churn and growth, over the daemon's own pure code. Deterministic by seed."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p.shards import HELLO, Hello, Shards, authors_of, decode_hello, shards_of
+from p2p.topic import Topic
+from p2p.types import Envelope, PeerId
+from swarmd.exchange import offers
+from swarmd.exchange.offers import Offered
+from swarmd.lab.simulation.events import Events
+from swarmd.lab.simulation.fetches import Fetch, Fetches
+from swarmd.lab.simulation.figures import Tally
+from swarmd.lab.simulation.gossip import Gossip, Message
+from swarmd.lab.simulation.internet import HOMES, Internet, Weather
+from swarmd.lab.simulation.ledger import Ledger
+from swarmd.lab.simulation.node import EPOCH, Node, Round, build, new_board, offered_in
+
+LOOK_EVERY = 5.0  # seconds between two looks at the shards
+JITTER = 0.1  # of a round's length, either way
+AT_LEAST = 5.0  # seconds: `swarmd.exchange.gathering.AT_LEAST`, whose module runs on trio
+OFFER = offers.KIND
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is simulated. Seconds."""
+
+    nodes: int
+    seed: int = 0
+    period: float = 60.0  # of a round
+    wanted: int = 4  # J
+    rollouts: int = 8  # of a set
+    rollout_bytes: int = 4096  # of text
+    weather: Weather = HOMES
+    arriving: float = 60.0  # the nodes come one by one within so long
+    session: float = 0.0  # mean time until a node goes away; 0: it stays
+    absence: float = 120.0  # mean time until it is back
+    authors: float | None = None  # of a shard; by default as p2p.shards has it
+    formed: bool = False  # the swarm is there already: each node has heard the hellos of a while
+
+
+class Swarm:
+    def __init__(self, plan: Plan, text: str) -> None:
+        """text: what the rollouts are cut from, so that they compress as text does."""
+        self.plan, self._text = plan, text
+        self.rng = random.Random(plan.seed)
+        self.events, self.ledger, self.tally = Events(), Ledger(), Tally()
+        self.internet = Internet(random.Random(self.rng.getrandbits(64)), plan.weather)
+        self.nodes: list[Node] = []
+        self.gossip = Gossip(self.events, self.internet, self.ledger, random.Random(self.rng.getrandbits(64)), self._delivered)
+        self._fetches = Fetches(self.events, self.internet, self.ledger, self.gossip, self.nodes, self._fetched)
+        self._under_way: dict[int, dict[bytes, Fetch]] = {}
+        self._numbers: dict[str, int] = {}
+        self._present_seconds = self._counted_at = 0.0
+        self._earlier = [PeerId(f"earlier {i}") for i in range(30)]
+        self._swarm_id = Topic("simulated", "0" * 16).swarm_id
+        for _ in range(plan.nodes):
+            self.events.at(self.rng.random() * plan.arriving, self._join)
+
+    def run(self, seconds: float) -> None:
+        self.events.run(self.events.now + seconds)
+
+    def measure(self, rounds: int) -> None:
+        """Forget what was counted so far, and let so many rounds pass. What was begun and not ended within them does not count."""
+        self.ledger.clear()
+        self._present_seconds, self._counted_at = 0.0, self.events.now
+        self.tally = Tally(begun=self.events.now)
+        self.run(rounds * self.plan.period)
+
+    @property
+    def present_seconds(self) -> float:
+        """Node-seconds since `measure` began."""
+        self._count_present()
+        return self._present_seconds
+
+    def _count_present(self) -> None:
+        """Before the number of present nodes changes."""
+        now = self.events.now
+        self._present_seconds += self.gossip.present * (now - self._counted_at)
+        self._counted_at = now
+
+    @property
+    def present(self) -> list[Node]:
+        return [node for node in self.nodes if self.gossip.up(node.number)]
+
+    # Coming and going.
+
+    def _join(self) -> None:
+        number = self.internet.add()
+        self.ledger.add()
+        self.gossip.add()
+        node = build(number, self.rng, self._swarm_id, self.events.now, self.plan.authors)
+        if self.plan.formed:
+            self._acquaint(node)
+        self.nodes.append(node)
+        self._numbers[node.name] = number
+        self._start(node)
+
+    def _acquaint(self, node: Node) -> None:
+        """What the hellos of the last minutes would have told: estimates as nodes with some dozen authors at home make them."""
+        for i in range(30):
+            said = max(1, round(self.plan.nodes * self.rng.gauss(1.0, 0.3)))
+            hello = Hello(said, shards_of(self.plan.nodes, self.plan.authors or authors_of()))
+            node.shards.told(self._earlier[i], hello, self.events.now)
+
+    def _start(self, node: Node) -> None:
+        node.life += 1
+        now, rng = self.events.now, node.rng
+        self._under_way[node.number] = {}
+        self._count_present()
+        self.gossip.start(node.number)
+        self.events.after(rng.random() * LOOK_EVERY, self._look, node, node.life)
+        self.events.after(rng.random() * self.plan.period, self._round, node, node.life)
+        if self.plan.session:
+            self.events.at(now + rng.expovariate(1 / self.plan.session), self._stop, node)
+
+    def _stop(self, node: Node) -> None:
+        """Killed: what it held in memory is lost, its key and what it has seen are not."""
+        node.life += 1
+        self.tally.left += 1
+        self._count_present()
+        self.gossip.stop(node.number)
+        node.held.clear()
+        node.came.clear()
+        node.visits.clear()
+        node.board, node.gathering, node.waiting = new_board(), None, None
+        self.events.after(node.rng.expovariate(1 / self.plan.absence), self._again, node)
+
+    def _again(self, node: Node) -> None:
+        node.shards = Shards(node.rng, self.events.now, authors=self.plan.authors)
+        self._start(node)
+
+    # Shards.
+
+    def _look(self, node: Node, life: int) -> None:
+        if node.life != life:
+            return
+        now, number = self.events.now, node.number
+        node.placement = node.shards.look(now, len(self.gossip.links[number]))
+        inside, wanted = self.gossip.inside[number], {0, *node.placement.listening}
+        if inside != wanted:
+            for shard in sorted(inside - wanted):
+                self.gossip.leave(number, shard)
+            for shard in sorted(wanted - inside):
+                self.gossip.join(number, shard)
+            self.gossip.tidy(number)
+        self._fetches.tidy(node)
+        hello = node.shards.hello_due(now)
+        if hello is not None:
+            self._publish(node, HELLO, hello, 0)
+        if node.waiting is not None and node.placement.home is not None:
+            body, node.waiting = node.waiting, None
+            self._publish(node, OFFER, body, node.placement.home)
+        self.events.after(LOOK_EVERY, self._look, node, life)
+
+    def _publish(self, node: Node, kind: str, body: bytes, shard: int) -> None:
+        now = self.events.now
+        message = Message(node.seal(kind, body, now), shard, node.number, "offers" if kind == OFFER else "hellos", now)
+        self.gossip.publish(message)
+        if kind == OFFER:
+            self.tally.published.append(message)
+            self.tally.on_shard_0 += shard == 0
+
+    def _delivered(self, number: int, message: Message, via: int) -> bool:
+        node, now = self.nodes[number], self.events.now
+        self.ledger.work["parsed"][number] += 1
+        envelope = node.inbox.receive(message.frame, EPOCH + now, self.nodes[via].name)
+        if not isinstance(envelope, Envelope):
+            self.tally.refused[envelope.reason] += 1
+            return envelope.reason.verdict.value == "accept"
+        if envelope.kind == HELLO:
+            hello = decode_hello(envelope.body)
+            if hello is not None:
+                node.shards.told(envelope.author, hello, now)
+            return True
+        node.shards.heard(envelope.author, message.shard, now)
+        found = offered_in(envelope)
+        node.board.add(found)
+        for item in found:
+            node.came.setdefault(item.id, (message.sent, now, via))
+        self._fill(node)
+        return True
+
+    # Rounds.
+
+    def _round(self, node: Node, life: int) -> None:
+        """One ends and the next begins: its rollouts are offered, and those for the next are chosen and fetched while it lasts."""
+        if node.life != life:
+            return
+        gathering, node.gathering = node.gathering, None
+        for fetch in list(self._under_way[node.number].values()):
+            if self.events.now - fetch.since >= AT_LEAST:
+                self._fetches.cancel(fetch)
+        if gathering is not None:
+            self.tally.ended(gathering)
+        node.round += 1
+        body, blobs = node.produce(self._text, self.plan.rollouts, self.plan.rollout_bytes)
+        node.board.next_round()
+        node.forget()
+        node.held.update(dict.fromkeys(blobs, node.round))
+        if node.placement.home is None:
+            node.waiting = body
+        else:
+            self._publish(node, OFFER, body, node.placement.home)
+        node.gathering = Round(self.plan.wanted, self.plan.wanted - len(self._under_way[node.number]))
+        self._fill(node)
+        length = self.plan.period * node.rng.uniform(1 - JITTER, 1 + JITTER)
+        self.events.after(length, self._round, node, life)
+
+    def _fill(self, node: Node) -> None:
+        """As `Gatherer` does: choose what is missing from what is on offer."""
+        gathering = node.gathering
+        if gathering is None or gathering.missing <= 0:
+            return
+        chosen: Sequence[Offered] = node.board.choose(gathering.missing, node.rng)
+        gathering.missing -= len(chosen)
+        for item in chosen:
+            via = node.came[item.id][2] if item.id in node.came else node.number
+            self.tally.chosen += 1
+            self._under_way[node.number][item.id] = self._fetches.begin(node, item, self._numbers[item.author], via)
+
+    def _fetched(self, fetch: Fetch, here: bool) -> None:
+        node, now = fetch.node, self.events.now
+        if self._under_way[node.number].pop(fetch.item.id, None) is None:
+            return
+        gathering = node.gathering
+        if here:
+            node.held[fetch.item.id] = node.round
+            sealed, arrived, _ = node.came.get(fetch.item.id, (now, now, 0))
+            self.tally.obtained(arrived - sealed + now - fetch.since, now - sealed, fetch.item.size)
+            if gathering is not None:
+                gathering.held += 1
+        else:
+            author = self._numbers[fetch.item.author]
+            holders = sum(self.gossip.up(other.number) and fetch.item.id in other.held for other in self.nodes)
+            self.tally.missed(author_up=self.gossip.up(author), holders=holders)
+            if gathering is not None:
+                gathering.missing += 1
+                self._fill(node)
