@@ -147,8 +147,9 @@ class Gated:
 
 
 def rewarded(scored: Scored) -> Scored:
-    """The same rollout, less what earned nothing."""
-    right = [i for i, reward in enumerate(scored.rewards) if reward > 0]
+    """The same rollout, less what earned nothing, and each text once: right answers are often the same."""
+    answers = zip(scored.rollout.completions, scored.rewards, strict=True)
+    right = list({completion: i for i, (completion, reward) in enumerate(answers) if reward > 0}.values())
     rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in right))
     tokens = scored.tokens
     if tokens is not None:

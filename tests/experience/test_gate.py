@@ -74,6 +74,8 @@ def test_one_odd_completion_of_our_own_sets_no_limit() -> None:
     gate = Gate()
     gate.learn([own(1, 3 * WARM_UP), own(1, 1, (-50.0,), "x" * 5000)])
     assert gate.limits == FLOORS
+    gate.learn([own(2, WARM_UP, (-50.0,), "x" * 5000)])
+    assert gate.limits == Traits(7500.0, 75.0, 75.0, 75.0), "but many do"
 
 
 def test_what_we_wrote_long_ago_is_forgotten() -> None:
@@ -146,6 +148,21 @@ def test_nothing_odd_nothing_changed() -> None:
     plain = uniform([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked)([own(2)], pool.snapshot(), random.Random(5)) == plain
     assert asked.texts == ["fine"] * 4, "what earned nothing is not looked at, nor what was not chosen, nor our own"
+
+
+def test_our_own_is_not_judged() -> None:
+    """Replay draws it from the pool like others'."""
+    pool = Pool(32, 16, Limits(ME, 32))
+    mine = rollout(1, ME, ["odd", "wrong"], (1.0, 0.0), tokens=[UNLIKELY, UNLIKELY])
+    pool.add_own([mine])
+    assert gated(pool, Asked())([], pool.snapshot(), random.Random(0)) == [mine]
+
+
+def test_the_same_text_is_looked_at_once() -> None:
+    pool, asked = Pool(2), Asked()
+    pool.add([rollout(1, OTHER, ["fine", "fine", "wrong", "fine", "fine too"], (1.0, 1.0, 0.0, 1.0, 1.0))])
+    assert len(gated(pool, asked)([], pool.snapshot(), random.Random(0))) == 1
+    assert asked.texts == ["fine", "fine too"]
 
 
 def test_wrong_answers_may_be_odd() -> None:
