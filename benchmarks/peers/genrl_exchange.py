@@ -105,7 +105,9 @@ def main():
         others = len(gathered) - 1
         if others == int(arguments.nodes) - 1:
             say(held=order["round"], after=after, bytes=others * order["rollouts"] * order["bytes"])
-    os._exit(0)  # hivemind's own processes do not end by themselves
+    for child in psutil.Process().children(recursive=True):
+        child.kill()  # hivemind's own processes do not end by themselves
+    os._exit(0)
 
 
 if __name__ == "__main__":
