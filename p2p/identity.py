@@ -26,6 +26,20 @@ _PEER_ID_HEADER = bytes.fromhex("002408011220")
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUE = {letter: value for value, letter in enumerate(_BASE58)}
 _PEER_ID_LETTERS = 52  # of every Ed25519 peer id
+# Points of small order, their sign bit cleared (the list of libsodium, ed25519_ref10.c): "signatures" of such keys hold for messages
+# that nobody signed, and OpenSSL does not refuse them (RFC 8032 5.1.7 does not ask for it).
+_NOBODYS = frozenset(
+    bytes.fromhex(key)
+    for key in (
+        "00" * 32,
+        "01" + "00" * 31,
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "7f",
+    )
+)
 
 
 class Identity:
@@ -147,6 +161,8 @@ def verify(peer_id: str, domain: bytes, message: bytes, signature: bytes) -> boo
 
 def verify_key(public_key: bytes, domain: bytes, message: bytes, signature: bytes) -> bool:
     """`verify` for a raw 32-byte public key."""
+    if len(public_key) == KEY_BYTES and public_key[:-1] + bytes([public_key[-1] & 0x7F]) in _NOBODYS:
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _separated(domain, message))
     except (InvalidSignature, ValueError):  # ValueError: not 32 bytes

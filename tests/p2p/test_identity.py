@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2p.errors import KeyFileCorrupt, KeyFileTooOpen, KeyFileUnusable, NoKeyFile
-from p2p.identity import Identity, nickname, peer_id_of, public_key_of, verify
+from p2p.identity import Identity, nickname, peer_id_of, public_key_of, verify, verify_key
 
 # The Ed25519 example of github.com/libp2p/specs/blob/master/peer-ids/peer-ids.md
 SPEC_PRIVATE_KEY = bytes.fromhex(
@@ -167,3 +167,10 @@ def test_nicknames_stay_and_spread() -> None:
     peers = [peer_id_of(bytes([n]) * 32) for n in range(200)]
     assert nickname(Identity.from_seed(SEED).peer_id) == "mighty-beaver"
     assert len({nickname(peer) for peer in peers}) > 180
+
+
+def test_nobody_speaks_for_a_key_of_small_order() -> None:
+    """The point that is its own negative: with signature (that point, 0) OpenSSL believes every message of it."""
+    point = (1).to_bytes(32, "little")
+    assert not verify_key(point, b"test", b"anything", point + bytes(32))
+    assert not verify_key(point[:-1] + b"\x80", b"test", b"anything", point + bytes(32))
