@@ -41,7 +41,7 @@ class Diagnosis:
         lines = [self.summary, ""]
         for finding in self.findings:
             lines.append(f"{marks[finding.good]}{finding.about}: {finding.says}")
-            lines += [f"    to do: {finding.remedy}"] * bool(finding.remedy)
+            lines += [f"    → {finding.remedy}"] * bool(finding.remedy)
         return lines
 
 
@@ -155,9 +155,7 @@ def _bootstrap_remedy(entry: Mapping[str, Any]) -> str:
 def _company(found: Survey, bootstrap_answers: bool) -> Finding:
     peers = found["peers"]
     if peers["connected"]:
-        inbound = f", {peers['inbound']} dialled it" if peers["inbound"] else ""
-        says = f"connected to {peers['connected']} of swarm {found['swarm']['name']}: it dialled {peers['outbound']}{inbound}"
-        return Finding("members", True, says)
+        return Finding("members", True, f"connected to {peers['connected']} of swarm {found['swarm']['name']}")
     remedy = "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd" if bootstrap_answers else ""
     return Finding("members", False if found["bootstrap"] else None, f"none of swarm {found['swarm']['name']} is connected", remedy)
 
@@ -176,7 +174,7 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
         says = f"by members on the same network only: {'yes' if yes else 'no'}; nobody could say whether the internet can reach it"
         firewall = "" if yes else f"does a firewall on this machine stop incoming TCP connections to port {port}? Allow them"
         return Finding("dialled back", bool(yes) or None, says, firewall)
-    return Finding("dialled back", None, "no member could say; it takes one that this node is connected to", "")
+    return Finding("dialled back", None, "no member could say", "" if found["peers"]["connected"] else "ask again when it has met members")
 
 
 def _open_the_door(found: Survey) -> str:

@@ -43,8 +43,6 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         "relays": list(getattr(member.engine, "relayed", ())),
         "peers": {
             "connected": len(peers),
-            "outbound": sum(peer.direction == "outbound" for peer in peers),
-            "inbound": sum(peer.direction != "outbound" for peer in peers),
             "relayed": sum("/p2p-circuit" in peer.address for peer in peers),
         },
         "bootstrap": [],
