@@ -1,0 +1,170 @@
+"""Forger: 10,000 frames that no honest author signed, so that they are taken for one's, or use up one's quota.
+
+The code is the real one: `p2p.member`, its inbox and its reputation. What he tries: frames with flipped bits, cut, spliced, written in
+another spelling of msgpack; signatures moved by the order of the group, swapped, of another domain or another message; others' names
+over his own signature; keys of small order, whose "signatures" hold for anything. He brings them by a few connections of his own, by
+ones of a hundred peers, or unnamed, as where the engine does not say who handed a frame over.
+
+`python -m tests.attacks.test_forger` prints the figures.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+
+from p2p.engines.memory import MemorySwarm
+from p2p.envelope import DOMAIN, seal
+from p2p.identity import Identity, peer_id_of
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import PeerId, Verdict
+
+TOPIC = Topic("main", "0123456789abcdef")
+NOW = 1_700_000_000.0
+FORGED = 10_000
+ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of Ed25519
+TAIL = 66  # a frame's signature with its msgpack header
+
+
+@dataclass
+class World:
+    rng: random.Random
+    now: float = NOW
+    honest: list[Identity] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(10)]
+        self.mine, victim = Identity.from_seed(b"m" * 32), Identity.from_seed(b"v" * 32)
+        numbers = itertools.count(1)
+        self.victim = Member(
+            victim, TOPIC, partial(MemorySwarm().join, victim.peer_id), sequence=numbers, clock=lambda: self.now
+        )
+
+    def frame(self, author: Identity) -> bytes:
+        """An honest frame that the victim has not seen: what a forger starts from."""
+        self.number += 1
+        return seal(author, TOPIC.swarm_id, self.number, self.now, "rollouts", self.rng.randbytes(self.rng.choice([0, 40, 2000])))
+
+
+def flipped(world: World, frame: bytes) -> bytes:
+    changed = bytearray(frame)
+    for _ in range(world.rng.randint(1, 3)):
+        changed[world.rng.randrange(len(frame))] ^= 1 << world.rng.randrange(8)
+    return bytes(changed)
+
+
+def cut_or_spliced(world: World, frame: bytes) -> bytes:
+    other, i, j = world.frame(world.rng.choice(world.honest)), world.rng.randrange(len(frame)), world.rng.randrange(1, 60)
+    return world.rng.choice([frame[:i], frame[:i] + other[i : i + j] + frame[i + j :], frame + other[:j], frame[:i] + frame[i + j :]])
+
+
+def respelled(world: World, frame: bytes) -> bytes:
+    """The same content, signature included, in msgpack that says it longer; or with its signature as text."""
+    fields = msgspec.msgpack.decode(frame)
+    number = fields[4]
+    longer = {
+        b"\xcf" + number.to_bytes(8, "big"): msgspec.msgpack.encode(number),
+        b"\xc5" + (32).to_bytes(2, "big") + fields[3]: msgspec.msgpack.encode(fields[3]),
+        b"\xd9\x06swarmd": b"\xa6swarmd",
+        b"\xdc\x00\x09" + frame[1:20]: frame[:20],
+    }
+    long, short = world.rng.choice(list(longer.items()))
+    return frame.replace(short, long, 1)
+
+
+def moved_signature(world: World, frame: bytes) -> bytes:
+    """(R, s) and (R, s + order) are the same to a careless verifier, and so are R and −R to a worse one."""
+    r, s = frame[-64:-32], int.from_bytes(frame[-32:], "little")
+    moved = [r + n.to_bytes(32, "little") for n in (s + ORDER, (ORDER - s) % ORDER, (s + 2 * ORDER) % 2**256)]
+    return frame[:-64] + world.rng.choice([*moved, r[:-1] + bytes([r[-1] ^ 0x80]) + frame[-32:]])
+
+
+def other_signature(world: World, frame: bytes) -> bytes:
+    """By another key, for another message, in another domain."""
+    author = next(a for a in world.honest if a.public_key in frame)
+    signatures = [
+        world.mine.sign(DOMAIN, frame[:-TAIL]),
+        author.sign(b"swarmd offer v1", frame[:-TAIL]),
+        author.sign(DOMAIN, frame[:-TAIL] + b"\0"),
+        world.frame(author)[-64:],
+        bytes(64),
+        world.rng.randbytes(64),
+    ]
+    return frame[:-64] + world.rng.choice(signatures)
+
+
+def small_order(world: World, frame: bytes) -> bytes:
+    """The neutral element as key and as R, s = 0: the equation holds for every message."""
+    author = next(a for a in world.honest if a.public_key in frame)
+    neutral = (1).to_bytes(32, "little")
+    point = world.rng.choice([neutral, neutral[:-1] + b"\x80", bytes.fromhex("ee" + "ff" * 30 + "7f")])
+    return frame[:-64].replace(author.public_key, point) + neutral + bytes(32)
+
+
+def other_swarm(world: World, frame: bytes) -> bytes:
+    author = next(a for a in world.honest if a.public_key in frame)
+    elsewhere = Topic("main", "fedcba9876543210").swarm_id
+    stolen = seal(author, elsewhere, world.number, world.now, "rollouts", b"said elsewhere")
+    return world.rng.choice([stolen, stolen.replace(elsewhere, TOPIC.swarm_id)])
+
+
+TRICKS: list[Callable[[World, bytes], bytes]] = [
+    flipped, cut_or_spliced, respelled, moved_signature, other_signature, small_order, other_swarm,
+]  # fmt: skip
+
+
+@dataclass
+class Result:
+    let_in: int = 0
+    looked_at: int = 0  # signatures that we had to verify
+    honest_sent: int = 0
+    honest_let_in: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+def attack(connections: int, seed: int = 1) -> Result:
+    """connections: of his; 0: the engine does not say who hands over what."""
+    world, result = World(random.Random(seed)), Result()
+    rng = world.rng
+    his: list[PeerId | None] = [peer_id_of(rng.randbytes(32)) for _ in range(connections)] or [None]
+    for n in range(FORGED):
+        original = world.frame(rng.choice(world.honest))
+        forged = rng.choice(TRICKS)(world, original)
+        if forged == original:
+            continue
+        result.let_in += world.victim.deliver(forged, rng.choice(his)) is Verdict.ACCEPT
+        world.now += 0.001  # he sends a thousand a second, with 20 frames a second of the honest between them
+        if n % 50 == 0:
+            author = rng.choice(world.honest)
+            result.honest_sent += 1
+            result.honest_let_in += world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
+    for author in world.honest:  # and each has its whole burst left, but for what it sent itself
+        for _ in range(150):
+            result.honest_sent += 1
+            result.honest_let_in += world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
+    result.reasons = Counter({reason.value: count for reason, count in world.victim.rejected.items()})
+    result.looked_at = result.reasons["bad signature"]
+    print(
+        f"\nforger: {FORGED} forged frames by {connections or 'unnamed'} connections: {result.let_in} let in, {result.looked_at} "
+        f"signatures verified for nothing; of {result.honest_sent} honest frames beside them {result.honest_let_in} let in"
+    )
+    return result
+
+
+def test_no_forged_frame_is_let_in_and_no_honest_one_kept_out() -> None:
+    results = {connections: attack(connections) for connections in (0, 3, 100)}
+    assert all(r.let_in == 0 and r.honest_let_in == r.honest_sent > 1000 for r in results.values())
+    unnamed = results[0].reasons
+    assert min(unnamed[reason] for reason in ("bad signature", "not a frame", "of another swarm")) > 500
+    assert results[3].looked_at < 100  # his connections are no longer listened to
+
+
+if __name__ == "__main__":
+    for number in (0, 3, 100):
+        attack(number)

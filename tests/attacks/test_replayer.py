@@ -1,0 +1,133 @@
+"""Replayer: an attacker recorded 10,000 frames that a node let in, and sends them all again: at once, later, after a restart.
+
+The code is the real one: `p2p.member` with its inbox and its files. The rules are the attacker's: he has as many connections as he
+likes (a new one for every hundred frames, so that what a connection may send is no obstacle), also unnamed ones, as where the engine
+does not say who handed a frame over; he mixes and orders the frames as he likes; and of his captured authors some have clocks that
+are minutes fast or slow. Restarts are clean, by SIGKILL, or power cuts that lose what the disk had not been made to keep.
+
+`python -m tests.attacks.test_replayer` prints the figures.
+"""
+
+import itertools
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from p2p import seen
+from p2p.engines.memory import MemorySwarm
+from p2p.envelope import seal
+from p2p.identity import Identity, peer_id_of
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import PeerId, Verdict
+
+TOPIC = Topic("main", "0123456789abcdef")
+HEADER = seen._HEADER
+NOW = 1_700_000_000.0
+AUTHORS, FRAMES = 100, 10_000
+DURATION = 200.0  # seconds in which they are sent
+
+
+@dataclass
+class Victim:
+    folder: Path
+    now: float = NOW
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        identity = Identity.from_seed(b"v" * 32)
+        self.member = Member(
+            identity,
+            TOPIC,
+            partial(MemorySwarm().join, identity.peer_id),
+            sequence=itertools.count(1),
+            clock=lambda: self.now,
+            folder=self.folder,
+        )
+
+    def restart(self, how: str) -> None:
+        file = self.folder / "seen"
+        if how == "clean":
+            self.member._recall.close(self.member.inbox.memory())
+        if how == "power cut":
+            file.write_bytes(without_power(file.read_bytes()))
+        self.start()
+
+    def hear(self, frame: bytes, via: PeerId | None) -> bool:
+        return self.member.deliver(frame, via) is Verdict.ACCEPT
+
+
+def without_power(data: bytes) -> bytes:
+    """The file as the next boot finds it: what came after the last fsync is gone."""
+    magic, length, _ = HEADER.unpack_from(data)
+    snapshot = data[HEADER.size : HEADER.size + length].replace(seen.boot_id().encode(), b"x" * 36)
+    journal = data[HEADER.size + length :]
+    kept = journal.rfind(bytes(32)) // seen.RECORD + 1  # the promise was the last to be made durable
+    return HEADER.pack(magic, length, crc32(snapshot)) + snapshot + journal[: max(kept * seen.RECORD, len(journal) - 40 * seen.RECORD)]
+
+
+def record(victim: Victim, rng: random.Random) -> list[bytes]:
+    """What the attacker heard, all of it let in by the victim when it was new."""
+    authors = [(Identity.from_seed(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 90.0, 250.0])) for _ in range(AUTHORS)]
+    frames = []
+    for n in range(FRAMES):
+        victim.now = NOW + 300 + DURATION * n / FRAMES  # the slow ones' frames are from after the victim's start, too
+        author, skew = authors[n % AUTHORS]
+        frames.append(seal(author, TOPIC.swarm_id, n // AUTHORS, victim.now + skew, "rollouts", rng.randbytes(20)))
+    for n, frame in enumerate(frames):
+        victim.now = NOW + 300 + DURATION * n / FRAMES
+        assert victim.hear(frame, None)
+    victim.member.received()
+    return frames
+
+
+def replay(victim: Victim, frames: Sequence[bytes], rng: random.Random) -> int:
+    """How many of them are let in again."""
+    accepted = 0
+    for n, frame in enumerate(rng.sample(frames, len(frames))):
+        via = peer_id_of(rng.randbytes(32)) if n % 100 == 0 else None
+        accepted += victim.hear(frame, via)
+    return accepted
+
+
+def attack(folder: Path, seed: int = 1) -> dict[str, int]:
+    """What was let in a second time, by when it was sent again."""
+    rng = random.Random(seed)
+    results: dict[str, int] = {}
+    victim = Victim(folder)
+    frames = record(victim, rng)
+    end = victim.now
+    results["at once"] = replay(victim, frames, rng)
+    for how in ("clean", "SIGKILL", "power cut"):
+        victim.restart(how)
+        results[f"after a restart ({how})"] = replay(victim, frames, rng)
+    for minutes in (3, 30):
+        victim.now = end + 60 * minutes
+        results[f"after {minutes} minutes"] = replay(victim, frames, rng)
+    victim.restart("SIGKILL")
+    results["after 30 minutes and a restart"] = replay(victim, frames, rng)
+    victim.now = end
+    results["with our clock set back"] = replay(victim, frames, rng)
+    for when, accepted in results.items():
+        print(f"\nreplayer: {len(frames)} frames {when}: {accepted} let in", end="")
+    print()
+    return results
+
+
+@pytest.mark.slow
+def test_nothing_is_let_in_twice(tmp_path: Path) -> None:
+    results = attack(tmp_path)
+    assert len(results) == 8 and not any(results.values())
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        attack(Path(folder))
