@@ -1,0 +1,156 @@
+"""`swarmd bootstrap`, as a real process on loopback."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from p2p.engines import Choice
+from p2p.engines.p2pd import missing
+from swarmd.bootstrap import announcement, place, relays
+from swarmd.config import NodeConfig
+from swarmd.exchange.topic import curriculum_of, swarm_digest
+from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
+
+LISTEN = "/ip4/127.0.0.1/tcp/0"
+SECONDS = 60.0  # patience; the machine may be busy
+NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+
+@contextmanager
+def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    command = [sys.executable, "-m", "swarmd", "bootstrap", "--state-dir", str(folder), "--listen", LISTEN, "--json", *options]
+    own = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")} | {"SWARMD_SWARM_ENGINE": engine}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)])
+def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine: str) -> None:  # noqa: F811
+    with ExitStack() as stack:
+        process, said = stack.enter_context(bootstrap(tmp_path / "boot", engine=engine))
+        assert said["relay"]["on"] is (engine == "hivemind") and said["swarm"]["curriculum"] == "tiny-9"
+        addresses = [entry["address"] for entry in said["addresses"]]
+        assert [entry["from"] for entry in said["addresses"]] == ["machine"]
+        digest = swarm_digest(curriculum_of(NodeConfig()))
+        options: dict[str, Any] = {"bootstrap": addresses, "digest": digest, "more": ["--swarm", "main"]}
+        probes = [stack.enter_context(ProbeProcess(tmp_path / name, **options)) for name in "ab"]
+        for probe in probes:
+            probe.wait_for_peers(2, SECONDS)  # the bootstrap node, and each other
+        probes[0].order(publish=1000)
+        probes[1].wait_for_frames(1, SECONDS)
+
+        state = ["--state-dir", tmp_path / "boot"]
+        until = time.monotonic() + SECONDS
+        while json.loads(run("peers", "--json", *state).out)["peers"] == []:
+            assert time.monotonic() < until
+        status = run("status", *state)
+        assert status.code == 0 and "helping: it trains nothing" in status.out and "trainer" not in status.out and "round" not in status.out
+        assert run("pause", *state).code == 2
+        assert run("doctor", "network", *state).code == 0
+        assert run("bootstrap", *state).code == 5  # it owns the folder
+        assert run("stop", *state).code == 0
+        assert process.wait(20) == 0
+
+
+@pytest.mark.net
+def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
+    """It is no member of theirs, and yet answers their DHT."""
+    with ExitStack() as stack:
+        _, said = stack.enter_context(bootstrap(tmp_path / "boot", engine="libp2p"))
+        addresses = [entry["address"] for entry in said["addresses"]]
+        probes = [stack.enter_context(ProbeProcess(tmp_path / name, bootstrap=addresses, digest="another")) for name in "ab"]
+        for probe, other in zip(probes, reversed(probes), strict=True):
+            probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], SECONDS)
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signals(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    with bootstrap(tmp_path / "boot") as (process, said):
+        process.send_signal(number)
+        assert process.wait(20) == code
+        assert not (tmp_path / "boot" / "run.json").exists()
+    with bootstrap(tmp_path / "boot") as (_, again):
+        assert again["peer_id"] == said["peer_id"]
+
+
+@pytest.mark.net
+@NEEDS_P2PD
+def test_it_is_up_within_two_seconds_and_never_loads_torch(tmp_path: Path) -> None:
+    """Two seconds of this machine when it is idle; what is held to is processor time."""
+    with bootstrap(tmp_path / "boot", engine="hivemind") as (process, _):
+        times = os.times()
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        assert (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK") < 2.0, times
+        assert "libtorch" not in maps and "reasoning_gym" not in maps
+
+
+@pytest.mark.net
+def test_its_port_is_taken(tmp_path: Path, run: Run) -> None:  # noqa: F811
+    with bootstrap(tmp_path / "boot") as (_, said):
+        listen = said["addresses"][0]["address"].split("/p2p/")[0]
+        taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
+        assert taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
+
+
+def test_without_a_network_there_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
+    said = run("bootstrap", "--state-dir", tmp_path / "boot")
+    assert said.code == 2 and 'swarm.engine is "none"' in said.err
+
+
+@pytest.mark.parametrize(
+    "address, where",
+    [
+        ("/ip4/127.0.0.1/tcp/4001/p2p/x", "machine"),
+        ("/ip6/fe80::1/tcp/4001/p2p/x", "machine"),
+        ("/ip4/192.168.2.10/tcp/4001/p2p/x", "network"),
+        ("/ip4/100.64.1.1/tcp/4001/p2p/x", "network"),
+        ("/ip6/fd00::2/tcp/4001/p2p/x", "network"),
+        ("/ip4/11.0.0.1/tcp/4001/p2p/x", "internet"),
+        ("/ip6/2600::1/tcp/4001/p2p/x", "internet"),
+    ],
+)
+def test_from_where_an_address_can_be_dialled(address: str, where: str) -> None:
+    assert place(address) == where
+
+
+@pytest.mark.parametrize(
+    "address, wanted, unwanted",
+    [
+        ("/ip4/11.0.0.1/tcp/4001/p2p/x", "others join with", "no public address|only this machine"),
+        ("/ip4/192.168.2.10/tcp/4001/p2p/x", "forward TCP port 4001 of your router", "only this machine"),
+        ("/ip4/127.0.0.1/tcp/4001/p2p/x", "only this machine can dial it", "router"),
+    ],
+)
+def test_what_people_are_told(address: str, wanted: str, unwanted: str) -> None:
+    engine = Choice("libp2p", "as configured")
+    document = {
+        "name": "glad-cat",
+        "peer_id": "x",
+        "swarm": {"name": "main", "curriculum": "tiny-9"},
+        "engine": {"name": engine.name, "why": engine.why},
+        "relay": relays(engine),
+        "addresses": [{"address": address, "from": place(address)}],
+        "state_dir": "/tmp/boot",
+    }
+    text = "\n".join(announcement(document))
+    assert wanted in text and not re.search(unwanted, text)
+    assert "does not relay" in text and "--state-dir /tmp/boot" in text
