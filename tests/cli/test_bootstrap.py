@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from swarmd.bootstrap import announcement, place, relays
 from swarmd.config import NodeConfig
 from swarmd.exchange.topic import curriculum_of, swarm_digest
 from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
+from tests.packaging.checkout import ROOT, parse
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 SECONDS = 60.0  # patience; the machine may be busy
@@ -108,6 +110,13 @@ def test_its_port_is_taken(tmp_path: Path, run: Run) -> None:  # noqa: F811
         listen = said["addresses"][0]["address"].split("/p2p/")[0]
         taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
         assert taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
+
+
+def test_the_unit_starts_what_the_parser_accepts() -> None:
+    unit = (ROOT / "packaging" / "swarmd-bootstrap.service").read_text(encoding="utf-8")
+    [start] = re.findall(r"^ExecStart=(.*)$", unit, re.M)
+    assert parse(shlex.split(start))["listen"] == ["/ip4/0.0.0.0/tcp/4001"]
+    assert "RestartPreventExitStatus=2 5 130" in unit
 
 
 def test_without_a_network_there_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
