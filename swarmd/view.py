@@ -120,7 +120,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
         f"{line['peers']} peers",
         f"{seconds:.1f} s" + (f" ({split})" if split else ""),
         f"refused {refused}" if refused else "",
-        f"not trained on {gated}" if gated else "",
+        f"not trained on: {gated}" if gated else "",
     ]
     return ", ".join(filter(None, parts))
 

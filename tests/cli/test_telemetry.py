@@ -51,6 +51,7 @@ def test_a_line_is_what_the_design_promises() -> None:
         "pool": {"size": 17, "fresh": 5, "external_share": 0.75},
         "zero_advantage_dropped": 2,
         "rejected": {"no such task in this curriculum": 1},
+        "gated": {},
         "reward_mean": 0.25,
         "reward_sum": 8.0,
         "loss": 0.5,

@@ -1,0 +1,124 @@
+"""The gate in a real node: tiny's own log-probabilities, a checkpoint between, and what an operator reads."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from p2p.engines.memory import MemorySwarm
+from p2p.member import Member
+from swarmd.checkpoint import Checkpoints
+from swarmd.config import NodeConfig
+from swarmd.exchange import wire
+from swarmd.node import resume, run_state
+from swarmd.policy.model import LanguagePolicy
+from swarmd.round import Node, run_round
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring import Verifier
+from swarmd.telemetry import metrics_line
+from swarmd.types import Completion, Rollout, RoundReport, Scored, Tokens
+from swarmd.view import round_sentence
+from tests.cli.test_telemetry import report
+from tests.node.test_round import join, without_seconds
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9.name) as running:
+        yield running
+
+
+def config(**sections: object) -> NodeConfig:
+    return NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
+
+
+def share(member: Member, node: Node, t: int, count: int, suffix: str = "") -> None:
+    """Right answers, and as many wrong ones, to other questions each round."""
+    tasks = node.tasks.draw(count, random.Random(t))
+    right = [f"<answer>{solution(node.tasks, task)}</answer>{suffix}" for task in tasks]  # type: ignore[arg-type]  # they are CurriculumTasks
+    completions = [(Completion(text, True), Completion("<answer>no</answer>", True)) for text in right]
+    rollouts = [Rollout(task.ref, both, member.identity.peer_id) for task, both in zip(tasks, completions, strict=True)]
+    member.publish(wire.KIND, wire.encode(rollouts, t, "tiny"))
+
+
+def play(node: Node, other: Member, rounds: Sequence[int], suffix: str = " evil") -> list[RoundReport]:
+    reports = []
+    for t in rounds:
+        share(other, node, t, 4, suffix)
+        reports.append(without_seconds(run_round(t, node)))
+    return reports
+
+
+def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config())
+    _, _, other = join(swarm, 2, verifier, config())
+    first, second, third = play(node, other, (1, 2, 3))
+    assert (first.external, first.gated) == (4, {}), "of its own it has seen 32 completions, which is too few to judge by"
+    assert (second.external, third.external) == (0, 0)
+    assert sum(second.gated.values()) == 8 and sum(third.gated.values()) == 4  # at first also what is left of the round before
+    (fourth,) = play(node, other, (4,), suffix="")
+    assert (fourth.external, fourth.gated) == (4, {})
+    assert third.rejected == fourth.rejected == {}, "nobody is blamed"
+
+
+def test_switched_off_it_lets_everything_in(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(gate={"mode": "off"}))
+    _, _, other = join(swarm, 2, verifier, config())
+    assert all((r.external, r.gated) == (4, {}) for r in play(node, other, (1, 2, 3)))
+    assert node.gate is None
+
+
+def test_a_wide_margin_lets_more_in(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(gate={"margin": 20.0}))
+    _, _, other = join(swarm, 2, verifier, config())
+    assert all((r.external, r.gated) == (4, {}) for r in play(node, other, (1, 2, 3)))
+
+
+def test_a_resumed_node_judges_as_one_that_never_stopped(verifier: Verifier, tmp_path: Path) -> None:
+    swarm = MemorySwarm()
+    node, policy, _ = join(swarm, 1, verifier, config())
+    _, _, other = join(swarm, 2, verifier, config())
+    checkpoints = Checkpoints(tmp_path)
+    play(node, other, (1, 2))
+    checkpoints.save(run_state(2, 1, node), policy.files())
+    reports = play(node, other, (3, 4))
+    assert sum(sum(r.gated.values()) for r in reports) == 8
+
+    swarm = MemorySwarm()
+    again, again_policy, _ = join(swarm, 1, verifier, config())
+    _, _, other = join(swarm, 2, verifier, config())
+    assert resume(checkpoints, again, again_policy)[0] == 2
+    assert play(again, other, (3, 4)) == reports
+    assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
+
+
+def test_with_replay_each_rollout_is_computed_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the gate, and then no more: what it saw are the log-probabilities of first use."""
+    asked: list[Scored] = []
+    logprobs = LanguagePolicy.logprobs
+
+    def counted(policy: LanguagePolicy, batch: Sequence[Scored]) -> Sequence[Tokens]:
+        asked.extend(batch)
+        return logprobs(policy, batch)
+
+    monkeypatch.setattr(LanguagePolicy, "logprobs", counted)
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(replay={"mode": "on", "size": 64, "batch": 16, "author_share": 1.0}))
+    _, _, other = join(swarm, 2, verifier, config())
+    reports = play(node, other, (1, 2, 3), suffix="") + play(node, other, (4,))
+    assert sum(r.external for r in reports[:3]) > 12 and all(r.gated == {} for r in reports[:3])
+    assert sum(reports[3].gated.values()) > 0
+    refs = [s.rollout.ref for s in asked]
+    assert len(refs) == len(set(refs)) > 12
+
+
+def test_what_was_gated_is_written_down_and_shown() -> None:
+    line = metrics_line(replace(report(1), gated={"an unlikely token": 2}), time=0.0, peers=1, judge=None, pool_external_share=1.0)
+    assert line["gated"] == {"an unlikely token": 2}
+    assert "not trained on: 2 an unlikely token" in round_sentence(line)
