@@ -230,6 +230,7 @@ class Daemon:
             addresses=self.member.addresses(),
             rejected=self.member.rejected,
             trainer={"pid": self.child.pid, "restarts": self.child.restarts},
+            exchange=self.gatherer.document(),
             judge=self.evaluation.document() if self.evaluation is not None else None,
         )
 

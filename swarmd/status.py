@@ -48,6 +48,7 @@ class StatusBoard:
         addresses: Sequence[str],
         rejected: Mapping[Reason, int],
         trainer: Mapping[str, Any],
+        exchange: Mapping[str, int],
         judge: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         return {
@@ -71,6 +72,7 @@ class StatusBoard:
             "addresses": list(addresses),
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
             "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
+            "exchange": dict(exchange),
             "judge": judge,
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }

@@ -151,6 +151,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}"),
         ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
         ("peers", str(document.get("peers", 0))),
+        ("exchange", exchange_words(document.get("exchange") or {})),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
@@ -188,6 +189,15 @@ def workers_words(workers: Mapping[str, Any]) -> str:
     parts.append(f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}")
     parts += [f"lost and started again: {restarts}"] * bool(restarts)
     return printable(", ".join(parts))
+
+
+def exchange_words(exchange: Mapping[str, Any]) -> str:
+    """Empty while nothing was offered: small sets come whole."""
+    if not any(exchange.values()):
+        return ""
+    missed = f", {exchange['missed']} that nobody had in time" if exchange["missed"] else ""
+    moved = f"{exchange['bytes_in'] / 1024:.0f} KiB in, {exchange['bytes_out'] / 1024:.0f} KiB out"
+    return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:

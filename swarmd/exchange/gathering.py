@@ -50,7 +50,7 @@ class Gatherer:
         self._missing = wanted  # rollouts of this round that are neither here nor on their way
         self._under_way: dict[bytes, _Fetch] = {}
         self._nursery: trio.Nursery | None = None
-        self.gathered, self.missed, self.trained_bytes = 0, 0, 0
+        self.gathered, self.missed = 0, 0
 
     async def run(self) -> None:
         """Fetch until cancelled."""
@@ -81,6 +81,11 @@ class Gatherer:
         self._board.next_round()
         self._missing = max(0, self._wanted - sum(not fetch.scope.cancel_called for fetch in self._under_way.values()))
         self._fill()
+
+    def document(self) -> dict[str, int]:
+        """Rollouts on offer now; since the start those fetched and those that nobody had in time; bytes fetched, and served to others."""
+        fetched, sent = self._member.fetcher.received, self._member.server.sent
+        return {"on_offer": len(self._board), "fetched": self.gathered, "missed": self.missed, "bytes_in": fetched, "bytes_out": sent}
 
     def _fill(self) -> None:
         if self._nursery is None or self._missing <= 0:
@@ -115,6 +120,5 @@ class Gatherer:
             self._member.report(item.author, Reason.UNDECODABLE)
             return False
         self.gathered += 1
-        self.trained_bytes += len(body)
         self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body))
         return True

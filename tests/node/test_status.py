@@ -13,13 +13,15 @@ from swarmd.view import status_lines
 ME = Identity.from_seed(bytes(32)).peer_id
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
 
+EXCHANGE = {"on_offer": 12, "fetched": 5, "missed": 1, "bytes_in": 20_480, "bytes_out": 7_000}
+
 
 def board() -> StatusBoard:
     return StatusBoard(NodeConfig(), Path("/state"), ME, Topic("main", "0123456789abcdef"))
 
 
 def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
-    return of.document(peers=0, addresses=[], rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, judge=None)
+    return of.document(peers=0, addresses=[], rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, exchange=EXCHANGE, judge=None)
 
 
 def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
@@ -53,7 +55,9 @@ def test_the_document_says_what_is_and_what_was() -> None:
     for number in range(1, REWARDS_KEPT + 3):
         of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
     judge = {"score": 0.5}
-    shown = of.document(peers=2, addresses=["/ip4/192.0.2.1/tcp/1"], rejected={}, trainer={"pid": 9, "restarts": 3}, judge=judge)
+    shown = of.document(
+        peers=2, addresses=["/ip4/192.0.2.1/tcp/1"], rejected={}, trainer={"pid": 9, "restarts": 3}, exchange=EXCHANGE, judge=judge
+    )
     assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
     assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {"round": REWARDS_KEPT + 2, "reward_mean": (REWARDS_KEPT + 2) / 1000}
     assert shown["rewards"] == [n / 1000 for n in range(3, REWARDS_KEPT + 3)]
@@ -80,3 +84,10 @@ def test_the_p2p_engine_and_why_it_is_that_one_are_told() -> None:
     told = document(of)
     assert told["engine"] == {"name": "libp2p", "why": "as configured"}
     assert "engine   libp2p: as configured" in status_lines(told)
+
+
+def test_what_was_offered_and_fetched_is_told_once_there_was_any() -> None:
+    lines = status_lines(document(board()))
+    assert "exchange 12 rollouts on offer, 5 fetched, 1 that nobody had in time; 20 KiB in, 7 KiB out" in lines
+    quiet = {**document(board()), "exchange": dict.fromkeys(EXCHANGE, 0)}
+    assert not any(line.startswith("exchange") for line in status_lines(quiet))

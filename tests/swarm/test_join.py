@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from p2p.engines.p2pd import missing
 from swarmd import control
 from swarmd.checkpoint import Checkpoints
 from swarmd.telemetry import read_metrics
@@ -221,3 +222,32 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
         assert rounds == list(range(1, len(rounds) + 1))
     finally:
         subprocess.run(["umount", "-l", str(state)], check=False)
+
+
+def test_sets_too_large_to_be_gossiped_are_offered_and_fetched(tmp_path: Path) -> None:
+    """Sixty-four completions of four questions take some 3 KB; each node trains on what it chose of the other's."""
+    engines = ("libp2p", "libp2p" if missing() else "hivemind")
+    nodes: list[subprocess.Popen[str]] = []
+    bootstrap: list[str] = []
+    try:
+        for number, engine in enumerate(engines):
+            state = tmp_path / str(number)
+            config = tmp_path / f"{number}.toml"
+            config.write_text(f'[round]\ncompletions = 64\n[swarm]\nengine = "{engine}"\n')
+            command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(state), "--config", str(config), *bootstrap]
+            nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True))
+            while not (state / "run.json").exists():
+                assert nodes[-1].poll() is None
+                time.sleep(0.05)
+            status = until(state, lambda status: bool(status["addresses"]), nodes[-1])
+            bootstrap = ["--bootstrap", status["addresses"][0]]
+        for number, node in enumerate(nodes):
+            status = until(tmp_path / str(number), lambda status: bool(status["last"]) and status["last"]["external"] > 0, node)
+            assert status["exchange"]["fetched"] > 0 and status["exchange"]["bytes_in"] > 0
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    for number in range(len(engines)):
+        log = (tmp_path / str(number) / "swarmd.log").read_text()
+        assert "Traceback" not in log
