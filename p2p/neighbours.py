@@ -43,6 +43,10 @@ class Neighbours:
         self._made: dict[PeerId, _Made] = {}  # connections made for a shard
         self._dialling: dict[PeerId, int] = {}
 
+    def __contains__(self, peer: PeerId) -> bool:
+        """Whether we are connected to it for a shard's sake, or about to be."""
+        return peer in self._made or peer in self._dialling
+
     def told(self, shard: int, peers: Iterable[PeerId]) -> None:
         """Somebody says that these are in the shard. The newest are remembered."""
         known = self._told.setdefault(shard, {})

@@ -18,7 +18,7 @@ PROTOCOL = TProtocol(ASK)
 
 # Both lines of the negotiation (multistream-select) go out with the question, and are compared when they come back: one round trip
 # instead of three.
-_GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\n", ASK.encode() + b"\n"))
+GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\n", ASK.encode() + b"\n"))
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Opened(Taken):
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
-        self._greeting, self._expected = _GREETING, _GREETING
+        self._greeting, self._expected = GREETING, GREETING
 
     async def write(self, data: bytes) -> None:
         greeting, self._greeting = self._greeting, b""

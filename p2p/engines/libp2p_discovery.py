@@ -121,7 +121,15 @@ class Discovery:
                     self._book.heard(peer, [str(address) for address in store.addrs(known)], now, source=self._group(known))
             if peer not in self._connected:
                 self._book.succeeded(peer, None, now)
+                if not self._chosen(peer):
+                    self._visits.begin(peer, now)
         self._connected = connected
+
+    def _chosen(self, peer: PeerId) -> bool:
+        """Not so for one that the library's DHT dialled, to ask it something: it would stay for good."""
+        connections = self._stack.host.get_network().get_connections(ID.from_string(peer))
+        ours = any(connection.direction.name.lower() == "outbound" for connection in connections)
+        return not ours or peer in self._outbound.links or peer in self._neighbours
 
     def _group(self, peer: Any) -> str:
         """The network group that the peer's connection comes from. Of one that is not connected any more: as if from afar, unless we

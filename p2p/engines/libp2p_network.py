@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
+from libp2p.custom_types import TProtocol
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
-from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux
 
 from p2p.netgroup import group_of_host
 
+MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,14 @@ class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
         with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
             return await super().open_stream()
         raise MuxedConnUnavailable("no stream could be opened")
+
+
+class Muxing(MuxerMultistream):  # type: ignore[misc]
+    """The library makes its own Yamux, whatever class it is given for it."""
+
+    async def new_conn(self, conn: Any, peer_id: Any) -> Any:
+        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
 
 
 class Network(Swarm):  # type: ignore[misc]

@@ -31,13 +31,12 @@ from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.tools.anyio_service import TrioManager
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
-from p2p.engines.libp2p_network import Muxer, Network
+from p2p.engines.libp2p_network import MUXERS, Muxing, Network
 from p2p.envelope import MAX_FRAME
 from p2p.errors import CannotListen
 from p2p.identity import Identity
@@ -286,10 +285,12 @@ def _host(identity: Identity) -> Host:
     store = PeerStore()
     me = generate_peer_id_from(keys)
     store.add_key_pair(me, keys)
+    upgrader = TransportUpgrader({NOISE: noise}, MUXERS)
+    upgrader.muxer_multistream = Muxing(MUXERS)
     network = Network(
         me,
         store,
-        TransportUpgrader({NOISE: noise}, {TProtocol(YAMUX): Muxer}),
+        upgrader,
         transports=[TCP()],
         retry_config=RetryConfig(max_retries=0),  # the address book knows when to try again
         connection_config=ConnectionConfig(min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0),

@@ -17,18 +17,21 @@ import pytest
 import trio
 from libp2p.peer.peerinfo import PeerInfo
 
+from p2p import neighbours, outbound
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.engines import libp2p_network
+from p2p.engines.asking import SERVED_EACH
 from p2p.engines.libp2p import Libp2pEngine
+from p2p.engines.libp2p_asking import GREETING, PROTOCOL
 from p2p.engines.libp2p_network import Network
-from p2p.engines.libp2p_stack import Stack, open_stack
+from p2p.engines.libp2p_stack import STREAMS, Stack, open_stack
 from p2p.errors import BadAddress, CannotListen, OperatorError, PortInUse
 from p2p.identity import Identity
 from p2p.listening import dialable
 from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, Verdict
+from p2p.types import Engine, Handlers, PeerId, Verdict
 from tests.p2p.waiting import SECONDS, heard, until
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
@@ -331,6 +334,7 @@ async def test_who_floods_is_cut_off_and_the_honest_are_heard() -> None:
         b, _ = member(2, bootstrap=addresses[:1])
         await nursery.start(b.run)
         await heard(b, a)
+        a_engine._toll.rate, a_engine._toll.burst = 20.0, 60.0  # the sender is a slow one
         started, cut = time.monotonic(), 0.0
 
         async def flood(stack: Stack, target: Any) -> None:
@@ -364,7 +368,7 @@ async def test_a_connection_that_ended_leaves_its_place(monkeypatch: pytest.Monk
                 await until(lambda: not network.inbound)
                 stack.host.get_network().unblock_peer(target)
                 await stack.host.connect(PeerInfo(target, [multiaddr.Multiaddr(addresses[0].split("/p2p/")[0])]))
-            assert len(network.get_connections()) == 1 and sum(map(len, network.inbound.values())) == 1
+            await until(lambda: len(network.get_connections()) == sum(map(len, network.inbound.values())) == 1)
 
         assert a_engine._stack is not None
         network = a_engine._stack.host.get_network()
@@ -426,6 +430,148 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
         await until(lambda: taken() == {"127.7": 2, "127.8": 2})
         assert await refused(await come("127.8.0.1"))
         assert len(crowd) == 4 and a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_asks_and_says_nothing_takes_no_place_from_others(caplog: pytest.LogCaptureFixture) -> None:
+    """And what it opens without a word is cut off beyond a limit."""
+    a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a_engine.run)
+        b_engine = engine(2, bootstrap=addresses[:1])
+        await nursery.start(b_engine.run)
+        await until(b_engine.peers)
+
+        async def loiter(stack: Stack, target: Any) -> None:
+            me = stack.host.get_id()
+            network = stack.host.get_network()
+            places = a_engine._desk._open
+            for _ in range(SERVED_EACH + 5):
+                stream = await network.new_stream(target)
+                await stream.write(GREETING + b"\x00\x00\x00\x05")
+            await until(lambda: places[PeerId(str(me))] == SERVED_EACH)
+            assert a_engine._stack is not None
+            handled = a_engine._stack.host._handled
+            for _ in range(STREAMS + 20):
+                await network.new_stream(target)
+            await until(lambda: handled[me] == STREAMS)
+            assert places.total() == SERVED_EACH
+            with trio.fail_after(2):
+                assert await b_engine.request(a_engine.me, b"x", 1000) == b"x" * 1000
+
+        await hostile_stack(addresses, loiter)
+        await until(lambda: not a_engine._desk._open)
+        assert a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_nothing() -> None:
+    a_engine = engine(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a_engine.run)
+
+        async def never_answer(stack: Stack, target: Any) -> None:
+            asked = 0
+
+            async def handler(stream: Any) -> None:
+                nonlocal asked
+                asked += 1
+                await trio.sleep_forever()
+
+            stack.host.set_stream_handler(PROTOCOL, handler)
+            me = PeerId(str(stack.host.get_id()))
+            await until(lambda: me in {peer.id for peer in a_engine.peers()})
+            (connection,) = a_engine._stack.host.get_network().get_connections(stack.host.get_id())  # type: ignore[union-attr]
+            before = len(connection.get_streams())
+            for _ in range(6):  # more than may be asked at once
+                began = time.monotonic()
+                with trio.move_on_after(0.2) as scope:
+                    await a_engine.request(me, b"x", 10)
+                assert scope.cancelled_caught and time.monotonic() - began < 1.0
+            await until(lambda: asked == 6)
+            await until(lambda: len(connection.get_streams()) <= before and len(connection.muxed_conn.streams) <= before + 1)
+            assert connection.muxed_conn.stream_backlog_semaphore.value >= 250
+
+        await hostile_stack(addresses, never_answer)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is ended; whoever waits for it may leave at once."""
+    monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT", 1.0)
+    a_engine = engine(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a_engine.run)
+
+        async def take_nothing(stack: Stack, target: Any) -> None:
+            me = PeerId(str(stack.host.get_id()))
+            await until(lambda: me in {peer.id for peer in a_engine.peers()})
+            assert a_engine._stack is not None
+            network = a_engine._stack.host.get_network()
+            (connection,) = network.get_connections(stack.host.get_id())
+
+            async def stuck(data: bytes) -> None:
+                await trio.sleep_forever()
+
+            connection.muxed_conn.secured_conn.write = stuck
+            began = time.monotonic()
+            with trio.move_on_after(0.2) as scope:
+                await a_engine.request(me, b"x", 10)
+            assert scope.cancelled_caught and time.monotonic() - began < 0.7
+            await until(lambda: connection not in network.get_connections())
+
+        await hostile_stack(addresses, take_nothing)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_was_shut_out_comes_back() -> None:
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, b_engine = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await heard(b, a)
+        a_engine.shut_out(b_engine.me, 2.0)
+        until_then = time.time() + 1.9
+        await until(lambda: not a.peers() and not b.peers())
+        while time.time() < until_then:
+            b.publish("rollouts", b"let me in")
+            await trio.sleep(0.1)
+            assert not a.peers() and not a.received()
+        await heard(b, a)
+        nursery.cancel_scope.cancel()
+
+
+async def test_members_of_a_shard_find_each_other_in_a_large_swarm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large enough, that is, for its members not to know each other: here that is the case at one connection each."""
+    monkeypatch.setattr(outbound, "TARGET", 1)
+    monkeypatch.setattr(outbound, "GROUPS", 1)
+    monkeypatch.setattr(neighbours, "SETTLED", 0.5)
+    real = Network.new_stream
+
+    async def no_dial(self: Network, peer: Any) -> Any:  # or the library's DHT, which asks everybody, would connect us to all of them
+        if not self.get_connections(peer):
+            raise RuntimeError("not connected")
+        return await real(self, peer)
+
+    monkeypatch.setattr(Network, "new_stream", no_dial)
+    hub, _ = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(hub.run)
+        ends = [member(n, bootstrap=addresses[:1])[1] for n in (2, 3, 4)]
+        for end in ends:
+            await nursery.start(end.run)
+        ends[0].subscribe({5})
+        ends[1].subscribe({5})
+        await until(lambda: ends[1].me in {peer.id for peer in ends[0].peers()})
+        assert ends[2].me not in {peer.id for end in ends[:2] for peer in end.peers()}
+        ends[0].subscribe({7})
+        ends[1].subscribe({7})
+        ends[2].subscribe({7})
+        await until(lambda: ends[2].me in {peer.id for peer in ends[0].peers()})
+        for end in ends:
+            end.subscribe(())
+        await until(lambda: not any(end._discovery and end._discovery._neighbours._made for end in ends))
         nursery.cancel_scope.cancel()
 
 
