@@ -19,6 +19,7 @@ ANCHORS = 2
 TRIED_FIRST = 0.95  # how often a peer that we reached before is preferred to one that we only heard of
 TOLD_RATE, TOLD_BURST = 0.1, 40.0  # unknown peers that one peer may tell us of: a second, and at once
 HEARSAY_EVERY = 3600.0  # seconds between two times that hearing of a peer makes it younger
+NEARBY = PeerId("nearby")  # a teller: whoever announces peers on our own network, all together
 _TELLERS, _CONTESTED = 1024, 16
 
 Candidate = tuple[PeerId, list[str]]

@@ -171,6 +171,9 @@ class Engine(Protocol):
     def shut_out(self, peer: PeerId, seconds: float) -> None:
         """Hang up, and neither dial the peer nor listen to it for so long; returns at once."""
 
+    def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Somebody on our own network says that this member is at these addresses; returns at once."""
+
     def peers(self) -> Sequence[Peer]: ...
 
     def addresses(self) -> Sequence[str]:

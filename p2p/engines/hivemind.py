@@ -17,6 +17,7 @@ from pathlib import Path
 import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_endpoint, parse_listen
+from p2p.addressbook import NEARBY
 from p2p.engines.asking import Desk
 from p2p.engines.hivemind_asking import Asker, serve
 from p2p.engines.hivemind_discovery import HEARTBEAT, Discovery, direct, texts
@@ -25,6 +26,7 @@ from p2p.engines.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.listening import dialable, with_ports
+from p2p.netgroup import LOCAL
 from p2p.toll import Toll
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
@@ -117,6 +119,9 @@ class HivemindEngine:
         self._toll.ban(peer, self._clock(), seconds)
         if self._discovery is not None:
             self._discovery.hang_up_soon(peer)
+
+    def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
 
     def peers(self) -> Sequence[Peer]:
         """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""

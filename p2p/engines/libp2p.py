@@ -7,6 +7,7 @@ from pathlib import Path
 import trio
 
 from p2p.address import Endpoint, parse_listen
+from p2p.addressbook import NEARBY
 from p2p.engines.asking import Desk
 from p2p.engines.lasting import BookFile, Lasting, Outbox, Shards, pinned_book
 from p2p.engines.libp2p_asking import PROTOCOL, Asker, serve
@@ -16,6 +17,7 @@ from p2p.engines.libp2p_shards import keep_subscribed
 from p2p.engines.libp2p_stack import Stack, open_stack
 from p2p.identity import Identity
 from p2p.listening import check_listen, dialable
+from p2p.netgroup import LOCAL
 from p2p.toll import Toll
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered
@@ -81,6 +83,9 @@ class Libp2pEngine:
         self._toll.ban(peer, self._clock(), seconds)
         if self._discovery is not None:
             self._discovery.hang_up(peer)
+
+    def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
 
     def peers(self) -> Sequence[Peer]:
         """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""

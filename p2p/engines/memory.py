@@ -123,6 +123,9 @@ class MemoryEngine:
     def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
         self._shut_out.add(peer)
 
+    def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Everybody knows everybody here."""
+
     def peers(self) -> Sequence[Peer]:
         return [
             Peer(peer, f"memory:{peer}", "outbound", 0.0)

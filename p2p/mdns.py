@@ -1,0 +1,172 @@
+"""Finding members on the local network by multicast DNS, as libp2p does it: github.com/libp2p/specs, discovery/mdns.md.
+
+A node announces the service `_p2p._udp.local` under a random name, with a TXT record of strings: one `dnsaddr=<multiaddress>` for each of
+its addresses on this network, and `swarmd=<16 hex digits>`, of the swarm. The swarm's name is not in it, and no public address.
+
+What is heard is nobody's word: whoever is on the network can say it. So it is only dialled where it names an address on a network that
+this machine is in, and who answers there proves its key.
+"""
+
+import contextlib
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import psutil
+import trio
+
+from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
+from p2p.errors import BadAddress
+from p2p.topic import Topic
+from p2p.types import PeerId
+
+if TYPE_CHECKING:
+    import zeroconf
+
+SERVICE = "_p2p._udp.local."
+ADDRESSES = 8  # of one node
+LOOK = 15.0  # seconds between looks at what our addresses are
+CLOSING = 5.0  # seconds that saying goodbye may take
+ANSWER = 3000  # milliseconds for the rest of an announcement of which we heard the name
+_MAX_TEXT = 255  # bytes of one string (RFC 1035, 3.3.14)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Heard = Callable[[PeerId, Sequence[str]], None]
+
+log = logging.getLogger(__name__)
+
+
+def swarm_tag(topic: Topic) -> str:
+    """By which members of one swarm know each other, and which tells nobody else its name."""
+    return sha256(b"swarmd mdns:" + topic.swarm_id).hexdigest()[:16]
+
+
+def text_of(tag: str, addresses: Sequence[str]) -> bytes:
+    """The TXT record's data: strings, each after its length."""
+    strings = [f"swarmd={tag}", *(f"dnsaddr={address}" for address in addresses[:ADDRESSES])]
+    return b"".join(bytes([len(data)]) + data for text in strings if len(data := text.encode()) <= _MAX_TEXT)
+
+
+def read_text(data: bytes, tag: str, networks: Sequence[Network]) -> tuple[PeerId, list[str]] | None:
+    """The peer, and those of its addresses that are on one of our networks; None where it is not of our swarm, or makes no sense."""
+    strings: list[bytes] = []
+    at = 0
+    while at < len(data):
+        strings.append(data[at + 1 : at + 1 + data[at]])
+        at += 1 + data[at]
+    if f"swarmd={tag}".encode() not in strings:
+        return None
+    found: dict[PeerId, list[str]] = {}
+    for text in strings[: 4 * ADDRESSES]:
+        with contextlib.suppress(BadAddress, UnicodeDecodeError):  # addresses of other transports, which other programs have
+            if text.startswith(b"dnsaddr="):
+                peer, endpoint = parse_bootstrap(text[len(b"dnsaddr=") :].decode("ascii"))
+                if _near(endpoint, networks):
+                    found.setdefault(peer, []).append(str(endpoint))
+    return next(iter(found.items())) if len(found) == 1 else None
+
+
+def own_networks() -> dict[str, Network]:
+    """This machine's addresses, but for loopback and link-local ones, and the networks that they are in."""
+    found: dict[str, Network] = {}
+    for item in (item for items in psutil.net_if_addrs().values() for item in items):
+        if item.family in (socket.AF_INET, socket.AF_INET6) and item.netmask:
+            network = ipaddress.ip_network(f"{item.address.split('%')[0]}/{_bits(item.netmask)}", strict=False)
+            if not network.is_loopback and not network.is_link_local:
+                found[item.address.split("%")[0]] = network
+    return found
+
+
+class Mdns:
+    """heard: called with each member that announces itself here, and where it says it is."""
+
+    def __init__(self, topic: Topic, me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard) -> None:
+        self._tag, self._me, self._addresses, self._heard = swarm_tag(topic), me, addresses, heard
+        self._networks: dict[str, Network] = {}
+
+    async def run(self) -> None:
+        """Until cancelled. Without an address that others here could dial, it only waits for one. Where multicast does not work, it says
+        so once and ends: peers are found by other means.
+        """
+        try:
+            while True:
+                self._networks = own_networks()
+                own = self._announced()
+                if own:
+                    await self._announce(own)
+                else:
+                    await trio.sleep(LOOK)
+        except Exception as error:  # whatever a library finds wrong with sockets, interfaces and packets; the log hears of it
+            log.warning("no members are looked for on the local network: %s; swarm.mdns = false ends this message", error or repr(error))
+
+    def _announced(self) -> list[str]:
+        """Those of our addresses that are this machine's own, on a network."""
+        found = [(address, parse_endpoint(address)) for address in self._addresses()]
+        return [address for address, endpoint in found if endpoint is not None and endpoint.host in self._networks][:ADDRESSES]
+
+    async def _announce(self, own: Sequence[str]) -> None:
+        """Until our addresses are others."""
+        token = trio.lowlevel.current_trio_token()
+        open_one = await trio.to_thread.run_sync(self._open, own, token)
+        try:
+            while own == self._announced() and self._networks == own_networks():
+                await trio.sleep(LOOK)
+        finally:
+            with trio.CancelScope(deadline=trio.current_time() + CLOSING, shield=True):
+                # The stubs that libp2p brings are older than trio.
+                await trio.to_thread.run_sync(open_one.close, abandon_on_cancel=True)  # type: ignore[call-arg]
+
+    def _open(self, own: Sequence[str], token: trio.lowlevel.TrioToken) -> "zeroconf.Zeroconf":
+        """In a thread, for it waits."""
+        import zeroconf
+
+        hosts = [endpoint.host for _, endpoint in map(parse_bootstrap, own)]
+        name = secrets.token_hex(20)
+        service = zeroconf.ServiceInfo(
+            SERVICE,
+            f"{name}.{SERVICE}",
+            port=parse_bootstrap(own[0])[1].port,
+            properties=text_of(self._tag, own),
+            server=f"{name}.local.",
+            parsed_addresses=list(dict.fromkeys(hosts)),
+        )
+        there = zeroconf.Zeroconf(interfaces=[host for host in dict.fromkeys(hosts) if ":" not in host] or zeroconf.InterfaceChoice.Default)
+        try:
+            there.register_service(service, cooperating_responders=True)  # nobody else has this name: it is not asked for first
+            zeroconf.ServiceBrowser(there, SERVICE, handlers=[_listener(self._noticed, token)])
+        except BaseException:
+            there.close()
+            raise
+        return there
+
+    def _noticed(self, data: bytes) -> None:
+        found = read_text(data, self._tag, [*self._networks.values()])
+        if found is not None and found[0] != self._me:
+            self._heard(*found)
+
+
+def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) -> Callable[..., None]:
+    """What zeroconf calls in its own thread."""
+
+    def changed(zeroconf: "zeroconf.Zeroconf", service_type: str, name: str, state_change: "zeroconf.ServiceStateChange") -> None:
+        if state_change.name == "Removed":
+            return
+        info = zeroconf.get_service_info(service_type, name, ANSWER)
+        if info is not None and info.text:
+            with contextlib.suppress(trio.RunFinishedError):  # we are leaving
+                token.run_sync_soon(noticed, info.text)
+
+    return changed
+
+
+def _near(endpoint: Endpoint, networks: Sequence[Network]) -> bool:
+    return endpoint.kind in ("ip4", "ip6") and any(ipaddress.ip_address(endpoint.host) in network for network in networks)
+
+
+def _bits(mask: str) -> int:
+    """255.255.255.0 or ffff:ffff:: as a number of bits."""
+    return int(ipaddress.ip_address(mask)).bit_count()
