@@ -11,8 +11,9 @@ one, who know each other already, and nodes that differ a little about K differ 
 **Size.** A node counts the authors that it hears at home; that, divided by its home's share of all numbers, is its own estimate. Now and
 then somebody says his in a `hello` on shard 0: the swarm together says one every HELLO_EVERY seconds, whatever its size. The median of
 what different authors said in the last WINDOW seconds is the size. Everybody hears the same hellos, so everybody comes to the same K.
+Who has just come asks some of the peers that it is connected to, and need not wait for a hello.
 
-**Liars.** Who brings more identities than there are honest hellos in the window, some thirty, has the median. A node that has counted for
+**Liars.** Who brings more identities than there are honest hellos in the window, some twenty, has the median. A node that has counted for
 COUNTED seconds therefore believes no hello whose size is more than TRUST times, or less than 1 / TRUST of, its own count, and moves K
 once in PACE seconds, by at most a factor STEP: shards become at most TRUST times as thin or as full. A newcomer, which has counted
 nothing, follows the liars to where nobody is, and comes back (`_search`). Who fills shards with authors moves the count itself; what an
@@ -29,15 +30,16 @@ import msgspec
 from p2p.types import PeerId
 
 HELLO = "hello"  # the envelope's kind
+QUESTION = b"\x04"  # to a connected peer: what do you take the swarm to be?
 HELLO_VERSION = 1
-HELLO_EVERY = 15.0  # seconds between two hellos in the whole swarm
+HELLO_EVERY = 30.0  # seconds between two hellos in the whole swarm
 HELLO_LEAST = 60.0  # seconds between two of one node
-WINDOW = 450.0  # seconds for which a hello counts
+WINDOW = 600.0  # seconds for which a hello counts
 KEPT_HELLOS = 512  # authors
 MAX_SIZE = 10_000_000
 MAX_SHARDS = 2**15  # then every number is below 2^16
 
-BUDGET = 64 * 1024  # bytes of offers heard in a round: four times what a round trains on (J = 4 rollouts of 4 KiB)
+BUDGET = 56 * 1024  # bytes of offers heard in a round: 3.5 times what a round trains on (J = 4 rollouts of 4 KiB)
 OFFER_BYTES = 600  # one copy of an offer of 8 rollouts, GossipSub's and the transport's own bytes included
 COPIES = 5  # of each offer that reach a node in a mesh of 6 to 12 …
 GOSSIP_BYTES = 1000  # … and what those outside the mesh say of it
@@ -50,11 +52,11 @@ COUNTED = 150.0  # seconds at one home after which the count there is trusted
 TRUST = 3.0
 STEP = 2.0  # by which K changes at once, at most …
 PACE = 60.0  # … and seconds until it may again
-FOLLOW = 450.0  # seconds after which a node that differs from the others' K takes theirs, where it fits the size too
+FOLLOW = 600.0  # seconds after which a node that differs from the others' K takes theirs, where it fits the size too
 COMPANY = 8  # members connected, from which on the swarm may be a large one
-HESITATE = (5.0, 30.0)  # seconds after which a node that has heard no hello says one itself
-PATIENCE = 60.0  # seconds after which it takes the swarm for a small one
-FEW = 3  # authors on shard 0 who show the same
+PATIENCE = (60.0, 120.0)  # seconds after which a node that has heard nothing takes the swarm for a small one
+FEW = 3  # authors on shard 0 who show the same, or peers who, when asked, do not know either
+ASK = 3  # peers that a newcomer asks
 _QUIET = 150.0  # seconds after which an author heard once counts as gone
 _GAPS = 2.5  # … and one heard more often, in its own mean gaps
 _QUIET_RANGE = (60.0, 900.0)
@@ -167,7 +169,6 @@ class Shards:
         self._rng = rng
         self._authors = authors or authors_of()
         self._number, self._rover = rng.random(), rng.random()
-        self._since = now
         self._settled = False
         self.shards = 1
         self._home = _Counting(now)
@@ -182,7 +183,7 @@ class Shards:
         self._stepped = now
         self._due, self._saved = rng.expovariate(1.0), 0.0
         self._looked = now
-        self._hesitation = rng.uniform(*HESITATE)
+        self._patience, self._ignorant = now + rng.uniform(*PATIENCE), 0
 
     def heard(self, author: PeerId, shard: int, now: float) -> None:
         """A set of rollouts, or an offer of one, was admitted that came in this shard."""
@@ -195,6 +196,23 @@ class Shards:
         self._told[author] = (now, hello)
         if len(self._told) > KEPT_HELLOS:
             del self._told[next(iter(self._told))]
+
+    @property
+    def asks(self) -> bool:
+        """Whether to ask ASK connected peers, each the QUESTION: a newcomer need not wait for a hello."""
+        return not self._settled
+
+    def answer(self, now: float) -> bytes:
+        """What to say to a peer's QUESTION: a hello's body, or nothing."""
+        return encode_hello(Hello(min(MAX_SIZE, round(self.size(now))), self.shards)) if self._settled else b""
+
+    def answered(self, peer: PeerId, answer: bytes, now: float) -> None:
+        """What a peer said to our QUESTION."""
+        hello = decode_hello(answer)
+        if hello is not None:
+            self.told(peer, hello, now)
+        else:
+            self._ignorant += 1
 
     def counted(self, now: float) -> float:
         """Our own estimate of the swarm's size, ourselves included, from the authors heard at home."""
@@ -233,9 +251,6 @@ class Shards:
         every = max(HELLO_LEAST, HELLO_EVERY * self.size(now))
         self._saved += max(0.0, now - self._looked) / every
         self._looked = now
-        if not self._settled and not self._told and now - self._since >= self._hesitation:
-            self._hesitation += HELLO_LEAST
-            return encode_hello(Hello(max(1, round(self.counted(now))), 1))
         if self._saved < self._due or not self._trusted(now):
             return None  # who has counted too short would only repeat what he heard; his turn waits
         self._due, self._saved = self._rng.expovariate(1.0), 0.0
@@ -250,15 +265,16 @@ class Shards:
 
     def _believed(self, now: float) -> list[Hello]:
         """What was said lately, less what our own count contradicts."""
-        for author in [author for author, (at, _) in self._told.items() if now - at > WINDOW]:
-            del self._told[author]
+        while self._told and now - (first := next(iter(self._told.items())))[1][0] > WINDOW:  # they are in the order in which they came
+            del self._told[first[0]]
         low, high = self._credible
         return [hello for _, hello in self._told.values() if low <= hello.size <= high]
 
     def _settle(self, now: float) -> None:
         """Whether we know enough of the swarm to publish. A newcomer to a large one that published on shard 0 would be heard by all."""
         if not self._settled:
-            self._settled = bool(self._told) or self._home.count(now) >= FEW or now - self._since >= PATIENCE
+            few = self._home.count(now) >= FEW or self._ignorant >= FEW
+            self._settled = bool(self._told) or few or now >= self._patience
 
     def _decide(self, now: float) -> None:
         """Change K where the size asks for it, or where all others have another."""

@@ -262,7 +262,7 @@ class Gossip:
     def _speak_of(self, node: int, message: Message) -> None:
         members = self.mesh[message.shard]
         mesh = members.get(node, ())
-        if any(other in members and other not in mesh for other in self.links[node]):
+        if len(self.links[node]) > len(mesh):
             self._events.at(self._beat(node), self._tell, node, message)
 
     def _tell(self, node: int, message: Message) -> None:

@@ -4,20 +4,20 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p.shards import HELLO, Hello, Shards, authors_of, decode_hello, shards_of
+from p2p.shards import ASK, HELLO, Hello, Shards, authors_of, decode_hello, shards_of
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId
 from swarmd.exchange import offers
 from swarmd.exchange.offers import Offered
 from swarmd.lab.simulation.events import Events
-from swarmd.lab.simulation.fetches import Fetch, Fetches
+from swarmd.lab.simulation.fetches import OPENING, Fetch, Fetches
 from swarmd.lab.simulation.figures import Tally
 from swarmd.lab.simulation.gossip import Gossip, Message
 from swarmd.lab.simulation.internet import HOMES, Internet, Weather
 from swarmd.lab.simulation.ledger import Ledger
 from swarmd.lab.simulation.node import EPOCH, Node, Round, build, new_board, offered_in
 
-LOOK_EVERY = 5.0  # seconds between two looks at the shards
+LOOK_EVERY = 10.0  # seconds between two looks at the shards, as `p2p.member` has it
 JITTER = 0.1  # of a round's length, either way
 AT_LEAST = 5.0  # seconds: `swarmd.exchange.gathering.AT_LEAST`, whose module runs on trio
 OFFER = offers.KIND
@@ -64,10 +64,17 @@ class Swarm:
 
     def measure(self, rounds: int) -> None:
         """Forget what was counted so far, and let so many rounds pass. What was begun and not ended within them does not count."""
+        self.restart_count()
+        self.run(rounds * self.plan.period)
+
+    def expect(self, seconds: float) -> None:
+        """One node more, so long from now."""
+        self.events.after(seconds, self._join)
+
+    def restart_count(self) -> None:
         self.ledger.clear()
         self._present_seconds, self._counted_at = 0.0, self.events.now
         self.tally = Tally(begun=self.events.now)
-        self.run(rounds * self.plan.period)
 
     @property
     def present_seconds(self) -> float:
@@ -99,11 +106,11 @@ class Swarm:
         self._start(node)
 
     def _acquaint(self, node: Node) -> None:
-        """What the hellos of the last minutes would have told: estimates as nodes with some dozen authors at home make them."""
-        for i in range(30):
-            said = max(1, round(self.plan.nodes * self.rng.gauss(1.0, 0.3)))
-            hello = Hello(said, shards_of(self.plan.nodes, self.plan.authors or authors_of()))
-            node.shards.told(self._earlier[i], hello, self.events.now)
+        """What the hellos of the last minutes would have told: estimates of nodes with some authors each at home."""
+        shards = shards_of(self.plan.nodes, self.plan.authors or authors_of())
+        for author in self._earlier:
+            said = max(1, round(self.plan.nodes * self.rng.gauss(1.0, 0.35)))
+            node.shards.told(author, Hello(said, shards), self.events.now)
 
     def _start(self, node: Node) -> None:
         node.life += 1
@@ -112,6 +119,7 @@ class Swarm:
         self._count_present()
         self.gossip.start(node.number)
         self.events.after(rng.random() * LOOK_EVERY, self._look, node, node.life)
+        self.events.after(1.0, self._ask, node, node.life)
         self.events.after(rng.random() * self.plan.period, self._round, node, node.life)
         if self.plan.session:
             self.events.at(now + rng.expovariate(1 / self.plan.session), self._stop, node)
@@ -133,6 +141,23 @@ class Swarm:
         self._start(node)
 
     # Shards.
+
+    def _ask(self, node: Node, life: int) -> None:
+        """A newcomer asks some of those that it is connected to what they take the swarm to be."""
+        if node.life != life or not node.shards.asks:
+            return
+        links = sorted(self.gossip.links[node.number])
+        for other in node.rng.sample(links, min(ASK, len(links))):
+            self.ledger.bytes["control"][other] += OPENING
+            self.ledger.bytes["control"][node.number] += OPENING
+            there_and_back = 4 * self.internet.way(node.number, other)
+            self.events.after(there_and_back, self._answered, node, life, self.nodes[other])
+        self.events.after(LOOK_EVERY, self._ask, node, life)
+
+    def _answered(self, node: Node, life: int, other: Node) -> None:
+        if node.life == life and self.gossip.up(other.number):
+            now = self.events.now
+            node.shards.answered(other.name, other.shards.answer(now), now)
 
     def _look(self, node: Node, life: int) -> None:
         if node.life != life:
