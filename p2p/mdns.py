@@ -101,7 +101,7 @@ class Mdns:
                 else:
                     await trio.sleep(LOOK)
         except Exception as error:  # whatever a library finds wrong with sockets, interfaces and packets; the log hears of it
-            log.warning("no members are looked for on the local network: %s; swarm.mdns = false ends this message", error or repr(error))
+            log.warning("no members are looked for on the local network: %s; swarm.mdns = \"off\" ends this message", error or repr(error))
 
     def _announced(self) -> list[str]:
         """Those of our addresses that are this machine's own, on a network."""

@@ -29,7 +29,7 @@ from swarmd import control
 from swarmd.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.exchange.topic import curriculum_of
-from swarmd.membership import engine_builder, run, topic_of
+from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.mistakes import printable
 from swarmd.network_survey import survey
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, StateFolder
@@ -100,6 +100,8 @@ class BootstrapNode:
             await nursery.start(self._watch_signals)
             await nursery.start(self.member.run)
             nursery.start_soon(self.member.dial_back.run)
+            if self._config.swarm.mdns == "on":
+                nursery.start_soon(nearby(self.member).run)
             await nursery.start(partial(control.serve, self._folder, handlers))
             self._announce(Bootstrapped(self.member, self._engine, self._folder, self._curriculum))
             await self._stop.wait()

@@ -33,7 +33,7 @@ from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.topic import curriculum_of
 from swarmd.experience import shares
 from swarmd.judging import Evaluation
-from swarmd.membership import engine_builder, run, topic_of
+from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.network_survey import survey
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, write_atomically
 from swarmd.status import StatusBoard
@@ -111,6 +111,8 @@ class Daemon:
             await nursery.start(partial(control.serve, self._folder, handlers))
             nursery.start_soon(self.member.run)
             nursery.start_soon(self.member.dial_back.run)
+            if self.engine is not None and self.config.swarm.mdns == "on":
+                nursery.start_soon(nearby(self.member).run)
             nursery.start_soon(self.gatherer.run)
             nursery.start_soon(self._tell_news)
             nursery.start_soon(self._redraw)

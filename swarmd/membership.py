@@ -12,6 +12,8 @@ import trio
 from p2p.engines import Choice, engine
 from p2p.errors import OperatorError
 from p2p.identity import Identity
+from p2p.mdns import Mdns
+from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Engine, Handlers
 from swarmd.config import SwarmConfig
@@ -55,6 +57,11 @@ def engine_builder(
         )
 
     return build
+
+
+def nearby(member: Member) -> Mdns:
+    """What finds members on the local network, and lets them find this one. Its `run` is for whoever runs the member."""
+    return Mdns(member.topic, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

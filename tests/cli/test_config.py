@@ -53,6 +53,7 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
 def test_every_key_can_be_set_by_a_variable() -> None:
     values = {"float": "0.25", "int": "7", "tuple": f"/ip4/127.0.0.1/tcp/7/p2p/{PEER}", "url": "https://judge.example/"}
     others = {"model.device": "cpu", "model.dtype": "float32", "model.lora": "off", "swarm.engine": "none", "swarm.curriculum": "tiny-9"}
+    others |= {"swarm.mdns": "off"}
     others |= {
         "judge.url": "https://judge.example/",
         "generate.engine_url": "http://127.0.0.1:8000",
