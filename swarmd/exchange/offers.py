@@ -10,7 +10,7 @@ body of a `rollouts` frame with this one rollout.
 """
 
 import random
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -116,15 +116,25 @@ def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Seque
 class Board:
     """What is on offer now. Bounded: per author and in all the oldest go first, and nobody's offers push out more than his own share.
 
+    newcomer: where the board is full and newcomers have more than a quarter of it together, the oldest of theirs go first.
     A rollout of one author and task is there once, like in the pool, and what was chosen once is not on the board again.
     """
 
-    def __init__(self, trainable: Callable[[TaskRef], bool], *, kept_rounds: int, per_author: int = MAX_ITEMS, in_all: int = 8192) -> None:
-        self._trainable = trainable
+    def __init__(
+        self,
+        trainable: Callable[[TaskRef], bool],
+        *,
+        kept_rounds: int,
+        per_author: int = MAX_ITEMS,
+        in_all: int = 8192,
+        newcomer: Callable[[PeerId], bool] = lambda _: False,
+    ) -> None:
+        self._trainable, self._newcomer = trainable, newcomer
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
         self._round = 0  # ours, counted by `next_round`
         self._offered: OrderedDict[bytes, tuple[int, Offered]] = OrderedDict()  # by id, with the round it came in, oldest first
-        self._authors: Counter[PeerId] = Counter()
+        self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # what each has there, oldest first
+        self._crowd: OrderedDict[bytes, None] = OrderedDict()  # what newcomers have there
         self._taken: OrderedDict[bytes, int] = OrderedDict()  # chosen ids, and when
 
     def add(self, offered: Sequence[Offered]) -> int:
@@ -133,12 +143,14 @@ class Board:
         for item in good:
             if item.id in self._offered or item.id in self._taken:
                 continue
-            if self._authors[item.author] >= self._per_author:
-                self._drop(next(name for name, (_, other) in self._offered.items() if other.author == item.author))
+            if len(mine := self._authors.get(item.author, ())) >= self._per_author:
+                self._drop(next(iter(mine)))
             elif len(self._offered) >= self._in_all:
-                self._drop(next(iter(self._offered)))
+                self._drop(next(iter(self._crowd if len(self._crowd) > self._in_all // 4 else self._offered)))
             self._offered[item.id] = (self._round, item)
-            self._authors[item.author] += 1
+            self._authors.setdefault(item.author, OrderedDict())[item.id] = None
+            if self._newcomer(item.author):
+                self._crowd[item.id] = None
         return len(good)
 
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
@@ -163,7 +175,8 @@ class Board:
 
     def _drop(self, name: bytes) -> None:
         _, item = self._offered.pop(name)
-        self._authors[item.author] -= 1
+        self._crowd.pop(name, None)
+        del self._authors[item.author][name]
         if not self._authors[item.author]:
             del self._authors[item.author]
 

@@ -1,6 +1,7 @@
 """Offers: what is offered is what arrives, what is no offer is refused, and the board holds no more than it may."""
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -115,7 +116,7 @@ def offered(author: PeerId, n: int, name: int | None = None) -> Offered:
     return Offered(author, TaskRef("bf", n), (n if name is None else name).to_bytes(16, "big"), 10, None)
 
 
-def board(**options: int) -> Board:
+def board(**options: Any) -> Board:
     return Board(lambda ref: ref.n < 1000, kept_rounds=options.pop("kept_rounds", 2), **options)
 
 
@@ -161,6 +162,15 @@ def test_the_board_has_an_end() -> None:
     on_offer = board(in_all=5)
     on_offer.add([offered(PeerId(str(n)), n) for n in range(9)])
     assert [o.ref.n for o in on_offer] == [4, 5, 6, 7, 8]
+
+
+def test_a_crowd_of_newcomers_does_not_push_out_the_others() -> None:
+    on_offer = Board(lambda _: True, kept_rounds=2, in_all=40, newcomer=lambda author: author.startswith("sybil"))
+    on_offer.add([offered(PeerId(f"friend {n}"), n) for n in range(20)])
+    on_offer.add([offered(PeerId(f"sybil {n}"), n, name=100 + n) for n in range(1000)])
+    assert [o.ref.n for o in on_offer] == [*range(20), *range(980, 1000)]
+    on_offer.add([offered(PeerId(f"friend {n}"), n, name=2000 + n) for n in range(20)])
+    assert sum(o.author.startswith("sybil") for o in on_offer) == 10  # a quarter is theirs
 
 
 def test_the_choice_is_uniform_over_rollouts() -> None:
