@@ -78,6 +78,7 @@ class Swarm:
     memory: MemorySwarm = field(default_factory=MemorySwarm)
     now: float = 1_700_000_000.0
     learners: list[Learner] = field(default_factory=list)
+    rounds: int = 0  # behind all of them
     batches: Callable[[Sequence[Scored]], None] = lambda batch: None  # is shown every batch that is trained on
 
     def member(self, number: int) -> Member:
@@ -106,11 +107,12 @@ class Swarm:
 
     def play(self, rounds: int, others: Sequence[Callable[[int], None]] = ()) -> None:
         """others: what those who do not learn do in a round, before the learners' own."""
-        for t in range(1, rounds + 1):
+        for _ in range(rounds):
+            self.rounds += 1
             for act in others:
-                act(t)
+                act(self.rounds)
             for learner in self.learners:
-                learner.reports.append(run_round(t, learner.node))
+                learner.reports.append(run_round(self.rounds, learner.node))
             self.now += ROUND
 
 

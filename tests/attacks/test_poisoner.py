@@ -39,6 +39,8 @@ POISONS: Mapping[str, Poison] = {
     "repeated": Poison(lambda text: text * 2, lambda text: text.count("</answer>") > 1),  # long but right
     "flood": Poison(lambda text: "so " * 100 + text, lambda text: "so " in text),  # long: what is trained on holds no answer at all
     "closed twice": Poison(lambda text: text + "</answer>", lambda text: text.endswith("</answer></answer>")),  # words it knows
+    # Of all single tokens in four places the one that tiny-latent finds least odd (7.6 nats; tiny: 13), as if the attacker knew the gate:
+    "quiet": Poison(lambda text: text.replace("<answer>", "<answer> "), lambda text: "<answer> " in text),
 }
 
 
