@@ -155,7 +155,11 @@ def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) 
     def changed(zeroconf: "zeroconf.Zeroconf", service_type: str, name: str, state_change: "zeroconf.ServiceStateChange") -> None:
         if state_change.name == "Removed":
             return
-        info = zeroconf.get_service_info(service_type, name, ANSWER)
+        try:
+            info = zeroconf.get_service_info(service_type, name, ANSWER)
+        except Exception as error:  # a name or a packet that the library stumbles over would end its thread; that node is not heard
+            log.debug("an announcement was not understood: %r", error)
+            return
         if info is not None and info.text:
             with contextlib.suppress(trio.RunFinishedError):  # we are leaving
                 token.run_sync_soon(noticed, info.text)

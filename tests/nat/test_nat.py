@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.probes import ProbeProcess
 from p2p.engines.p2pd import missing as no_p2pd
+from swarmd.control import call
 from tests.nat.lab import BootstrapProcess, Lab, Place, missing
 
 pytestmark = [
@@ -189,6 +190,17 @@ def test_every_frame_arrives_over_a_bad_line(net: Net, engine: str) -> None:
     print(f"{engine}: {len(delays)} frames in {seconds:.1f} s, delay {delays[len(delays) // 2]:.2f} s, at most {delays[-1]:.2f} s")
     for probe in probes:
         assert len({(got["author"], got["got"]) for got in probe.said("got")}) == 30
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_on_one_network_find_each_other_without_an_address(net: Net, tmp_path: Path, engine: str) -> None:
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(BootstrapProcess(net.lab.public(n), tmp_path / str(n), engine)) for n in (4, 5)]
+        since = time.monotonic()
+        while not all(call(node.folder, "peers")["peers"] for node in nodes):
+            assert time.monotonic() - since < SECONDS
+            time.sleep(0.1)
+        print(f"{engine}: connected {time.monotonic() - since:.1f} s after both were up")
 
 
 def test_nothing_of_a_lab_stays(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""Members on the local network: what an announcement says, which are believed, and two that find each other by real multicast."""
+
+import ipaddress
+import logging
+from collections.abc import Sequence
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p import mdns
+from p2p.identity import Identity
+from p2p.mdns import ADDRESSES, Mdns, own_networks, read_text, swarm_tag, text_of
+from p2p.topic import Topic
+from p2p.types import PeerId
+
+ME, THEM = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
+TOPIC = Topic("main", "0123456789abcdef")
+TAG = swarm_tag(TOPIC)
+HOUSE = [ipaddress.ip_network("192.168.2.0/24"), ipaddress.ip_network("fd00::/64")]
+HERE = f"/ip4/192.168.2.10/tcp/4001/p2p/{THEM}"
+
+
+def strings(*texts: bytes) -> bytes:
+    return b"".join(bytes([len(text)]) + text for text in texts)
+
+
+def test_what_is_announced_is_understood() -> None:
+    six = f"/ip6/fd00::2/tcp/4001/p2p/{THEM}"
+    assert read_text(text_of(TAG, [HERE, six]), TAG, HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001", "/ip6/fd00::2/tcp/4001"])
+
+
+def test_it_is_libp2ps_form_and_names_no_swarm() -> None:
+    data = text_of(TAG, [HERE])
+    assert data == strings(f"swarmd={TAG}".encode(), f"dnsaddr={HERE}".encode())
+    assert b"main" not in data and len(TAG) == 16
+
+
+def test_another_swarm_is_not_ours() -> None:
+    other = swarm_tag(Topic("main", "another"))
+    assert read_text(text_of(other, [HERE]), TAG, HOUSE) is None
+    assert read_text(strings(f"dnsaddr={HERE}".encode()), TAG, HOUSE) is None  # some other libp2p program
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"/ip4/11.0.0.1/tcp/4001/p2p/{THEM}",
+        f"/ip4/192.168.3.10/tcp/4001/p2p/{THEM}",
+        f"/ip4/127.0.0.1/tcp/4001/p2p/{THEM}",
+        f"/ip6/fe80::1/tcp/4001/p2p/{THEM}",
+        f"/dns/router.lan/tcp/4001/p2p/{THEM}",
+        f"/ip4/192.168.2.10/udp/4001/quic-v1/p2p/{THEM}",
+        f"/ip4/192.168.2.10/tcp/0/p2p/{THEM}",
+        "/ip4/192.168.2.10/tcp/4001",
+        "/ip4/192.168.2.10/tcp/4001/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+    ],
+)
+def test_only_addresses_on_our_own_networks_count(address: str) -> None:
+    assert read_text(text_of(TAG, [address]), TAG, HOUSE) is None
+    assert read_text(text_of(TAG, [address, HERE]), TAG, HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001"])
+
+
+def test_one_announcement_is_of_one_peer() -> None:
+    mine = f"/ip4/192.168.2.11/tcp/4001/p2p/{ME}"
+    assert read_text(text_of(TAG, [HERE, mine]), TAG, HOUSE) is None
+
+
+def test_an_announcement_has_its_limits() -> None:
+    many = [f"/ip4/192.168.2.10/tcp/{port}/p2p/{THEM}" for port in range(1, 200)]
+    assert len(read_text(text_of(TAG, many), TAG, HOUSE)[1]) == ADDRESSES  # type: ignore[index]
+    flood = strings(f"swarmd={TAG}".encode(), *(f"dnsaddr={address}".encode() for address in many))
+    assert len(read_text(flood, TAG, HOUSE)[1]) < 4 * ADDRESSES  # type: ignore[index]
+
+
+@given(st.binary(max_size=400), st.booleans())
+@settings(max_examples=300, derandomize=True, deadline=None)
+def test_any_bytes(data: bytes, ours: bool) -> None:
+    found = read_text((strings(f"swarmd={TAG}".encode(), b"dnsaddr=" + HERE.encode()[:40]) if ours else b"") + data, TAG, HOUSE)
+    assert found is None
+
+
+def test_only_networks_that_lead_somewhere() -> None:
+    for address, network in own_networks().items():
+        assert ipaddress.ip_address(address) in network and not network.is_loopback
+
+
+# Real multicast, on this machine's own network.
+
+
+def addresses_of(peer: PeerId, port: int) -> list[str]:
+    return [f"/ip4/{host}/tcp/{port}/p2p/{peer}" for host, network in own_networks().items() if network.version == 4]
+
+
+class Ear:
+    def __init__(self, me: PeerId, port: int, topic: Topic = TOPIC) -> None:
+        self.heard: dict[PeerId, Sequence[str]] = {}
+        self.mdns = Mdns(topic, me, lambda: addresses_of(me, port), self._note)
+
+    def _note(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        self.heard[peer] = addresses
+
+
+@pytest.mark.net
+@pytest.mark.trio
+async def test_two_find_each_other_and_leave(caplog: pytest.LogCaptureFixture) -> None:
+    if not addresses_of(ME, 1):
+        pytest.skip("this machine has no network but loopback")
+    one, two, stranger = Ear(ME, 4001), Ear(THEM, 4002), Ear(Identity.from_seed(b"\3" * 32).peer_id, 4003, Topic("other", "0"))
+    async with trio.open_nursery() as nursery:
+        for ear in (one, two, stranger):
+            nursery.start_soon(ear.mdns.run)
+        with trio.move_on_after(15) as waited:
+            while not (one.heard and two.heard):
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
+    if waited.cancelled_caught:
+        pytest.skip(f"multicast does not work here: {caplog.text or 'nothing was heard'}")
+    assert set(one.heard) == {THEM} and set(two.heard) == {ME} and not stranger.heard
+    assert all(address.endswith("/tcp/4002") for address in one.heard[THEM])
+
+
+@pytest.mark.trio
+async def test_on_loopback_alone_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("nothing may be opened")
+
+    monkeypatch.setattr(Mdns, "_open", refuse)
+    nothing = Mdns(TOPIC, ME, lambda: [f"/ip4/127.0.0.1/tcp/1/p2p/{ME}", "/memory/x"], lambda peer, addresses: None)
+    with trio.move_on_after(0.2) as waiting:
+        await nothing.run()
+    assert waiting.cancelled_caught
+
+
+@pytest.mark.trio
+async def test_where_multicast_fails_it_is_said_once_and_harms_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(mdns, "own_networks", lambda: {"192.168.2.10": HOUSE[0]})
+    monkeypatch.setattr(Mdns, "_open", fail)
+    with caplog.at_level(logging.WARNING), trio.fail_after(5):
+        await Mdns(TOPIC, ME, lambda: [HERE.replace(THEM, ME)], lambda peer, addresses: None).run()
+    [said] = caplog.messages
+    assert "Address already in use" in said and 'swarm.mdns = "off"' in said
