@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -74,15 +74,20 @@ class Daemon:
             admitted=self._sort,
             folder=folder,
         )
+        self.ration: shares.Ration[Offered] = shares.Ration(
+            config.round.external,
+            lambda item: shares.Author(item.author, *self.member.standing(item.author)),
+            random.Random(secrets.randbits(64)),
+        )
         self.gatherer = Gatherer(
             self.member,
-            Board(curriculum.trains_on, kept_rounds=config.round.max_age),
+            Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=lambda author: not self.member.standing(author)[1]),
             wanted=config.round.external,
             specialties=curriculum.specialties,
             hand_on=self._hand_on,
             clock=time.monotonic,
             rng=random.Random(secrets.randbits(64)),
-            choice=self._choose,
+            choice=self.ration,
         )
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
@@ -134,10 +139,6 @@ class Daemon:
                 self.gatherer.hear(envelope)
             else:
                 self._hand_on(envelope)
-
-    def _choose(self, items: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
-        """What of all that is on offer we fetch: uniformly, under the caps of `shares`."""
-        return shares.choose(items, count, lambda item: shares.Author(item.author, *self.member.standing(item.author)), rng)
 
     def _hand_on(self, envelope: Envelope) -> None:
         e, (group, established) = envelope, self.member.standing(envelope.author)
@@ -204,6 +205,7 @@ class Daemon:
     def _round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
         self.view.round(done.line)
+        self.ration.begin()
         self.gatherer.next_round()
         for reason, count in done.line["rejected"].items():
             remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough

@@ -70,7 +70,8 @@ class Gatherer:
             return
         if self._board.add(offered) < len(offered):
             self._member.report(envelope.author, Reason.UNKNOWN_TASK)
-        self._fill()
+        if envelope.established:  # newcomers' wait for the next choice: a crowd of them does not keep us choosing
+            self._fill()
 
     def next_round(self) -> None:
         """A round of ours is over: what was chosen for it comes too late now, unless it has only just been asked for."""

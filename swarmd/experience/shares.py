@@ -19,13 +19,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.types import Author
 
-__all__ = ["DEFAULT", "UNKNOWN", "Author", "Shares", "choose", "first"]
+__all__ = ["DEFAULT", "UNKNOWN", "Author", "Ration", "Shares", "choose", "first"]
 
 UNKNOWN = ""  # group of authors that we were never connected to
 
@@ -52,12 +52,13 @@ def choose(
     rng: random.Random,
     *,
     shares: Shares = DEFAULT,
+    places: int | None = None,
 ) -> list[T]:
     """At most `n` of them, uniformly among what the caps allow. Draws from `rng` only where there is something to decide.
 
-    author_of: None for our own, which no cap concerns.
+    author_of: None for our own, which no cap concerns. places: for newcomers; None: their share of `n`.
     """
-    return _fill(candidates, n, author_of, rng, shares, in_order=False)
+    return _fill(candidates, n, author_of, rng, shares, places, in_order=False)
 
 
 def first(
@@ -69,12 +70,30 @@ def first(
     shares: Shares = DEFAULT,
 ) -> list[T]:
     """`choose`, but the first that the caps allow: for candidates that are in a random order already."""
-    return _fill(candidates, n, author_of, rng, shares, in_order=True)
+    return _fill(candidates, n, author_of, rng, shares, None, in_order=True)
+
+
+class Ration(Generic[T]):
+    """A choice of `n` that is made in several goes, as candidates come in. Newcomers get their share of `n` once, not of every go."""
+
+    def __init__(self, n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares = DEFAULT) -> None:
+        self._n, self._author_of, self._rng, self._shares = n, author_of, rng, shares
+        self.begin()
+
+    def begin(self) -> None:
+        """Another choice begins."""
+        self._places = _rounded(self._shares.newcomers * self._n, self._rng)
+
+    def __call__(self, candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
+        """At most `count` more."""
+        chosen = choose(candidates, count, self._author_of, rng, shares=self._shares, places=self._places)
+        self._places -= sum((author := self._author_of(item)) is not None and not author.established for item in chosen)
+        return chosen
 
 
 def _fill(
     candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares,
-    *, in_order: bool,
+    places: int | None, *, in_order: bool,
 ) -> list[T]:  # fmt: skip
     if n <= 0 or not candidates:
         return []
@@ -84,7 +103,8 @@ def _fill(
         return list(candidates)  # all caps but the newcomers' would be raised until these fit
     order: Iterable[int] = range(len(candidates)) if in_order or len(candidates) <= n else _at_random(len(candidates), n, rng)
     room = _Room(n, shares, [a for i, a in enumerate(authors) if i not in new])
-    places = _rounded(shares.newcomers * n, rng) if new else 0
+    if places is None:
+        places = _rounded(shares.newcomers * n, rng) if new else 0
     in_turn = _in_turn(new, authors, rng)
     chosen: list[int] = []
     waiting: list[int] = []

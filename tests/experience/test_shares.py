@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
-from swarmd.experience.shares import Author, choose, first
+from swarmd.experience.shares import Author, Ration, choose, first
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,18 @@ def test_a_hundred_in_one_group_do_not_keep_an_honest_newcomer_out() -> None:
     for _ in range(1000):
         tally.update(i.author.group for i in choose(items, 4, author_of, rng))
     assert tally["12.1"] > 0.4 * tally["44.1"]
+
+
+def test_a_choice_made_in_many_goes_has_one_share_for_newcomers() -> None:
+    """As offers come in: or else a crowd would take what is missing, a little at each go."""
+    rng, taken = random.Random(0), []
+    ration: Ration[Item] = Ration(4, author_of, rng)
+    sybils = crowd("s t u v", "group *", established=False)
+    for _ in range(500):
+        taken.append(sum(len(ration(sybils, 4, rng)) for _ in range(20)))
+        assert len(ration(crowd("a b c d", "home *", established=True), 3, rng)) == 3
+        ration.begin()
+    assert max(taken) == 1 and 0.33 < sum(taken) / 500 < 0.47
 
 
 def test_our_own_have_no_cap() -> None:
