@@ -60,7 +60,7 @@ class Member:
         self.server = Server(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
         self.answers: dict[int, Answer] = {FETCH: self.server, DIAL_BACK: self.dial_back}  # by a question's first byte
-        self.engine = build_engine(Handlers(self.deliver, self.answer))
+        self.engine = build_engine(Handlers(self.deliver, self.answer, self.score))
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
 
     @property
@@ -99,6 +99,10 @@ class Member:
         self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))
         self._admitted()
         return Verdict.ACCEPT
+
+    def score(self, peer: PeerId) -> float:
+        """What we think of a peer (`p2p.reputation`): for the engine's own choices."""
+        return self.reputation.score(peer, self._clock())
 
     def standing(self, author: PeerId) -> tuple[str, bool]:
         """The author's network group, empty where we never met it, and whether it is no newcomer."""

@@ -132,6 +132,7 @@ class Started(Protocol):
 # Called for every frame that arrives, before it is forwarded where the engine can wait for it, with the peer that handed it over where
 # the engine knows. Must be quick.
 Deliver = Callable[[bytes, PeerId | None], Verdict]
+Score = Callable[[PeerId], float]  # what we think of a peer: 0 where it is clean, below 0 where it misbehaved
 Answer = Callable[[PeerId, bytes], bytes]  # what we say to a peer's question of at most MAX_QUESTION bytes; must be quick
 MAX_QUESTION = 4096  # bytes
 
@@ -142,6 +143,7 @@ class Handlers:
 
     deliver: Deliver
     answer: Answer
+    score: Score = lambda _: 0.0
 
 
 class Unanswered(Exception):
