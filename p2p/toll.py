@@ -8,6 +8,8 @@ author, are paid for too. A peer in the mesh passes on everybody's frames, so th
 from collections import OrderedDict
 from dataclasses import dataclass
 
+LONGEST = 16 * 60.0  # seconds
+_DAY = 24 * 3600.0
 _PEERS = 1024
 
 
@@ -37,7 +39,10 @@ class _Purse:
 
 
 class Toll:
-    """Two token buckets per peer, one for all frames and a small one for broken ones. Who runs dry is shut out for `ban` seconds."""
+    """Two token buckets per peer, one for all frames and a small one for broken ones.
+
+    Who runs dry is shut out for `ban` seconds, and for twice as long each time it does so again within a day, up to LONGEST.
+    """
 
     def __init__(
         self, rate: float = 200.0, burst: float = 600.0, broken_rate: float = 1.0, broken_burst: float = 30.0, ban: float = 60.0
@@ -45,6 +50,7 @@ class Toll:
         self.rate, self.burst, self.broken_rate, self.broken_burst, self.ban_seconds = rate, burst, broken_rate, broken_burst, ban
         self._purses: OrderedDict[str, _Purse] = OrderedDict()
         self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
+        self._again: OrderedDict[str, tuple[int, float]] = OrderedDict()  # peer -> how often it ran dry, and until when it was banned
 
     def banned(self, peer: str, now: float) -> bool:
         until = self._banned.get(peer)
@@ -64,7 +70,7 @@ class Toll:
         if purse.frames >= 0 and purse.broken >= 0:
             return True
         del self._purses[peer]
-        self.ban(peer, now, self.ban_seconds)
+        self._ran_dry(peer, now)
         return False
 
     def ban(self, peer: str, now: float, seconds: float) -> None:
@@ -72,3 +78,13 @@ class Toll:
         self._banned[peer] = max(now + seconds, self._banned.get(peer, 0.0))
         if len(self._banned) > _PEERS:
             self._banned.popitem(last=False)
+
+    def _ran_dry(self, peer: str, now: float) -> None:
+        times, until = self._again.get(peer, (0, now))
+        times = times if now - until < _DAY else 0
+        seconds = min(LONGEST, self.ban_seconds * float(1 << times))
+        self.ban(peer, now, seconds)
+        self._again[peer] = (min(times + 1, 16), now + seconds)
+        self._again.move_to_end(peer)
+        if len(self._again) > _PEERS:
+            self._again.popitem(last=False)

@@ -145,3 +145,20 @@ def test_the_toll_lets_a_busy_swarm_pass_and_bans_who_floods() -> None:
     for n in range(5000):
         toll.pay(f"stranger {n}", NOW)
     assert len(toll._purses) <= 1024
+
+
+def test_who_floods_again_is_shut_out_for_twice_as_long_and_after_a_day_in_peace_it_is_as_new() -> None:
+    toll, now = Toll(rate=200, burst=600, ban=60), NOW
+
+    def flood() -> float:
+        while toll.pay("flood", now):
+            pass
+        return next(seconds for seconds in range(1, 2000) if not toll.banned("flood", now + seconds))
+
+    bans = []
+    for _ in range(6):
+        bans.append(flood())
+        now += bans[-1]
+    assert bans == [60, 120, 240, 480, 960, 960]
+    now += 24 * 3600
+    assert flood() == 60
