@@ -25,7 +25,7 @@ from swarmd.lab.simulation.report import Report, report
 from swarmd.lab.simulation.swarm import Plan, Swarm
 
 DOCUMENTS = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-SETTLING = 3  # rounds before any is measured
+SETTLING = 2  # rounds before any is measured
 WEATHERS = {"homes": HOMES, "loopback": LOOPBACK}
 KINDS = {  # of the ledger: label in the plot
     "offers": "offers, with duplicates",
@@ -40,18 +40,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = options(argv)
     out = sys.stderr if arguments.json else sys.stdout
     text = "".join(path.read_text() for path in DOCUMENTS)
-    gc.disable()  # the simulation makes no cycles, and millions of objects that live long
-    if arguments.growth:
-        stages = grow(arguments.growth[0], arguments.growth[1], 60.0 * arguments.minutes, text, seed=arguments.seed)
-        found: dict[str, Any] = {"stages": growth_table(stages, out)}
-    else:
-        reports = [simulate(nodes, arguments, text, out) for nodes in arguments.sweep or [arguments.nodes]]
-        if arguments.plot:
-            plot(reports, arguments.plot)
-        found = figures(reports[0]) if not arguments.sweep else {"runs": [figures(one) for one in reports]}
+    gc.disable()  # a simulation makes no cycles while it runs, and millions of objects that live long
+    try:
+        found = measure(arguments, text, out)
+    finally:
+        gc.enable()
     if arguments.json:
         work = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items() if name != "json"}
         print(json.dumps({"schema": 1, "work": work, **found}), flush=True)
+
+
+def measure(arguments: argparse.Namespace, text: str, out: Any) -> dict[str, Any]:
+    if arguments.growth:
+        first, last = arguments.growth
+        return {"stages": growth_table(grow(first, last, 60.0 * arguments.minutes, text, seed=arguments.seed), out)}
+    reports = [simulate(nodes, arguments, text, out) for nodes in arguments.sweep or [arguments.nodes]]
+    if arguments.plot:
+        plot(reports, arguments.plot)
+    runs = [dataclasses.asdict(one) for one in reports]
+    return {"runs": runs} if arguments.sweep else runs[0]
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -100,6 +107,8 @@ def simulate(nodes: int, arguments: argparse.Namespace, text: str, out: Any) -> 
     swarm.measure(arguments.rounds)
     found = report(swarm, arguments.rounds)
     line(found, time.monotonic() - begun, out)
+    del swarm
+    gc.collect()  # a swarm is one cycle
     return found
 
 
@@ -108,16 +117,13 @@ def line(found: Report, seconds: float, out: Any) -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     text = f"""{found.nodes:6} nodes, {found.shards:.0f} shards; {seconds:.0f} s, {memory} MiB
     delivered {found.delivered:.2%}; offers {found.offers_delivered:.2%}; rounds with all J {found.rounds_full:.2%}
-    delay {found.delay_p50:.2f} s, 95 % {found.delay_p95:.2f} s; from sealing to holding {found.age_p50:.0f} s
+    an offer's way {found.way_p50:.3f} s, 95 % {found.way_p95:.3f} s; with the fetch {found.delay_p50:.2f} s, 95 % {found.delay_p95:.2f} s;\
+ and with its wait on the board {found.age_p50:.0f} s
     per node and round: {found.bytes_per_round / 1000:.1f} kB (95 %: {found.bytes_p95 / 1000:.1f}): {kinds}
         {found.messages_per_round:.0f} messages, {found.parsed_per_round:.1f} signatures, {found.copies:.1f} copies of a frame
     received per byte trained on {found.bytes_per_trained:.2f}, per byte as it travels {found.bytes_per_compressed:.2f}\
  (zstd {found.compression:.2f})"""
     print(text, file=out, flush=True)
-
-
-def figures(found: Report) -> dict[str, Any]:
-    return dataclasses.asdict(found)
 
 
 def growth_table(stages: Iterable[Stage], out: Any) -> list[dict[str, Any]]:

@@ -225,7 +225,10 @@ class Shards:
             # Who is left behind on shard 0 with a few hears only them, so a small count there says nothing against a large swarm.
             self._credible = (self._ours / TRUST, self._ours * TRUST if self._at else float(MAX_SIZE))
         believed = self._believed(now)
-        return float(median(hello.size for hello in believed)) if believed else self._ours or self.counted(now)
+        if not believed:
+            return self._ours or self.counted(now)
+        size = float(median(hello.size for hello in believed))
+        return size if self._at else max(size, self.counted(now))  # whoever is heard on shard 0 is there, whatever was said before it came
 
     def look(self, now: float, company: int = 0) -> Placement:
         """Where to be from now on. company: members of the swarm that we are connected to."""

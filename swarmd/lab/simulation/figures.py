@@ -17,6 +17,7 @@ class Tally:
     published: list[Message] = field(default_factory=list)
     on_shard_0: int = 0
     chosen: int = 0
+    ways: list[float] = field(default_factory=list)  # offer sealed to offer here
     delays: list[float] = field(default_factory=list)  # offer sealed to offer here, and chosen to held
     ages: list[float] = field(default_factory=list)  # offer sealed to held
     blob_bytes: int = 0  # fetched, as they travel

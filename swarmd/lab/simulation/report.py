@@ -17,7 +17,9 @@ class Report:
     delivered: float  # share of chosen rollouts that were held in time
     offers_delivered: float  # share of (offer, member of its shard) that met within a minute
     rounds_full: float  # share of rounds that got all J
-    delay_p50: float  # seconds: an offer's way, and from choosing to holding
+    way_p50: float  # seconds from an offer's sealing until one who listens has it
+    way_p95: float
+    delay_p50: float  # of what was chosen: that, and from choosing to holding
     delay_p95: float
     age_p50: float  # seconds from the offer's sealing to holding, the wait on the board included
     bytes_per_round: float
@@ -51,6 +53,8 @@ def report(swarm: Swarm, rounds: int) -> Report:
         delivered=len(tally.delays) / ended if ended else 0.0,
         offers_delivered=reached / expected if expected else 0.0,
         rounds_full=tally.rounds_full / tally.rounds if tally.rounds else 0.0,
+        way_p50=quantile(tally.ways, 0.5),
+        way_p95=quantile(tally.ways, 0.95),
         delay_p50=quantile(tally.delays, 0.5),
         delay_p95=quantile(tally.delays, 0.95),
         age_p50=quantile(tally.ages, 0.5),

@@ -201,6 +201,7 @@ class Swarm:
                 node.shards.told(envelope.author, hello, now)
             return True
         node.shards.heard(envelope.author, message.shard, now)
+        self.tally.ways.append(now - message.sent)
         found = offered_in(envelope)
         node.board.add(found)
         for item in found:
