@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType, Protocol
 
+from p2p.topic import Topic
+
 PeerId = NewType("PeerId", str)  # libp2p's text form: 12D3Koo…
 
 
@@ -172,6 +174,12 @@ class Engine(Protocol):
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
         """Hang up, and neither dial the peer nor listen to it for so long; returns at once."""
+
+    async def announce(self, topic: Topic) -> None:
+        """Say in the DHT that this member is in the topic. Others find that for some hours. Raises Unanswered."""
+
+    async def find(self, topic: Topic) -> Sequence[PeerId]:
+        """Who said so, and can be asked; a liar too. Takes up to 20 s. Raises Unanswered."""
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Somebody on our own network says that this member is at these addresses; returns at once."""

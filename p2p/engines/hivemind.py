@@ -120,6 +120,16 @@ class HivemindEngine:
         if self._discovery is not None:
             self._discovery.hang_up_soon(peer)
 
+    async def announce(self, topic: Topic) -> None:
+        if self._discovery is None:
+            raise Unanswered("the engine is not up")
+        await self._discovery.announce(topic)
+
+    async def find(self, topic: Topic) -> Sequence[PeerId]:
+        if self._discovery is None:
+            raise Unanswered("the engine is not up")
+        return await self._discovery.find(topic)
+
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
 

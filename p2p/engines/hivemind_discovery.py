@@ -18,7 +18,7 @@ from p2p.neighbours import Neighbours, Visits
 from p2p.netgroup import group_of
 from p2p.outbound import TARGET, Outbound
 from p2p.topic import Topic
-from p2p.types import Peer, PeerId
+from p2p.types import Peer, PeerId, Unanswered
 
 TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks at who is there; the second while nobody is, or somebody is new
 HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
@@ -250,6 +250,23 @@ class Discovery:
                             self._neighbours.told(shard, [peer])
                     if announce:
                         await self._announce(self._topic.of(shard))
+
+    async def announce(self, topic: Topic) -> None:
+        """Raises Unanswered."""
+        try:
+            await self._announce(topic)
+        except P2pdRefused as error:
+            raise Unanswered(f"nobody took the record: {error}") from None
+
+    async def find(self, topic: Topic) -> list[PeerId]:
+        """Who announced itself; the address book hears of them. Raises Unanswered."""
+        try:
+            found = await self._providers(topic)
+        except P2pdRefused as error:
+            raise Unanswered(f"nobody knows: {error}") from None
+        for peer, addresses in found:
+            self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
+        return [peer for peer, _ in found]
 
     async def _announce(self, topic: Topic) -> None:
         dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": _cid(topic), "timeout": DHT_TIMEOUT}

@@ -28,7 +28,7 @@ from p2p.neighbours import Neighbours, Visits
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.outbound import TARGET, Outbound
 from p2p.topic import Topic
-from p2p.types import PeerId
+from p2p.types import PeerId, Unanswered
 
 TICK = 1.0  # seconds between looks at whether enough members are connected
 DIAL_TIMEOUT = 8.0
@@ -233,6 +233,25 @@ class Discovery:
     async def _announce_and_look(self) -> None:
         await self._look_for(self._topic)
         await self._stack.dht.provider_store.provide(self._topic.provider_key)
+
+    async def announce(self, topic: Topic) -> None:
+        """Raises Unanswered."""
+        with trio.move_on_after(DHT_TIMEOUT):
+            try:
+                await self._stack.dht.provider_store.provide(topic.provider_key)
+            except Exception as error:  # any of the library's many; the caller hears of it
+                raise Unanswered(f"nobody took the record: {error!r}") from None
+            return
+        raise Unanswered(f"nobody took the record in {DHT_TIMEOUT:.0f} s")
+
+    async def find(self, topic: Topic) -> list[PeerId]:
+        """Raises Unanswered."""
+        with trio.move_on_after(DHT_TIMEOUT):
+            try:
+                return list(dict.fromkeys(await self._look_for(topic)))
+            except Exception as error:  # any of the library's many; the caller hears of it
+                raise Unanswered(f"nobody knows: {error!r}") from None
+        raise Unanswered(f"nobody knew in {DHT_TIMEOUT:.0f} s")
 
     async def _look_for(self, topic: Topic) -> list[PeerId]:
         """Who announced itself under the topic. The address book hears of them."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import trio
 
-from p2p.topic import SHARDS
+from p2p.topic import SHARDS, Topic
 from p2p.types import MAX_QUESTION, Handlers, Peer, PeerId, Started, Unanswered
 
 
@@ -27,6 +27,7 @@ class MemorySwarm:
         self._island: dict[PeerId, int] = {}
         self._flying: list[tuple[int, int, PeerId, PeerId | None, bytes]] = []  # heap of (tick due, order, receiver, sender, frame)
         self._order = 0
+        self.announced: dict[Topic, set[PeerId]] = {}
 
     def join(self, me: PeerId, handlers: Handlers) -> "MemoryEngine":
         """A new member; one that was there under the same id is gone, as a restarted node's old process is."""
@@ -122,6 +123,12 @@ class MemoryEngine:
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:  # noqa: ARG002
         self._shut_out.add(peer)
+
+    async def announce(self, topic: Topic) -> None:
+        self.swarm.announced.setdefault(topic, set()).add(self.me)
+
+    async def find(self, topic: Topic) -> Sequence[PeerId]:
+        return sorted(self.swarm.announced.get(topic, set()) & {peer.id for peer in self.peers()})
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Everybody knows everybody here."""
