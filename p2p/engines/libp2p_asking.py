@@ -97,28 +97,28 @@ class Asker:
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
-        async with self._turns.turn(peer):
-            asked, outcome = trio.CancelScope(), list[bytes | str]()
-            done = trio.Event()
+        asked, outcome = trio.CancelScope(), list[bytes | str]()
+        done = trio.Event()
 
-            async def run() -> None:
-                try:
-                    with asked:
-                        outcome.append(await self._asked(peer, question, limit))
-                except Unanswered as error:
-                    outcome.append(str(error))
-                finally:
-                    done.set()
-
-            self._nursery.start_soon(run)
+        async def run() -> None:
             try:
-                await done.wait()
+                with asked:
+                    async with self._turns.turn(peer):  # until the stream has ended, whoever waits
+                        outcome.append(await self._asked(peer, question, limit))
+            except Unanswered as error:
+                outcome.append(str(error))
             finally:
-                asked.cancel()
-            answer = outcome[0] if outcome else "the engine stopped"
-            if isinstance(answer, str):
-                raise Unanswered(f"{peer}: {answer}")
-            return answer
+                done.set()
+
+        self._nursery.start_soon(run)
+        try:
+            await done.wait()
+        finally:
+            asked.cancel()
+        answer = outcome[0] if outcome else "the engine stopped"
+        if isinstance(answer, str):
+            raise Unanswered(f"{peer}: {answer}")
+        return answer
 
     async def _asked(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         if not await self._reach(peer):

@@ -242,9 +242,9 @@ async def open_stack(
     host.get_network().shut_out = lambda peer: toll.banned(peer, clock())
     router = Router(
         protocols=MESHSUB,
-        degree=6,
-        degree_low=4,
-        degree_high=12,
+        degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come
+        degree_low=3,
+        degree_high=6,
         heartbeat_interval=HEARTBEAT,
         gossip_window=3,
         gossip_history=6,
