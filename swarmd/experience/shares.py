@@ -10,7 +10,9 @@ is passed over.
   starts freely. (`p2p.reputation` decides it; what is said of an author here is what the daemon says of each envelope.)
 - One author gets half, one network group a quarter, rounded up, softly: where the others have too few to fill what was asked for,
   these caps are raised together, step by step. So two nodes alone, or a swarm in one group, are as free as without.
-- A group nobody can buy cheaply has no cap: the local network's. Authors never met, whose group is unknown, are one group with half.
+- A network group is heard like the middle one: what it has beyond as many candidates as that (the median) comes after all others'. So
+  many in few groups count as few.
+- A group nobody can buy cheaply has no such caps: the local network's. Authors never met, whose group is unknown, have half together.
 """
 
 import math
@@ -19,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import median_high
 from typing import Generic, TypeVar
 
 from p2p.netgroup import LOCAL
@@ -101,7 +104,9 @@ def _fill(
     new = {i for i, a in enumerate(authors) if a is not None and not a.established}
     if len(candidates) <= n and not new:
         return list(candidates)  # all caps but the newcomers' would be raised until these fit
-    order: Iterable[int] = range(len(candidates)) if in_order or len(candidates) <= n else _at_random(len(candidates), n, rng)
+    beyond = _beyond_the_middle(authors, new, rng, in_order=in_order)
+    heard = sorted(set(range(len(candidates))) - set(beyond))
+    order = chain(heard if in_order or len(heard) <= n else (heard[i] for i in _at_random(len(heard), n, rng)), beyond)
     room = _Room(n, shares, [a for i, a in enumerate(authors) if i not in new])
     if places is None:
         places = _rounded(shares.newcomers * n, rng) if new else 0
@@ -154,6 +159,23 @@ class _Room:
         self._authors[author.id] += 1
         self._groups[author.group] += 1
         return True
+
+
+def _beyond_the_middle(authors: Sequence[Author | None], new: set[int], rng: random.Random, *, in_order: bool) -> list[int]:
+    """What network groups have beyond as many as the middle one, which of it is drawn; authors of no known group are one each."""
+    voices: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, author in enumerate(authors):
+        if author is not None and i not in new:
+            voices[(author.group, author.id if author.group in (LOCAL, UNKNOWN) else "")].append(i)
+    if len(voices) < 2:
+        return []
+    middle = median_high(map(len, voices.values()))
+    loud = [own for (group, _), own in voices.items() if group not in (LOCAL, UNKNOWN) and len(own) > middle]
+    beyond: list[int] = []
+    for own in loud:
+        heard = set(own[:middle] if in_order else rng.sample(own, middle))
+        beyond += [i for i in own if i not in heard]
+    return sorted(beyond) if in_order else rng.sample(beyond, len(beyond))
 
 
 def _at_random(count: int, n: int, rng: random.Random) -> Iterator[int]:

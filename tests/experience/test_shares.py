@@ -71,6 +71,20 @@ def test_a_group_has_a_quarter_and_an_author_half_where_others_have_enough() -> 
     assert hidden == 2 and near == 4
 
 
+def test_a_hundred_in_few_groups_count_as_few() -> None:
+    rng, tally = random.Random(0), Counter[bool]()
+    racks = crowd(" ".join(f"s{n}" for n in range(100)), "rack", established=True, each=2)
+    racks = [Item(Author(item.author.id, f"rack {n % 3}"), n) for n, item in enumerate(racks)]
+    homes = crowd("a b c d e f g h i j", "home *", established=True, each=4)
+    for _ in range(1000):
+        chosen = choose(racks + homes, 4, author_of, rng)
+        assert len(chosen) == 4
+        tally.update(item.author.group.startswith("rack") for item in chosen)
+    assert 0.20 < tally[True] / 4000 < 0.27  # three groups of thirteen
+    assert [item.author.group for item in first(racks + homes, 13, author_of, rng)][:3] == ["rack 0", "rack 1", "rack 2"]
+    assert len(choose(racks + homes, 150, author_of, rng)) == 150  # and where the others have no more, all the same
+
+
 def test_the_soft_caps_are_raised_rather_than_leave_room_empty() -> None:
     rng = random.Random(0)
     rack = crowd("s t", "44.1", established=True, each=20)
