@@ -39,6 +39,11 @@ def web_address(text: str) -> str:
     return text
 
 
+def judge_address(text: str) -> str:
+    """`text`, where it is "auto", empty or the address of a web service; else ValueError."""
+    return text if text == "auto" else web_address(text)
+
+
 def _checked(parse: Callable[[str], object], text: str) -> str:
     try:
         parse(text)

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -29,6 +29,7 @@ from swarmd import control
 from swarmd.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.exchange.topic import curriculum_of
+from swarmd.judge_records import JUDGES, Notice
 from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.mistakes import printable
 from swarmd.network_survey import survey
@@ -67,7 +68,7 @@ class Bootstrapped:
 
 
 class BootstrapNode:
-    def __init__(self, config: NodeConfig, folder: Path, announce: Callable[[Bootstrapped], None]) -> None:
+    def __init__(self, config: NodeConfig, folder: Path, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()) -> None:
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".')
         self.exit_code = 0
@@ -87,6 +88,9 @@ class BootstrapNode:
             admitted=self._count,
             folder=folder,
         )
+        self._judges = Notice(self.member, judges) if judges else None
+        if self._judges is not None:
+            self.member.answers[JUDGES] = self._judges.answer
         self._stop = trio.Event()
 
     async def run(self) -> None:
@@ -100,6 +104,8 @@ class BootstrapNode:
             await nursery.start(self._watch_signals)
             await nursery.start(self.member.run)
             nursery.start_soon(self.member.dial_back.run)
+            if self._judges is not None:
+                nursery.start_soon(self._judges.run)
             if self._config.swarm.mdns == "on":
                 nursery.start_soon(nearby(self.member).run)
             await nursery.start(partial(control.serve, self._folder, handlers))
@@ -159,10 +165,12 @@ class BootstrapNode:
         return {"schema": 1, "stopping": True}
 
 
-def run_bootstrap(config: NodeConfig, state: StateFolder, announce: Callable[[Bootstrapped], None]) -> int:
+def run_bootstrap(
+    config: NodeConfig, state: StateFolder, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()
+) -> int:
     """Until stopped. `announce` is called once, when others can dial it. Returns the exit code; raises OperatorError."""
     set_up_logging(state.path / LOG_FILE, stderr=False)
-    node = BootstrapNode(config, state.path, announce)
+    node = BootstrapNode(config, state.path, announce, judges)
     run(node.run)
     return node.exit_code
 

@@ -32,6 +32,9 @@ def bootstrap(
     other: Annotated[
         list[str] | None, typer.Option("--bootstrap", help="Another bootstrap node or member, to be one swarm with. May be given again.")
     ] = None,
+    judge: Annotated[
+        list[str] | None, typer.Option(help="Tell those who ask of this judge, https://…. May be given again.", show_default="none")
+    ] = None,
     state_dir: Annotated[
         Path | None,
         typer.Option("--state-dir", envvar="SWARMD_STATE_DIR", help="The folder it keeps its key in.", show_default="one of its own"),
@@ -42,8 +45,10 @@ def bootstrap(
     """Help others find each other, and relay for those behind NAT, until stopped. Trains nothing. Prints the addresses to give away."""
     from swarmd.bootstrap import PORT, run_bootstrap
     from swarmd.config import NodeConfig, resolve
+    from swarmd.judge_records import advertised
     from swarmd.state_folder import StateFolder, default_state_dir
 
+    judges = advertised(judge or ())
     flags: dict[str, object] = {"swarm": swarm, "model": model, "listen": listen, "bootstrap": other}
     resolved = resolve(config_file(config), os.environ, flags)
     node_config: NodeConfig = resolved.config
@@ -55,7 +60,7 @@ def bootstrap(
         def announce(node: "Bootstrapped") -> None:
             _announce(node.document(), as_json)
 
-        code = run_bootstrap(node_config, state, announce)
+        code = run_bootstrap(node_config, state, announce, judges)
     if not as_json:
         print("it is gone", file=sys.stderr)
     raise typer.Exit(code)

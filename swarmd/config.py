@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from swarmd.addresses import bootstrap_address, listen_address, web_address
+from swarmd.addresses import bootstrap_address, judge_address, listen_address, web_address
 from swarmd.errors import ConfigError
 from swarmd.mistakes import expected, key_name, kind_of, nearest, nearest_choice, printable, shown
 
@@ -127,8 +127,8 @@ class SwarmConfig(_Section):
 
 
 class JudgeConfig(_Section):
-    url: Annotated[str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8400")] = (
-        ""  # "": not judged
+    url: Annotated[str, AfterValidator(judge_address), Field(description="a web address such as http://127.0.0.1:8400, or auto")] = (
+        ""  # "": not judged; "auto": by one that is advertised in the swarm
     )
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
 

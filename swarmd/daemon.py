@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import trio
 
+from p2p.address import parse_bootstrap
 from p2p.engines import choose
 from p2p.errors import StateUnwritable
 from p2p.identity import Identity, nickname
@@ -32,6 +33,7 @@ from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.topic import curriculum_of
 from swarmd.experience import shares
+from swarmd.judge_records import AUTO, Seeker
 from swarmd.judging import Evaluation
 from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.network_survey import survey
@@ -93,9 +95,10 @@ class Daemon:
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.rewards.extend(line["reward_mean"] for line in read_metrics(folder / METRICS_FILE))
-        self.evaluation = (
-            Evaluation(config.judge.url, self.identity, curriculum.digest, self._ask_trainer, self._judged) if config.judge.url else None
-        )
+        self._judge = partial(Evaluation, identity=self.identity, curriculum_digest=curriculum.digest)
+        named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
+        self.seeker = Seeker(self.member, named) if config.judge.url == AUTO else None
+        self.evaluation = self._judged_by(config.judge.url) if config.judge.url and self.seeker is None else None
         self._folder = folder
         self._advised: set[str] = set()  # reasons whose remedy was said
         self._mute = False  # what could not be shared has been said
@@ -118,6 +121,8 @@ class Daemon:
             nursery.start_soon(self.member.dial_back.run)
             if self.engine is not None and self.config.swarm.mdns == "on":
                 nursery.start_soon(nearby(self.member).run)
+            if self.engine is not None and self.seeker is not None:
+                nursery.start_soon(self._find_judge, self.seeker)
             nursery.start_soon(self.gatherer.run)
             nursery.start_soon(self._tell_news)
             nursery.start_soon(self._redraw)
@@ -223,6 +228,18 @@ class Daemon:
     def _ask_trainer(self, question_id: str, text: str) -> None:
         self.child.tell(link.Question(question_id, text))
 
+    def _judged_by(self, url: str) -> Evaluation:
+        return self._judge(url, ask_trainer=self._ask_trainer, judged=self._judged)
+
+    async def _find_judge(self, seeker: Seeker) -> None:
+        found = await seeker.run()
+        self.view.talk(f"a judge, {found.url}, is advertised by {', '.join(map(nickname, found.by))}")
+        self.evaluation = self._judged_by(found.url)
+
+    def _judge_document(self) -> dict[str, Any] | None:
+        documents = [part.document() for part in (self.seeker, self.evaluation) if part is not None]
+        return {key: value for document in documents for key, value in document.items()} if documents else None
+
     def _judged(self, score: float, n: int) -> None:
         self.child.tell(link.Judged(score, n))
 
@@ -235,7 +252,7 @@ class Daemon:
             rejected=self.member.rejected,
             trainer={"pid": self.child.pid, "restarts": self.child.restarts},
             exchange=self.gatherer.document(),
-            judge=self.evaluation.document() if self.evaluation is not None else None,
+            judge=self._judge_document(),
         )
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -204,7 +204,9 @@ def judge_words(judge: Mapping[str, Any]) -> str:
     """The last grade, and why there is no newer one."""
     grade = f"{judge['score']:.3f} over {judge['n']} questions" if judge.get("score") is not None else "no grade yet"
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
-    return printable(", ".join(filter(None, (grade, judge.get("url")))) + (f": {silence}" if silence else ""))
+    whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
+    facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")
+    return printable(", ".join(filter(None, facts)) + (f": {silence}" if silence else ""))
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:

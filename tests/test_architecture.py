@@ -27,7 +27,7 @@ LAYERS = [
     "workers",
     "exchange policy control judging checkpoint view",
     "round link view_live snapshot crew",
-    "node status evaluation supervision membership network_doctor",
+    "node status evaluation supervision membership network_doctor judge_records",
     "network_survey",
     "daemon bootstrap",
     "lab",
