@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import median_high
+from statistics import median_low
 from typing import Generic, TypeVar
 
 from p2p.netgroup import LOCAL
@@ -169,7 +169,7 @@ def _beyond_the_middle(authors: Sequence[Author | None], new: set[int], rng: ran
             voices[(author.group, author.id if author.group in (LOCAL, UNKNOWN) else "")].append(i)
     if len(voices) < 2:
         return []
-    middle = median_high(map(len, voices.values()))
+    middle = median_low(map(len, voices.values()))
     loud = [own for (group, _), own in voices.items() if group not in (LOCAL, UNKNOWN) and len(own) > middle]
     beyond: list[int] = []
     for own in loud:
