@@ -50,6 +50,7 @@ class Bootstrapped:
     engine: Choice
     folder: Path
     curriculum: str
+    judges: Sequence[str]
 
     def document(self) -> dict[str, Any]:
         addresses = [{"address": address, "from": place(address)} for address in self.member.addresses()]
@@ -61,6 +62,7 @@ class Bootstrapped:
             "swarm": {"name": self.member.topic.name, "curriculum": self.curriculum, "topic": str(self.member.topic)},
             "engine": {"name": self.engine.name, "why": self.engine.why},
             "relay": relays(self.engine),
+            "judges": list(self.judges),
             "addresses": addresses,
             "pid": os.getpid(),
             "state_dir": str(self.folder),
@@ -75,7 +77,6 @@ class BootstrapNode:
         self._config, self._folder, self._announce = config, folder, announce
         self._engine = choose(config.swarm.engine)
         curriculum = curriculum_of(config)
-        self._curriculum = curriculum.name
         identity, topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
         self._frames: Counter[PeerId] = Counter()  # admitted, by author
         self._started_at = time.time()
@@ -88,9 +89,10 @@ class BootstrapNode:
             admitted=self._count,
             folder=folder,
         )
-        self._judges = Notice(self.member, judges) if judges else None
-        if self._judges is not None:
-            self.member.answers[JUDGES] = self._judges.answer
+        self._notice = Notice(self.member, judges) if judges else None
+        if self._notice is not None:
+            self.member.answers[JUDGES] = self._notice.answer
+        self._self = Bootstrapped(self.member, self._engine, folder, curriculum.name, judges)
         self._stop = trio.Event()
 
     async def run(self) -> None:
@@ -104,12 +106,12 @@ class BootstrapNode:
             await nursery.start(self._watch_signals)
             await nursery.start(self.member.run)
             nursery.start_soon(self.member.dial_back.run)
-            if self._judges is not None:
-                nursery.start_soon(self._judges.run)
+            if self._notice is not None:
+                nursery.start_soon(self._notice.run)
             if self._config.swarm.mdns == "on":
                 nursery.start_soon(nearby(self.member).run)
             await nursery.start(partial(control.serve, self._folder, handlers))
-            self._announce(Bootstrapped(self.member, self._engine, self._folder, self._curriculum))
+            self._announce(self._self)
             await self._stop.wait()
             nursery.cancel_scope.cancel()
 
@@ -127,7 +129,7 @@ class BootstrapNode:
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         peers = len(self.member.peers())
-        document = Bootstrapped(self.member, self._engine, self._folder, self._curriculum).document()
+        document = self._self.document()
         return document | {
             "role": "bootstrap",
             "state": "helping",
@@ -197,6 +199,7 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
         f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}, {swarm['curriculum']}",
         f"engine {document['engine']['name']}: {document['engine']['why']}",
         f"relays for nodes behind NAT: {relay['why']}" if relay["on"] else f"does not relay: {relay['why']}",
+        *([f"tells of judges: {', '.join(document['judges'])}"] if document["judges"] else []),
         f"ask for it with --state-dir {document['state_dir']}: swarmd status, peers, stop, doctor network",
     ]
     places = {entry["from"] for entry in addresses}

@@ -157,9 +157,11 @@ def test_what_people_are_told(address: str, wanted: str, unwanted: str) -> None:
         "swarm": {"name": "main", "curriculum": "tiny-9"},
         "engine": {"name": engine.name, "why": engine.why},
         "relay": relays(engine),
+        "judges": ["https://judge.example"],
         "addresses": [{"address": address, "from": place(address)}],
         "state_dir": "/tmp/boot",
     }
     text = "\n".join(announcement(document))
     assert wanted in text and not re.search(unwanted, text)
+    assert "tells of judges: https://judge.example" in text
     assert "does not relay" in text and "--state-dir /tmp/boot" in text

@@ -1,0 +1,185 @@
+"""Finding a judge: whose word counts, where it may send us, and the way through real engines."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.engines import engine
+from p2p.engines.memory import MemorySwarm
+from p2p.engines.p2pd import missing
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Engine, Handlers, PeerId
+from swarmd import judge_records
+from swarmd.errors import ConfigError
+from swarmd.judge_records import JUDGES, MAX_URLS, Found, Notice, Seeker, advertised, choose, judges_topic, pack, unpack, usable
+
+TOPIC = Topic("main", "0123456789abcdef")
+A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
+JUDGE, OTHER = "https://judge.example", "https://other.example:8443"
+NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+
+
+def test_what_is_told_is_understood() -> None:
+    assert unpack(pack([JUDGE, OTHER])) == [JUDGE, OTHER] and unpack(b"") == []
+
+
+@pytest.mark.parametrize("urls", [["https://a.example"] * (MAX_URLS + 1), ["https://" + "a" * 200], [""]])
+def test_more_is_not_told(urls: list[str]) -> None:
+    with pytest.raises(ValueError, match="at most"):
+        pack(urls)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pack([JUDGE])[:-1],
+        pack([JUDGE]) + b"\x05",
+        pack([JUDGE]) * (MAX_URLS + 1),
+        b"\x03\xff\xff\xff",
+        b"\x0cftp://a.examp",
+        b"\xc9" + b"https://" + b"a" * 193,
+        b"\x20https://me:secret@judge.example/",
+        b"\x00",
+    ],
+)
+def test_what_is_no_answer_tells_nothing(message: bytes) -> None:
+    assert unpack(message) == []
+
+
+@pytest.mark.parametrize(
+    "url, far, near",
+    [
+        (JUDGE, True, True),
+        ("https://11.0.0.1:8400", True, True),
+        ("http://judge.example", False, False),
+        ("http://11.0.0.1", False, False),
+        ("https://192.168.1.1", False, False),
+        ("https://10.0.0.1", False, False),
+        ("https://[fe80::1]", False, False),
+        ("https://localhost", False, False),
+        ("https://nas.local", False, False),
+        ("https://metadata.google.internal", False, False),
+        ("http://127.0.0.1:8400", False, True),
+        ("http://[::1]:8400", False, True),
+        ("https://0.0.0.0", False, False),
+        ("https://224.0.0.1", False, False),
+    ],
+)
+def test_where_a_peers_word_may_send_us(url: str, far: bool, near: bool) -> None:
+    assert (usable(url, same_machine=False), usable(url, same_machine=True)) == (far, near)
+
+
+@pytest.mark.parametrize(
+    "told, trusted, chosen",
+    [
+        ([], [], None),
+        ([(A, JUDGE)], [], Found(JUDGE, (A,))),
+        ([(A, OTHER), (B, JUDGE), (C, JUDGE)], [], Found(JUDGE, (B, C))),
+        ([(A, OTHER), (B, JUDGE), (C, JUDGE)], [A], Found(OTHER, (A,))),  # the operator named A
+        ([(A, OTHER), (B, JUDGE)], [], Found(JUDGE, (B,))),
+        ([(A, OTHER), (A, OTHER), (B, JUDGE)], [], Found(JUDGE, (B,))),  # saying it twice does not help
+    ],
+)
+def test_whose_word_counts(told: list[tuple[PeerId, str]], trusted: list[PeerId], chosen: Found | None) -> None:
+    assert choose(told, trusted) == chosen
+
+
+@pytest.mark.parametrize(
+    "urls", [["http://judge.example"], ["judge.example"], ["https://192.168.1.1"], [JUDGE] * 5, ["https://" + "a" * 250]]
+)
+def test_what_an_operator_cannot_advertise(urls: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--judge"):
+        advertised(urls)
+
+
+def test_no_swarm_shares_the_judges_topic() -> None:
+    assert judges_topic(TOPIC) == judges_topic(Topic("another", TOPIC.digest)) != judges_topic(Topic("main", "0" * 16))
+    assert judges_topic(TOPIC).digest != TOPIC.digest and len(judges_topic(TOPIC).digest) != 16
+
+
+# Through engines. The members are on this machine, so a judge on loopback counts.
+
+HERE = "http://127.0.0.1:8400"
+
+
+def build_memory() -> Callable[[Identity, Sequence[str]], Callable[[Handlers], Engine]]:
+    swarm = MemorySwarm()
+    return lambda identity, bootstrap: lambda handlers: swarm.join(identity.peer_id, handlers)
+
+
+def build_real(*names: str) -> Callable[[Identity, Sequence[str]], Callable[[Handlers], Engine]]:
+    turn = itertools.cycle(names)
+
+    def build(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handlers], Engine]:
+        options: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": bootstrap, "addressbook": None}
+        kind = engine(next(turn))
+        return lambda handlers: kind(identity, TOPIC, handlers, clock=time.time, rng=random.Random(1), **options)
+
+    return build
+
+
+NETS = {
+    "memory": lambda: build_memory(),
+    "libp2p": lambda: build_real("libp2p"),
+    "hivemind": lambda: build_real("hivemind"),
+    "mixed": lambda: build_real("libp2p", "hivemind"),
+}
+PARAMS = ["memory"] + [
+    pytest.param(name, marks=[pytest.mark.net, *([NEEDS_P2PD] if name != "libp2p" else [])]) for name in ("libp2p", "hivemind", "mixed")
+]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("net", PARAMS)
+async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_records, "FIRST", 0.5)
+    url = JUDGE if net == "memory" else HERE  # in memory there are no addresses, so nobody is on this machine
+    build = NETS[net]()
+    identities = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
+    bootstrap: list[str] = []
+    members = []
+    async with trio.open_nursery() as nursery:
+        for identity in identities:
+            member = Member(identity, TOPIC, build(identity, bootstrap), sequence=itertools.count(), clock=time.time)
+            addresses = await nursery.start(member.run) if net != "memory" else nursery.start_soon(member.run)
+            bootstrap = bootstrap or list(addresses or [])
+            members.append(member)
+        notice, seeker = Notice(members[1], [url]), Seeker(members[2], ())
+        assert seeker.document()["url"] == "auto" and "nobody in this swarm tells" in seeker.document()["cause"]
+        members[1].answers[JUDGES] = notice.answer
+        nursery.start_soon(notice.run)
+        with trio.fail_after(60):
+            assert await seeker.run() == Found(url, (B,))
+        assert [peer["id"] for peer in seeker.document()["advertised_by"]] == [B]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge_records, "FIRST", 0.01)
+    build = build_memory()
+    members = [
+        Member(identity, TOPIC, build(identity, ()), sequence=itertools.count(), clock=time.time)
+        for identity in (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
+    ]
+    async with trio.open_nursery() as nursery:
+        for member in members:
+            nursery.start_soon(member.run)
+        notice = Notice(members[0], [HERE])
+        asked: list[bytes] = []
+        members[0].answers[JUDGES] = lambda peer, message: asked.append(message) or notice.answer(peer, message)  # type: ignore[func-returns-value]
+        nursery.start_soon(notice.run)
+        seeker = Seeker(members[1], ())
+        nursery.start_soon(seeker.run)
+        with trio.fail_after(10):
+            while len(asked) < 2:
+                await trio.sleep(0.01)
+        assert seeker.found is None
+        nursery.cancel_scope.cancel()
