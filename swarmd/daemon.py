@@ -259,7 +259,11 @@ class Daemon:
         return self._document()
 
     async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.status.peers_document(self.member.peers())
+        document = self.status.peers_document(self.member.peers())
+        for row in document["peers"]:
+            _, established = self.member.standing(row["id"])
+            row |= {"score": round(self.member.score(row["id"]), 1), "newcomer": not established}
+        return document
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return await survey(self.member, self.engine, self.config) if self.engine is not None else {"schema": 1, "engine": None}
