@@ -118,7 +118,7 @@ class Libp2pEngine:
     async def _live(self, up: Callable[[], None]) -> None:
         handlers, topic = self._handlers, self._topic
         try:
-            async with open_stack(self._identity, topic, handlers.deliver, self._listen, self._clock, self._toll) as stack:
+            async with open_stack(self._identity, topic, handlers.deliver, self._listen, self._clock, self._toll, handlers.score) as stack:
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
                 stack.host.set_stream_handler(PROTOCOL, serve(self._desk))

@@ -29,6 +29,7 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.peerstore import PeerStore
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.score import ScoreParams
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.tools.anyio_service import TrioManager
@@ -41,9 +42,10 @@ from p2p.envelope import MAX_FRAME
 from p2p.errors import CannotListen
 from p2p.identity import Identity
 from p2p.listening import dialable
+from p2p.reputation import SHUNNED
 from p2p.toll import Toll
 from p2p.topic import SHARDS, Topic
-from p2p.types import Deliver, PeerId, Verdict
+from p2p.types import Deliver, PeerId, Score, Verdict
 
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
@@ -235,6 +237,7 @@ async def open_stack(
     listen: Sequence[Endpoint],
     clock: Callable[[], float],
     toll: Toll | None = None,
+    score: Score = lambda _: 0.0,
 ) -> AsyncIterator[Stack]:
     """The running stack, listening and subscribed. Raises CannotListen; later an exception group, where a service broke."""
     toll = toll or Toll()
@@ -255,6 +258,10 @@ async def open_stack(
         spam_protection_enabled=False,  # ours is `Toll` and the inbox
         eclipse_protection_enabled=False,  # it wants three addresses in the mesh, which one LAN has not
         pending_messages_ttl=3.0,  # whole messages, kept for every connected peer that is not of this swarm
+        # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh and told nothing.
+        score_params=ScoreParams(
+            app_specific_score_fn=lambda peer: score(PeerId(str(peer))), p6_appl_slack_weight=1.0, graylist_threshold=SHUNNED
+        ),
     )
     pubsub = TopicPubsub(host, router, deliver=deliver, clock=clock, topic=topic, toll=toll)
     wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]

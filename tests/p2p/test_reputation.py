@@ -1,12 +1,15 @@
 import random
+import time
 
 import pytest
+import trio
 
 from p2p import reputationfile
 from p2p.fairqueue import FairQueue
 from p2p.identity import Identity, peer_id_of
 from p2p.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, QUIET, REPEATS, SHUNNED, TENURE, USEFUL, Reputation
-from p2p.types import Envelope, PeerId, Reason, Verdict
+from p2p.topic import Topic
+from p2p.types import Envelope, Handlers, PeerId, Reason, Verdict
 
 NOW = 1_700_000_000.0
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -155,6 +158,24 @@ def test_a_flood_of_names_forgets_neither_friends_nor_the_banned() -> None:
         reputation.saw(peer_id_of(rng.randbytes(32)), Reason.MALFORMED, now + n / 100)
     assert len(reputation._peers) <= 500
     assert reputation.established(A, now + 60) and reputation.shunned(B, now + 59)
+
+
+@pytest.mark.trio
+@pytest.mark.net
+async def test_the_mesh_hears_what_we_think() -> None:
+    id_of = pytest.importorskip("libp2p.peer.id").ID.from_base58
+    libp2p = pytest.importorskip("p2p.engines.libp2p")
+    topic = Topic("main", "0123456789abcdef")
+    handlers = Handlers(lambda *_: Verdict.ACCEPT, lambda *_: b"", lambda peer: SHUNNED - 1 if peer == A else SHUNNED)
+    engine = libp2p.Libp2pEngine(
+        Identity.from_seed(b"9" * 32), topic, handlers,
+        listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=[], addressbook=None, clock=time.time, rng=random.Random(0),
+    )  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        scorer = engine._stack.router.scorer
+        assert scorer.is_graylisted(id_of(A), [str(topic)]) and not scorer.is_graylisted(id_of(B), [str(topic)])
+        nursery.cancel_scope.cancel()
 
 
 def envelope(author: str, n: int, *, established: bool, size: int = 10) -> Envelope:
