@@ -2,7 +2,7 @@
 
 **Shards.** Each node draws a number in [0, 1) once. The swarm is cut into as many shards as its size asks for, and a node's home is the
 shard that its number falls into: it publishes there. A rover, which listens only, stays elsewhere for some minutes and moves on, so that
-experience crosses the whole swarm. While all fit into what two shards would carry there is one shard, 0, where everybody always is.
+experience crosses the whole swarm. While all fit into little more than two shards there is but one, 0, where everybody always is.
 
 **Numbers.** Shards are the leaves of a binary tree, numbered as a heap: level L has 2^L to 2^(L+1) − 1. They grow by linear hashing
 (Litwin, 1980): K = 2^L + p shards are the leaves of level L, of which the first p are cut in two. So one more shard moves the members of
@@ -44,6 +44,7 @@ OFFER_BYTES = 600  # one copy of an offer of 8 rollouts, GossipSub's and the tra
 COPIES = 5  # of each offer that reach a node in a mesh of 6 to 12 …
 GOSSIP_BYTES = 1000  # … and what those outside the mesh say of it
 
+TOGETHER = 2.5  # of what a shard should have: so many stay in one, for of two shards everybody would be in both
 LADDER = 1.1  # ratio of two neighbouring numbers of shards
 GROW, SHRINK = 1.15, 0.8  # of what a shard should have: beyond, K changes
 ROVE = 240.0  # seconds at one place, from half of it to one and a half
@@ -104,8 +105,8 @@ def authors_of(
 
 
 def shards_of(size: float, authors: float) -> int:
-    """Into how many shards a swarm of `size` is cut: of the ladder's numbers the one nearest to size / authors, from 2; or 1."""
-    if size <= 2 * authors:
+    """Into how many shards a swarm of `size` is cut: of the ladder's numbers the one nearest to size / authors; or 1."""
+    if size <= TOGETHER * authors:
         return 1
     wanted = min(MAX_SHARDS, size / authors)
     lower = upper = 2
@@ -303,18 +304,19 @@ class Shards:
             self._move(wanted, now)
 
     def _search(self, now: float) -> None:
-        """Nobody is at this home. By chance, so we take another; and if nobody is there either, whoever said that K was liars, or all
-        others have moved: ever larger shards hold them somewhere on the way. After the largest we believe again what we are told.
+        """Nobody is at this home, so what we counted before says nothing any more. We take another home, where the others say that they
+        are; and if nobody is there either, whoever said so were liars: ever larger shards hold the others somewhere on the way.
         """
         self._number, self._searched = self._rng.random(), self._searched + 1
-        shards = self.shards if self._searched == 1 else int(self.shards / STEP)
-        if shards < 2 and self._told:
-            self._ours, self._credible, self._searched = None, _ANYTHING, 0
+        self._ours, self._credible = None, _ANYTHING
+        shards = int(self.shards / STEP) if self._searched > 1 else self._others(now) or self.shards
+        if shards < 2:
+            self._searched = 0
             shards = shards_of(self.size(now), self._authors)
-        self._move(max(1, shards), now)
+        self._move(shards, now)
 
     def _fits(self, size: float, shards: int) -> bool:
-        full = self._authors * max(2, shards)
+        full = self._authors * (shards if shards > 1 else TOGETHER)
         return (shards == 1 or size >= SHRINK * full) and (size <= GROW * full or shards == MAX_SHARDS)
 
     def _others(self, now: float) -> int | None:

@@ -33,7 +33,7 @@ from p2p.types import PeerId
 
 AUTHORS = 10.0
 ROUND = 60.0
-EVERY = 5.0  # seconds between two looks
+EVERY = 10.0  # seconds between two looks
 
 
 class Swarm:
@@ -155,7 +155,7 @@ def test_one_shard_more_moves_the_members_of_one() -> None:
 
 
 def test_the_number_of_shards_follows_the_size() -> None:
-    assert [shards_of(size, AUTHORS) for size in (1, 20, 20.5, 40, 300)] == [1, 1, 2, 4, 29]
+    assert [shards_of(size, AUTHORS) for size in (1, 25, 25.5, 40, 300)] == [1, 1, 3, 4, 29]
     found = [shards_of(size, AUTHORS) for size in range(1, 20_000, 7)]
     assert found == sorted(found)
     for size, shards in zip(range(1, 20_000, 7), found, strict=True):
@@ -168,7 +168,7 @@ def test_the_budget_says_how_many_authors_a_shard_has() -> None:
     assert authors_of(1, 600, 5) == 1
 
 
-@pytest.mark.parametrize("size", [1, 2, 10, 20])
+@pytest.mark.parametrize("size", [1, 2, 10, 24])
 def test_a_small_swarm_is_one_shard(size: int) -> None:
     swarm = Swarm(size)
     swarm.run(600)
@@ -176,7 +176,7 @@ def test_a_small_swarm_is_one_shard(size: int) -> None:
     assert all(node.look(swarm.now).home == 0 and not node.look(swarm.now).listening for node in swarm.nodes.values())
 
 
-@pytest.mark.parametrize("size", [50, 200, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [50, pytest.param(200, marks=pytest.mark.slow), pytest.param(600, marks=pytest.mark.slow)])
 def test_everybody_comes_to_the_same_number_of_shards_and_hears_what_the_budget_allows(size: int) -> None:
     swarm = Swarm(size)
     swarm.run(1800)
@@ -278,6 +278,7 @@ def test_who_moves_goes_on_listening_where_it_was() -> None:
     assert old.home not in node.look(10.0 + BRIDGE, company=20).listening
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", [MAX_SIZE, 1])
 def test_a_crowd_that_lies_wildly_moves_nothing(lie: int) -> None:
     ratios = lied_to(Hello(lie, MAX_SHARDS if lie > 1 else 1), 200)
@@ -285,19 +286,20 @@ def test_a_crowd_that_lies_wildly_moves_nothing(lie: int) -> None:
 
 
 def test_a_crowd_that_lies_cleverly_moves_the_shards_a_bounded_way() -> None:
-    ratios = lied_to(Hello(350, 35), 200)  # within TRUST of the 150 that there are
+    ratios = lied_to(Hello(230, 23), 200)  # within TRUST of the 100 that there are
     assert max(ratios) <= 1.25 * TRUST
     assert median(ratios) >= 1 / TRUST
 
 
+@pytest.mark.slow
 def test_liars_who_are_fewer_than_the_honest_hellos_move_little() -> None:
-    ratios = lied_to(Hello(350, 35), 10)
+    ratios = lied_to(Hello(230, 23), 4)
     assert 0.7 <= mean(ratios) <= 1.6
 
 
 def lied_to(lie: Hello, liars: int) -> list[float]:
-    """What a grown swarm of 150 makes of it in ten minutes: each node's shards, over the mean before."""
-    swarm = Swarm(150)
+    """What a grown swarm of 100 makes of it in ten minutes: each node's shards, over the mean before."""
+    swarm = Swarm(100)
     swarm.run(1200)
     honest = mean(node.shards for node in swarm.nodes.values())
     for _ in range(10):
