@@ -4,7 +4,10 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+import trio
 
 from p2p.blobs import BlobStore
 from p2p.envelope import seal
@@ -15,6 +18,8 @@ from p2p.inbox import Inbox, Limits
 from p2p.netgroup import group_of
 from p2p.reachability import DIAL_BACK, DialBack
 from p2p.recall import Recall
+from p2p.sharding import Sharding
+from p2p.shards import HELLO, Shards
 from p2p.topic import Topic
 from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
 
@@ -28,6 +33,7 @@ class Member:
     """Implements `Transport`. `build_engine` is called once with what the engine must call; `run` is the engine's life.
 
     admitted: called whenever `received` has something new. folder: where it remembers what it let in and what it thinks of peers.
+    shards: None where the swarm is one shard, however large.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class Member:
         limits: Limits | None = None,
         admitted: Callable[[], None] = lambda: None,
         folder: Path | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.identity = identity
         self.topic = topic
@@ -61,6 +68,7 @@ class Member:
         self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
         self.answers: dict[int, Answer] = {FETCH: self.server, DIAL_BACK: self.dial_back}  # by a question's first byte
         self.engine = build_engine(Handlers(self.deliver, self.answer, self.score))
+        self.sharding = Sharding(self.engine, shards, clock, partial(self._seal, HELLO))
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
 
     @property
@@ -74,7 +82,9 @@ class Member:
         for peer, seconds in self.reputation.banned(now).items():
             self.engine.shut_out(peer, seconds)
         try:
-            await self.engine.run(task_status)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.sharding.run)
+                await self.engine.run(task_status)
         finally:
             self._recall.close(self.inbox.memory())
 
@@ -84,7 +94,7 @@ class Member:
     def addresses(self) -> Sequence[str]:
         return self.engine.addresses()
 
-    def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
+    def deliver(self, frame: bytes, via: PeerId | None, shard: int = 0) -> Verdict:
         """Called by the engine for every frame that arrives. Quick: what is let in is noted in a file, and nothing is waited for."""
         now = self._clock()
         outcome = self.inbox.receive(frame, now, via)
@@ -95,6 +105,8 @@ class Member:
             return outcome.reason.verdict
         if via is not None:
             self.reputation.admitted(via)
+        if self.sharding.heard(outcome, shard):
+            return Verdict.ACCEPT
         group, established = self.standing(outcome.author)
         self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))
         self._admitted()
@@ -115,7 +127,7 @@ class Member:
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal and send. Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word)."""
-        self.engine.publish(seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body))
+        self.sharding.publish(self._seal(kind, body))
 
     def received(self) -> Sequence[Envelope]:
         return self.queue.drain()
@@ -143,6 +155,9 @@ class Member:
         refused = self.inbox.counts - self._told
         self._told = Counter(self.inbox.counts)
         return refused
+
+    def _seal(self, kind: str, body: bytes) -> bytes:
+        return seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body)
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
         seconds = self.reputation.saw(peer, reason, now)

@@ -1,12 +1,14 @@
 """Names one swarm, and what its members speak. Peers of another name, digest or shard subscribe to another topic, so they never meet."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
 SHARDS = 2**16
 ASK = "/swarmd/ask/1"  # the protocol of questions and answers; what it is in bytes: `p2p.engines.asking`
+_SHARD = re.compile(r"0|[1-9][0-9]{0,4}")
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -31,6 +33,16 @@ class Topic:
     def of(self, shard: int) -> "Topic":
         """The same swarm's topic of another shard. Raises ValueError."""
         return replace(self, shard=shard)
+
+    def shard_of(self, topics: Sequence[str]) -> int:
+        """The first of this swarm's shards among the topics of a message; 0 where there is none."""
+        return next((shard for topic in topics if (shard := self.shard_in(topic)) is not None), 0)
+
+    def shard_in(self, topic: str) -> int | None:
+        """Which shard of this swarm the topic is; None for another swarm's, and for what is none."""
+        prefix = str(self).removesuffix(str(self.shard))
+        shard = topic.removeprefix(prefix)
+        return int(shard) if topic.startswith(prefix) and _SHARD.fullmatch(shard) and int(shard) < SHARDS else None
 
     @cached_property
     def swarm_id(self) -> bytes:

@@ -131,9 +131,9 @@ class Started(Protocol):
     def started(self, value: Sequence[str]) -> None: ...
 
 
-# Called for every frame that arrives, before it is forwarded where the engine can wait for it, with the peer that handed it over where
-# the engine knows. Must be quick.
-Deliver = Callable[[bytes, PeerId | None], Verdict]
+# Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, the peer that handed it over
+# where the engine knows, and the shard that it came in. Must be quick.
+Deliver = Callable[[bytes, PeerId | None, int], Verdict]
 Score = Callable[[PeerId], float]  # what we think of a peer: 0 where it is clean, below 0 where it misbehaved
 Answer = Callable[[PeerId, bytes], bytes]  # what we say to a peer's question of at most MAX_QUESTION bytes; must be quick
 MAX_QUESTION = 4096  # bytes

@@ -24,6 +24,7 @@ from p2p.errors import StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
+from p2p.shards import Shards
 from p2p.types import Envelope, PeerId, Reason
 from swarmd import control, link
 from swarmd.config import NodeConfig
@@ -75,6 +76,7 @@ class Daemon:
             clock=time.time,
             admitted=self._sort,
             folder=folder,
+            shards=Shards(random.Random(secrets.randbits(64)), time.time()),
         )
         self.ration: shares.Ration[Offered] = shares.Ration(
             config.round.external,

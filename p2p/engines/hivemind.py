@@ -240,7 +240,7 @@ class HivemindEngine:
                 if self._shut_out(author):  # it is back; p2pd passes on what it says until it is gone again
                     nursery.start_soon(discovery.hang_up, author)
                     continue
-                verdict = self._handlers.deliver(message.data, None)
+                verdict = self._handlers.deliver(message.data, None, self._topic.shard_of(message.topicIDs))
                 if not self._toll.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
                     log.warning("cut off %s: too many messages, or too many broken ones", author)
                     nursery.start_soon(discovery.hang_up, author)

@@ -44,7 +44,7 @@ from p2p.identity import Identity
 from p2p.listening import dialable
 from p2p.reputation import SHUNNED
 from p2p.toll import Toll
-from p2p.topic import SHARDS, Topic
+from p2p.topic import Topic
 from p2p.types import Deliver, PeerId, Score, Verdict
 
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
@@ -122,11 +122,10 @@ class _AnyShard(Container[object]):
     """Every topic of our swarm: whoever is in a shard said so when it met us, which may be long before we are in that shard too."""
 
     def __init__(self, topic: Topic) -> None:
-        self._prefix = str(topic).removesuffix(str(topic.shard))
+        self._topic = topic
 
     def __contains__(self, topic: object) -> bool:
-        shard = topic.removeprefix(self._prefix) if isinstance(topic, str) and topic.startswith(self._prefix) else ""
-        return len(shard) <= 5 and shard.isascii() and shard.isdigit() and str(int(shard)) == shard and int(shard) < SHARDS
+        return isinstance(topic, str) and self._topic.shard_in(topic) is not None
 
 
 class TopicPubsub(Pubsub):  # type: ignore[misc]
@@ -143,6 +142,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             **options,
         )
         self.allowed_topics = _AnyShard(topic)
+        self._topic = topic
         self.counter = int(clock() * 1e9)
         self.toll = toll
         self._deliver = deliver
@@ -208,7 +208,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if msg.from_id == self.my_id.to_bytes():
             self._visit.passed = True
             return True
-        verdict = self._deliver(msg.data, PeerId(str(forwarder)))
+        verdict = self._deliver(msg.data, PeerId(str(forwarder)), self._topic.shard_of(msg.topicIDs))
         self._visit.passed = verdict is not Verdict.REJECT
         return verdict is Verdict.ACCEPT
 

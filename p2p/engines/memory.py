@@ -25,7 +25,8 @@ class MemorySwarm:
         self._rng = random.Random(seed)
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
-        self._flying: list[tuple[int, int, PeerId, PeerId | None, bytes]] = []  # heap of (tick due, order, receiver, sender, frame)
+        # A heap of (tick due, order, receiver, sender, shard, frame).
+        self._flying: list[tuple[int, int, PeerId, PeerId | None, int, bytes]] = []
         self._order = 0
         self.announced: dict[Topic, set[PeerId]] = {}
 
@@ -37,9 +38,9 @@ class MemorySwarm:
         """One step of time: what is due arrives, in the order it was sent."""
         self.now += 1
         while self._flying and self._flying[0][0] <= self.now:
-            _, _, receiver, sender, frame = heapq.heappop(self._flying)
+            _, _, receiver, sender, shard, frame = heapq.heappop(self._flying)
             if receiver in self._members:
-                self._members[receiver].hear(frame, sender)
+                self._members[receiver].hear(frame, sender, shard)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
         """Members of different islands no longer hear each other; those named nowhere are one more island."""
@@ -55,7 +56,7 @@ class MemorySwarm:
                 continue
             if self._rng.random() >= self.loss:
                 for _ in range(2 if self._rng.random() < self.duplicate else 1):
-                    self._send(receiver, sender, frame)
+                    self._send(receiver, sender, shard, frame)
 
     def members(self) -> Sequence[PeerId]:
         return list(self._members)
@@ -63,13 +64,13 @@ class MemorySwarm:
     def _connected(self, a: PeerId, b: PeerId) -> bool:
         return self._island.get(a, 0) == self._island.get(b, 0)
 
-    def _send(self, receiver: PeerId, sender: PeerId | None, frame: bytes) -> None:
+    def _send(self, receiver: PeerId, sender: PeerId | None, shard: int, frame: bytes) -> None:
         wait = self._rng.randint(0, self.delay) if self.delay else 0
         if wait == 0 and not self.delay:
-            self._members[receiver].hear(frame, sender)
+            self._members[receiver].hear(frame, sender, shard)
             return
         self._order += 1
-        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, sender, frame))
+        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, sender, shard, frame))
 
 
 class MemoryEngine:
@@ -101,9 +102,9 @@ class MemoryEngine:
     def listens(self, shard: int) -> bool:
         return shard == 0 or shard in self._shards
 
-    def hear(self, frame: bytes, sender: PeerId | None) -> None:
+    def hear(self, frame: bytes, sender: PeerId | None, shard: int) -> None:
         if sender not in self._shut_out:
-            self.handlers.deliver(frame, sender)
+            self.handlers.deliver(frame, sender, shard)
 
     def publish(self, frame: bytes, shard: int = 0) -> None:
         if self.swarm._members.get(self.me) is self:

@@ -184,13 +184,15 @@ class Node:
 
     def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = ()) -> None:
         self.heard: list[bytes] = []
+        self.shards: list[int] = []  # in which each came
         self.asked: list[tuple[PeerId, bytes]] = []
         identity = Identity.from_seed(bytes([n]) * 32)
         self.engine: Engine = net.build(identity, TOPIC, bootstrap)(Handlers(self._deliver, self._answer))
         self.me = self.engine.me
 
-    def _deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
+    def _deliver(self, frame: bytes, via: PeerId | None, shard: int) -> Verdict:
         self.heard.append(frame)
+        self.shards.append(shard)
         return Verdict.ACCEPT
 
     def _answer(self, peer: PeerId, question: bytes) -> bytes:
@@ -301,6 +303,8 @@ async def test_a_shard_is_heard_by_those_in_it(net: Any) -> None:
                 pass
         b.engine.subscribe(())
         await said(b, 0, [a, c])
+        for node in (a, b, c):
+            assert [int(frame.partition(b":")[0]) for frame in node.heard] == node.shards
         with pytest.raises(ValueError, match="outside"):
             a.engine.subscribe({2**16})
         nursery.cancel_scope.cancel()

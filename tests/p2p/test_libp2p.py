@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.trio, pytest.mark.net]
 TOPIC = Topic("main", "0123456789abcdef")
 
 
-QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
+QUIET = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: b"")
 
 
 def engine(n: int, handlers: Handlers = QUIET, **options: Any) -> Libp2pEngine:
@@ -246,7 +246,7 @@ async def hostile_stack(addresses: Sequence[str], attack: Callable[[Stack, Any],
     """A peer with the library in its hands and no manners."""
     identity = Identity.from_seed(bytes([n]) * 32)
     listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
-    async with open_stack(identity, TOPIC, lambda frame, via: Verdict.ACCEPT, listen, time.time) as stack:
+    async with open_stack(identity, TOPIC, lambda frame, via, shard: Verdict.ACCEPT, listen, time.time) as stack:
         from libp2p.peer.peerinfo import info_from_p2p_addr
 
         target = info_from_p2p_addr(multiaddr.Multiaddr(addresses[0]))
@@ -435,7 +435,7 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
 
 async def test_who_asks_and_says_nothing_takes_no_place_from_others(caplog: pytest.LogCaptureFixture) -> None:
     """And what it opens without a word is cut off beyond a limit."""
-    a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
+    a_engine = engine(1, Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: question * 1000))
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(a_engine.run)
         b_engine = engine(2, bootstrap=addresses[:1])
@@ -599,7 +599,7 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
     listen, numbers = [parse_listen("/ip4/127.0.0.1/tcp/0")], list[int]()
     now = iter((1_700_000_000.0, 1_700_000_000.1)).__next__  # read once at each start
     for _ in range(2):
-        async with open_stack(Identity.from_seed(bytes(32)), TOPIC, lambda frame, via: Verdict.ACCEPT, listen, now) as stack:
+        async with open_stack(Identity.from_seed(bytes(32)), TOPIC, lambda frame, via, shard: Verdict.ACCEPT, listen, now) as stack:
             numbers += [int.from_bytes(stack.pubsub._next_seqno(), "big") for _ in range(1000)]
     assert numbers == sorted(set(numbers))
 

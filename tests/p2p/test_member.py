@@ -81,8 +81,8 @@ def test_the_engine_is_told_what_becomes_of_a_frame() -> None:
     a, b = member(swarm, 1), member(swarm, 2)
     frames: list[bytes] = []
 
-    def overhear(frame: bytes, via: PeerId | None) -> Verdict:
-        assert via == a.identity.peer_id
+    def overhear(frame: bytes, via: PeerId | None, shard: int) -> Verdict:
+        assert (via, shard) == (a.identity.peer_id, 0)
         frames.append(frame)
         return Verdict.ACCEPT
 

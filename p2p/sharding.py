@@ -1,0 +1,62 @@
+"""Keeps a member in the shards that `p2p.shards` places it in, and says the hellos that are due."""
+
+from collections import deque
+from collections.abc import Callable
+
+import trio
+
+from p2p.shards import HELLO, Shards, decode_hello
+from p2p.types import Engine, Envelope
+
+LOOK_EVERY = 5.0  # seconds
+KEPT = 8  # frames that wait until we know where to publish
+
+
+class Sharding:
+    """shards: None where all travels in shard 0. say: seals a hello's body and gives the frame."""
+
+    def __init__(self, engine: Engine, shards: Shards | None, clock: Callable[[], float], say: Callable[[bytes], bytes]) -> None:
+        self._engine, self._shards, self._clock, self._say = engine, shards, clock, say
+        self._home: int | None = 0
+        self._waiting: deque[bytes] = deque(maxlen=KEPT)
+
+    async def run(self) -> None:
+        while self._shards is not None:
+            self.look()
+            await trio.sleep(LOOK_EVERY)
+
+    def look(self) -> None:
+        """Where to be now, and whether it is our turn to say how large the swarm is."""
+        if self._shards is None:
+            return
+        now = self._clock()
+        placement = self._shards.look(now, company=len(self._engine.peers()))
+        self._engine.subscribe(placement.listening)
+        self._home = placement.home
+        while self._home is not None and self._waiting:
+            self._engine.publish(self._waiting.popleft(), self._home)
+        if (hello := self._shards.hello_due(now)) is not None:
+            self._engine.publish(self._say(hello))
+
+    def publish(self, frame: bytes) -> None:
+        """In our home; a newcomer's newest frames wait until it knows where that is."""
+        if self._home is None:
+            self._waiting.append(frame)
+        else:
+            self._engine.publish(frame, self._home)
+
+    def heard(self, envelope: Envelope, shard: int) -> bool:
+        """What was admitted counts for the swarm's size. True: it was a hello, and is for nobody else."""
+        now = self._clock()
+        if envelope.kind != HELLO:
+            if self._shards is not None:
+                self._shards.heard(envelope.author, shard, now)
+            return False
+        hello = decode_hello(envelope.body)
+        if self._shards is not None and hello is not None:  # else of a later version, or nonsense: it says nothing
+            self._shards.told(envelope.author, hello, now)
+        return True
+
+    def size(self) -> float | None:
+        """How many nodes the swarm has, as far as we know; None where we do not count."""
+        return self._shards.size(self._clock()) if self._shards is not None else None
