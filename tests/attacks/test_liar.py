@@ -32,6 +32,7 @@ from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, settings
 from tests.tasks import hostile
 
 LIARS = 0.3
+HONEST = "nobody lies"
 PORT = 9  # where nobody listens
 PATH = "/nonexistent/liar"
 PLAIN = {"propositional_logic": re.compile(r"[A-Z∧∨¬→↔() ]{1,80}"), "decimal_arithmetic": re.compile(r"[-0-9.]{1,20}")}
@@ -39,12 +40,15 @@ OTHERS = re.compile(r"[-0-9A-Za-z ./\\{}$\n]{1,256}")
 
 
 class Liar:
-    """Sends as many rollouts a round as an honest node, each a lie of another kind. A sly one sends nothing that admission can refuse."""
+    """Sends as many rollouts a round as an honest node, each a lie of another kind.
 
-    def __init__(self, swarm: Swarm, number: int, sly: bool) -> None:
+    manner: "sly" sends nothing that can be refused, "bold" does, "exam" has answers to the judges' questions alone.
+    """
+
+    def __init__(self, swarm: Swarm, number: int, manner: str) -> None:
         self.tasks, self.rng, self.member = CurriculumTasks(TINY_9), random.Random(number), swarm.member(number)
-        self.kinds = [self.wrong, self.another_truth, self.hidden_truth, self.at_the_verifier]
-        self.kinds += [] if sly else [self.invented, self.claims]
+        sly = [self.wrong, self.another_truth, self.hidden_truth, self.at_the_verifier]
+        self.kinds = {"sly": sly, "bold": [*sly, self.invented, self.claims], "exam": [self.held_out]}[manner]
 
     def act(self, t: int) -> None:
         for _ in range(LOCAL):
@@ -70,10 +74,14 @@ class Liar:
         return self._body(task.ref, [right, *(self.rng.choice(lies) for _ in range(COMPLETIONS - 1))], t)
 
     def invented(self, task: Task, t: int) -> bytes:
-        """References to no task, or to the judges'."""
-        refs = [TaskRef("truth_telling", 1), TaskRef("leg_counting", 1), TaskRef(task.ref.specialty, 2**40)]
-        refs += [TaskRef(task.ref.specialty, TRAINING_TASKS + self.rng.randrange(1000)), TaskRef("", 0)]
+        """References to no task."""
+        refs = [TaskRef("truth_telling", 1), TaskRef("leg_counting", 1), TaskRef(task.ref.specialty, 2**40), TaskRef("", 0)]
         return self._body(self.rng.choice(refs), [self._right(task), "no"], t)
+
+    def held_out(self, task: Task, t: int) -> bytes:
+        """Right, and not for training."""
+        (task,) = self.tasks.draw_held_out(1, self.rng)
+        return self._body(task.ref, [self._right(task), "no"], t)
 
     def at_the_verifier(self, task: Task, t: int) -> bytes:
         kinds = hostile.answers(self.tasks, task, PATH, PORT, self.rng)
@@ -134,12 +142,12 @@ class Result:
     refused: Mapping[str, int]  # by the honest nodes
 
 
-def attack(verifier: Verifier, liars: int, honest: int, rounds: int, seed: int, sly: bool = True) -> Result:
+def attack(verifier: Verifier, liars: int, honest: int, rounds: int, seed: int, manner: str = "sly") -> Result:
     opinion = SecondOpinion()
     swarm = Swarm(verifier, seed, batches=opinion)
     for number in range(honest):
         swarm.join(number, settings())
-    crowd = [Liar(swarm, 100 + number, sly) for number in range(liars)]
+    crowd = [Liar(swarm, 100 + number, manner) for number in range(liars)]
     swarm.play(rounds, [liar.act for liar in crowd])
     names = {liar.member.identity.peer_id for liar in crowd}
     authors = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
@@ -154,13 +162,13 @@ def verifier() -> Iterator[Verifier]:
         yield running
 
 
-@pytest.mark.parametrize("sly", [True, False])
-def test_no_false_reward_is_used(verifier: Verifier, sly: bool) -> None:
+@pytest.mark.parametrize("manner", ["sly", "bold", "exam"])
+def test_no_false_reward_is_used(verifier: Verifier, manner: str) -> None:
     """The whole figure, with what is learnt: `python -m tests.attacks.test_liar`."""
-    result = attack(verifier, liars=2, honest=3, rounds=6, seed=1, sly=sly)
-    print(f"\nliar: {result}")
-    assert result.seen > 500 and result.false == 0
-    assert result.lies > 0.1 if sly else result.refused
+    result = attack(verifier, liars=2, honest=2, rounds=5, seed=1, manner=manner)
+    print(f"\nliar, {manner}: {result}")
+    assert result.seen > 350 and result.false == 0
+    assert result.lies > 0.1 if manner == "sly" else result.refused
 
 
 def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
@@ -181,18 +189,18 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     liars = round(given.honest * LIARS / (1 - LIARS))
-    rewards: dict[str, list[float]] = {"nobody lies": [], "sly": [], "bold": []}
+    rewards: dict[str, list[float]] = {HONEST: [], "sly": [], "bold": []}
     with Verifier(TINY_9.name) as verifier:
         for seed in range(1, given.seeds + 1):
             for kind, before in rewards.items():
-                result = attack(verifier, 0 if kind == "nobody lies" else liars, given.honest, given.rounds, seed, kind == "sly")
+                result = attack(verifier, 0 if kind == HONEST else liars, given.honest, given.rounds, seed, kind)
                 before.append(result.reward)
                 print(
                     f"liar: seed {seed}, {kind:11}: reward {result.reward:.3f}, {result.lies:5.1%} of others' rollouts were a liar's, "
                     f"{result.false} of {result.seen} rewards false, refused {dict(result.refused)}",
                     flush=True,
                 )
-    clean = fmean(rewards["nobody lies"])
+    clean = fmean(rewards[HONEST])
     print(f"liar: {liars} of {liars + given.honest} nodes; reward beside that of the clean run: ", end="")
     print(", ".join(f"{kind} {fmean(of) / clean:.1%}" for kind, of in rewards.items()))
 
