@@ -10,7 +10,7 @@ from p2p.seen import SeenFile
 
 SEEN = "seen"
 REPUTATION = "reputation"
-SAVE_EVERY = 300.0  # seconds; a reputation that is lost since is found again
+SAVE_EVERY = 120.0  # seconds; what is lost since is found again
 
 
 class Recall:
