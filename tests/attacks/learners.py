@@ -50,6 +50,7 @@ class Learner:
     node: Node
     policy: LanguagePolicy
     reports: list[RoundReport] = field(default_factory=list)
+    choosing: float = 0.0  # seconds of our CPU that its batches took to choose, the gate's look at them included
 
     def reward(self, last: int) -> float:
         """Mean of its own completions over its last rounds."""
@@ -96,7 +97,9 @@ class Swarm:
         sample = learner.node.sample
 
         def watched(local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+            begun = time.process_time()
             batch = sample(local, pool, rng)
+            learner.choosing += time.process_time() - begun
             self.batches(batch)
             return batch
 

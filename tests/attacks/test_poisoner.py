@@ -78,11 +78,12 @@ class Result:
     external: float  # rollouts of others in a batch
     gated: int  # rollouts turned away
     seconds: float  # of CPU, a round of a node
+    choosing: float  # of them, in choosing the batch
 
     def __str__(self) -> str:
         return (
             f"reward {self.reward:.3f}, {self.says:5.1%} of what they say shows it; {self.external:.2f} rollouts of others in a batch, "
-            f"{self.poisoned:5.1%} his; {self.gated} turned away; {1000 * self.seconds:.0f} ms a round"
+            f"{self.poisoned:5.1%} his; {self.gated} turned away; {1000 * self.seconds:.0f} ms a round, choosing {1000 * self.choosing:.1f}"
         )
 
 
@@ -103,6 +104,7 @@ def attack(verifier: Verifier, poison: str | None, gate: str, rounds: int, hones
         external=len(authors) / honest / rounds,
         gated=sum(n.gated.total() for n in swarm.learners),
         seconds=sum(n.seconds for n in swarm.learners) / honest / rounds,
+        choosing=sum(n.choosing for n in swarm.learners) / honest / rounds,
     )
 
 
