@@ -42,7 +42,8 @@ class Side:
     expected: int  # nodes that should have held something, over all rounds
     received: int
     content: int
-    cpu: float
+    cpu: float  # without upkeep
+    upkeep: float  # CPU seconds a second of one node that has nothing to do
 
     @property
     def every(self) -> list[float]:
@@ -61,6 +62,7 @@ class Side:
             "held": len(self.node) / self.expected,
             "bytes_per_byte": self.received / self.content if self.content else None,
             "cpu_seconds_per_node_round": self.cpu / self.expected,
+            "upkeep": self.upkeep,
         }
 
 
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--kib", type=int, default=32, help="of rollouts that each node shares in a round")
     parser.add_argument("--engine", choices=["libp2p", "hivemind", "mixed"], default="libp2p")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--settle", type=float, default=20.0, help="seconds before the first round: a swarm has much to tell at its start")
     parser.add_argument("--peer", choices=["genrl"])
     parser.add_argument("--environment", type=Path, help="the peer's; made where it is missing")
     parser.add_argument("--json", action="store_true")
@@ -101,15 +104,18 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
             node.wait_for_peers(min(arguments.nodes - 1, 4), 120)
         for node in nodes:
             node.wait_for("cpu", 1, 30)
-        time.sleep(PAUSE)
+        time.sleep(arguments.settle / 2)
+        idle, since = _cpu(nodes), time.monotonic()
+        time.sleep(arguments.settle / 2)
+        upkeep = (_cpu(nodes) - idle) / (time.monotonic() - since)
         for n in range(WARM_UP):
             _play(nodes, n, arguments.kib)
-        received, cpu = _received(nodes), _cpu(nodes)
+        received, cpu, since = _received(nodes), _cpu(nodes), time.monotonic()
         rounds = [_play(nodes, WARM_UP + n, arguments.kib) for n in range(arguments.rounds)]
         time.sleep(PAUSE)  # duplicates, and what the nodes say of their processor time
-        received, cpu = _received(nodes) - received, _cpu(nodes) - cpu
+        received, cpu = _received(nodes) - received, _cpu(nodes) - cpu - upkeep * (time.monotonic() - since)
         content = sum(held["bytes"] for node in nodes for held in node.said("held") if held["held"] >= WARM_UP)
-    return Side(rounds, arguments.nodes * arguments.rounds, received, content, cpu)
+    return Side(rounds, arguments.nodes * arguments.rounds, received, content, cpu, upkeep / arguments.nodes)
 
 
 def _start(folder: Path, number: int, bootstrap: Sequence[str], arguments: argparse.Namespace, python: Path | None) -> ProbeProcess:
@@ -177,6 +183,7 @@ def show(ours: Side, peer: Side | None, arguments: argparse.Namespace, out: Any)
         "of them got it, %": ("held", 100),
         "bytes received per byte gathered": ("bytes_per_byte", 1),
         "CPU ms a node and round": ("cpu_seconds_per_node_round", 1000),
+        "CPU of upkeep, % of a core": ("upkeep", 100),
     }
     mine, theirs = ours.figures(), peer.figures() if peer is not None else {}
     for text, (name, scale) in rows.items():

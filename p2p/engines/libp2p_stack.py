@@ -50,6 +50,7 @@ from p2p.types import Deliver, PeerId, Score, Verdict
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
 HEARTBEAT = 1  # seconds
+ADDRESSES_FOR = 5.0  # seconds
 SUBSCRIPTIONS = 16  # topics of a peer that we take note of
 STREAMS = 64  # that a peer may have open to us
 
@@ -70,9 +71,19 @@ logging.getLogger("libp2p.transport.tcp").setLevel(logging.CRITICAL)  # a port i
 class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
     """A host that outlives what its peers send."""
 
+    _addrs: Sequence[Any] = ()
+    _addrs_at = float("-inf")
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._handled: Counter[Any] = Counter()  # peer -> streams of its that are being handled
+
+    def get_addrs(self) -> list[Any]:
+        """As of some seconds ago: the library asks for each message that it sends, and it takes a millisecond."""
+        now = trio.current_time()
+        if now - self._addrs_at > ADDRESSES_FOR:
+            self._addrs, self._addrs_at = super().get_addrs(), now
+        return list(self._addrs)
 
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
         peer = net_stream.muxed_conn.peer_id
@@ -214,6 +225,13 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
 
 class Router(GossipSub):  # type: ignore[misc]
+    def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
+        """Without our signed addresses, which the library adds to each message: identify has told them, and every receiver of every copy
+        would check their signature again.
+        """
+        rpc.ClearField("senderRecord")
+        super().send_rpc(peer_id, rpc, priority)
+
     async def leave(self, topic: str) -> None:
         """The library goes through the mesh while others change it."""
         for peer in self.mesh.pop(topic, set()):
