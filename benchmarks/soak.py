@@ -1,0 +1,134 @@
+"""Whether a swarm of real nodes stays as it was: memory, deliveries, and no node that hears nothing for a while.
+
+    python -m benchmarks.soak [--nodes 8] [--per-second 5] [--bytes 600] [--minutes 30] [--engine libp2p|hivemind|mixed] [--json]
+
+All nodes together publish so many frames a second. Memory is the resident set of a node and its child (p2pd), as a mean over the minute
+that ends with the settling time, and over the last one; growth is of the node that grew most.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.probes import ProbeProcess
+
+LOOK_EVERY = 5.0  # seconds
+MIB = 1024 * 1024
+DRAIN = 10.0  # seconds for the last frames
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--per-second", type=float, default=5.0, help="frames of all nodes together")
+    parser.add_argument("--bytes", type=int, default=600)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--settled", type=float, default=5.0, help="minutes after which memory should not grow any more")
+    parser.add_argument("--engine", choices=["libp2p", "hivemind", "mixed"], default="libp2p")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        report = measure(Path(folder), arguments)
+    out = sys.stderr if arguments.json else sys.stdout
+    out.write(table(report))
+    if arguments.json:
+        print(json.dumps(report), flush=True)
+
+
+def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    with ExitStack() as stack:
+        probes: list[ProbeProcess] = []
+        for n in range(arguments.nodes):
+            engine = ("libp2p", "hivemind")[n % 2] if arguments.engine == "mixed" else arguments.engine
+            bootstrap = probes[0].addresses[:1] if probes else []
+            probes.append(stack.enter_context(ProbeProcess(folder / str(n), bootstrap=bootstrap, engine=engine, more=["--report", "5"])))
+        for probe in probes:
+            probe.wait_for_peers(min(arguments.nodes - 1, 4), 120)
+        every = arguments.nodes / arguments.per_second
+        count = round(arguments.minutes * 60 / every)
+        begun = time.monotonic()
+        for probe in probes:
+            probe.order(publish=arguments.bytes, count=count, every=every)
+            time.sleep(every / arguments.nodes)  # in turn, not all at once
+        sizes, quiet = _watch(probes, begun, arguments.minutes * 60)
+        time.sleep(DRAIN)
+        return _report(arguments, probes, sizes, quiet)
+
+
+def _watch(probes: Sequence[ProbeProcess], begun: float, seconds: float) -> tuple[list[list[tuple[float, float]]], float]:
+    """Each node's (seconds since the beginning, MiB), and the longest time that any node heard nothing."""
+    sizes: list[list[tuple[float, float]]] = [[] for _ in probes]
+    last, heard, quiet = [time.monotonic()] * len(probes), [0] * len(probes), 0.0
+    while (now := time.monotonic()) - begun < seconds:
+        for n, probe in enumerate(probes):
+            sizes[n].append((now - begun, _resident(probe)))
+            if (count := len(probe.said("got"))) > heard[n]:
+                last[n], heard[n] = now, count
+            quiet = max(quiet, now - last[n])
+        time.sleep(LOOK_EVERY)
+    return sizes, quiet
+
+
+def _resident(probe: ProbeProcess) -> float:
+    process = psutil.Process(probe.process.pid)
+    total = 0
+    for part in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended
+            total += part.memory_info().rss
+    return total / MIB
+
+
+def _report(
+    arguments: argparse.Namespace, probes: Sequence[ProbeProcess], sizes: list[list[tuple[float, float]]], quiet: float
+) -> dict[str, Any]:
+    sent = {probe.peer_id: len(probe.said("sent")) for probe in probes}
+    expected = sum(count for probe in probes for author, count in sent.items() if author != probe.peer_id)
+    got = sum(len(probe.said("got")) for probe in probes)
+    twice = sum(count - 1 for probe in probes for count in Counter((g["author"], g["got"]) for g in probe.said("got")).values())
+    settled, end = arguments.settled * 60, arguments.minutes * 60
+    rows = [(_mean(size, settled - 60, settled), _mean(size, end - 60, end)) for size in sizes]
+    grown = max(rows, key=lambda row: row[1] / row[0])
+    return {
+        "schema": 1,
+        "work": {k: getattr(arguments, k) for k in ("nodes", "per_second", "bytes", "minutes", "settled", "engine")},
+        "mib_settled": round(statistics.mean(row[0] for row in rows), 1),
+        "mib_end": round(statistics.mean(row[1] for row in rows), 1),
+        "growth": round(grown[1] / grown[0] - 1, 4),  # of the node that grew most
+        "delivered": got / expected if expected else None,
+        "frames": sum(sent.values()),
+        "twice": twice,
+        "longest_silence": round(quiet, 1),
+        "restarts": sum((probe.last("restarts") or {"restarts": 0})["restarts"] for probe in probes),
+    }
+
+
+def _mean(size: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    return statistics.mean([mib for at, mib in size if begin <= at <= end] or [size[-1][1]])
+
+
+def table(report: dict[str, Any]) -> str:
+    work, delivered = report["work"], 100 * (report["delivered"] or 0)
+    what = f"{work['per_second']} frames a second of {work['bytes']} bytes"
+    return (
+        f"{work['nodes']} nodes, {what}, {work['minutes']:.0f} min, {work['engine']}\n"
+        f"memory of a node after {work['settled']:.0f} min   {report['mib_settled']:8.1f} MiB\n"
+        f"               at the end   {report['mib_end']:8.1f} MiB; the node that grew most by {100 * report['growth']:.1f} %\n"
+        f"delivered                   {delivered:8.2f} % of {report['frames']} frames to all others, {report['twice']} twice\n"
+        f"longest silence of a node   {report['longest_silence']:8.1f} s; engines started again: {report['restarts']}\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
