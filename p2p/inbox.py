@@ -188,14 +188,14 @@ class Inbox:
     def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:
         if via is None:  # the engine does not know: only the author can be charged
             return self._admit(frame, now)
-        if self._opinion is not None and self._opinion.shunned(via, now):
-            return Rejected(Reason.SHUNNED)
         purse = self._vias.get(via) or self._vias.setdefault(via, _Via(self.limits, now))
         self._vias.move_to_end(via)
         if len(self._vias) > self.limits.vias:
             self._vias.popitem(last=False)
         if not purse.pays(len(frame), self.limits, now):
             return Rejected(Reason.FLOODING)
+        if self._opinion is not None and self._opinion.shunned(via, now):
+            return Rejected(Reason.SHUNNED)
         outcome = self._admit(frame, now)
         if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
             purse.broken.take(1, self.limits.via_broken_burst)

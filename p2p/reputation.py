@@ -3,10 +3,10 @@
 Theory of operation. Two things are kept of a peer, and nothing of what others say of it.
 
 - A **score**, 0 when it is clean. It falls with each offence and comes back by half in HALF_LIFE. Below SHUNNED its frames are ignored
-  and it is not chosen from; at SHUT_OUT we hang up and do not listen to it for a while. A forwarder is blamed only for what it could
-  check itself (the REJECT rules), for how much it sends, and for what it answers; what only regeneration finds falls on the author.
-  Each time it is for twice as long, up to MAX_BAN; but up to MAX_BAN_PASSED_ON for what came by it and may be another's, because
-  engines exist that pass frames on before they are checked (docs/network.md).
+  and it is not chosen from; at SHUT_OUT we hang up and do not listen to it for a while, each time for twice as long, up to MAX_BAN.
+  A forwarder is blamed only for what it could check itself (the REJECT rules) and for how much it sends; what only regeneration finds
+  falls on the author. What comes by a connection ends that connection as soon as SHUNNED is reached, for nothing else would end it; but
+  for MAX_BAN_PASSED_ON at most, because engines exist that pass others' frames on before they are checked (docs/network.md).
 - **Standing**: USEFUL rollouts that our own verifier found to have an advantage, over at least TENURE. Earned slowly, lost at once
   by an offence of one's own. While nobody of standing was heard of for QUIET, everybody has it, or else no swarm could begin.
 
@@ -48,11 +48,11 @@ OWN: Mapping[Reason, float] = MappingProxyType(
 # What came by it, though it could have known, or was more than it may send.
 PASSED_ON: Mapping[Reason, float] = MappingProxyType(
     {
-        Reason.TOO_LARGE: 5.0,
-        Reason.MALFORMED: 2.0,
-        Reason.BAD_SIGNATURE: 2.0,
+        Reason.TOO_LARGE: 2.0,
+        Reason.MALFORMED: 1.0,
+        Reason.BAD_SIGNATURE: 1.0,
         Reason.OTHER_SWARM: 1.0,
-        Reason.FLOODING: 0.02,  # a frame
+        Reason.FLOODING: 0.005,  # a frame
         Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATS
     }
 )
@@ -102,7 +102,7 @@ class Reputation:
         record.score, record.at = self.score(peer, now) - cost, now
         if own:
             record.useful, record.first_useful = 0, 0.0
-        if record.score > SHUT_OUT or now < record.banned_until:
+        if record.score > (SHUT_OUT if own else SHUNNED) or now < record.banned_until:
             return None
         return self._ban(record, now, own=own)
 

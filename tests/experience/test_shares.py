@@ -1,6 +1,6 @@
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
+from swarmd.experience.credit import useful
+from swarmd.experience.pool import Kept, Limits, Pool
+from swarmd.experience.sampling import STRATEGIES, draw, uniform
 from swarmd.experience.shares import Author, Ration, choose, first
+from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,59 @@ def test_never_too_many_never_one_twice_and_no_room_left_that_an_established_one
 def test_ten_thousand_candidates_are_no_work(n: int) -> None:
     items = crowd(" ".join(f"s{n}" for n in range(1000)), "44.1", established=False, each=10)
     assert len(choose(items, n, author_of, random.Random(0))) <= n // 10 + 1
+
+
+# Where it is used.
+
+
+def scored(author: str, n: int, *, useful: bool = True, text: str | None = None) -> Scored:
+    completions = tuple(Completion(f"{text or f'{author} {n}'} {k}", ended=True) for k in range(2))
+    return Scored(Rollout(TaskRef("bf", n), completions, PeerId(author)), "question", (0.0, 1.0 if useful else 0.0), 1)
+
+
+def known(peer: PeerId) -> Author:
+    return Author(peer, established=not peer.startswith("new"))
+
+
+def test_the_batch_has_few_of_newcomers_and_none_without_advantage() -> None:
+    rng = random.Random(0)
+    pool = [scored(f"new {n}", n) for n in range(100)] + [scored(f"friend {n}", n) for n in range(6)] + [scored("bore", 1, useful=False)]
+    sizes = Counter[int]()
+    for _ in range(300):
+        batch = uniform([], pool, rng, n_external=4, author_of=known)
+        assert len(batch) == 4 and all(s.informative for s in batch)
+        sizes[sum(s.rollout.author.startswith("new") for s in batch)] += 1
+    assert set(sizes) == {0, 1} and 90 < sizes[1] < 150
+    state = rng.getstate()
+    assert uniform([], pool, rng, n_external=0, author_of=known) == [] and rng.getstate() == state
+
+
+def test_a_batch_of_replay_has_few_of_newcomers_too_and_our_own_without_limit() -> None:
+    rng = random.Random(0)
+    kept = [Kept(scored("me", n)) for n in range(6)] + [Kept(scored(f"new {n}", n)) for n in range(100)]
+
+    def author(k: Kept) -> Author | None:
+        return None if k.scored.rollout.author == "me" else known(k.scored.rollout.author)
+
+    batch = draw(kept, 8, STRATEGIES["uniform"], 0, rng, author)
+    assert sum(s.rollout.author == "me" for s in batch) == 6 and len(batch) <= 7
+
+
+def test_newcomers_have_a_tenth_of_the_pool() -> None:
+    pool = Pool(1, 100, author_of=known)
+    pool.add(scored("friend", n) for n in range(50))
+    pool.add(scored(f"new {n}", n) for n in range(200))
+    assert [s.rollout.author for s in pool if s.rollout.author != "friend"] == [f"new {n}" for n in range(190, 200)] and len(pool) == 60
+    replay = Pool(9, 100, Limits(PeerId("me"), 9, external_share=0.5), known)
+    replay.add(scored(f"new {n}", n) for n in range(200))
+    replay.add_own(scored("me", n) for n in range(50))
+    assert len(replay) == 55
+
+
+def test_what_is_useful_and_new_earns_credit() -> None:
+    mine, friends, copy = scored("me", 1), scored("friend", 2), scored("thief", 2, text="friend 2")
+    turned = replace(copy, rollout=replace(copy.rollout, completions=copy.rollout.completions[::-1]))
+    theirs = [friends, copy, scored("friend", 3), scored("bore", 4, useful=False), scored("thief", 1, text="me 1"), scored("thief", 5)]
+    assert useful(theirs, [mine]) == {"friend": 2, "thief": 1}
+    assert useful([turned], [friends]) == {}
+    assert useful([friends], [friends]) == {"friend": 1}  # its own, sent again, is its own
