@@ -1,87 +1,35 @@
 """What nodes behind home routers can do, shown with real processes in a small internet of network namespaces (`tests.nat.lab`)."""
 
-import json
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.probes import ProbeProcess
 from p2p.engines.p2pd import missing as no_p2pd
 from swarmd.control import call
-from tests.nat.lab import BootstrapProcess, Lab, Place, missing
+from tests.nat.figures import PORT, SECONDS, Net, cut_and_heal, exchange, obtain
+from tests.nat.lab import BootstrapProcess, Lab, missing
 
-pytestmark = [
-    pytest.mark.net,
-    pytest.mark.slow,
-    pytest.mark.skipif(missing() is not None, reason=missing() or ""),
-]
+pytestmark = [pytest.mark.net, pytest.mark.slow]
 NEEDS_P2PD = pytest.mark.skipif(no_p2pd() is not None, reason=no_p2pd() or "")
 ENGINES = ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)]
-SECONDS = 60.0  # patience; the machine may be busy
-PORT = 4001
 CUT = 10.0  # seconds a partition lasts
 
 
-class Net:
-    """A lab with a bootstrap node at 11.0.0.1, and what runs in it."""
-
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self._stack, self._folder = stack, folder
-        self.lab = stack.enter_context(Lab(folder))
-        self.hub = self.lab.public(1)
-
-    def bootstrap(self, engine: str) -> BootstrapProcess:
-        self.boot = self._stack.enter_context(BootstrapProcess(self.hub, self._folder / "bootstrap", engine))
-        return self.boot
-
-    def probe(self, place: Place, engine: str) -> ProbeProcess:
-        name, digest = self.boot.topic.split("/")[3:5]
-        return self._stack.enter_context(
-            ProbeProcess(
-                self._folder / place.name,
-                listen=f"/ip4/0.0.0.0/tcp/{PORT}",
-                bootstrap=self.boot.addresses,
-                digest=digest,
-                engine=engine,
-                more=["--swarm", name],
-                python=place.python,
-            )
-        )
-
-    def doctor(self, place: Place, *options: str) -> dict[str, Any]:
-        said = place.run("swarmd", "doctor", "network", "--json", *options)
-        assert said.returncode == 0, said.stderr + said.stdout
-        found: dict[str, Any] = json.loads(said.stdout)
-        return found
+@pytest.fixture(autouse=True)
+def _possible() -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture
 def net(tmp_path: Path) -> Iterator[Net]:
     with ExitStack() as stack:
         yield Net(stack, tmp_path)
-
-
-def exchange(probes: list[ProbeProcess], count: int, every: float = 0.25, size: int = 16 * 1024) -> float:
-    """Everybody publishes so many frames and hears all of everybody else's; in how many seconds."""
-    heard = [len(probe.said("got")) for probe in probes]
-    since = time.monotonic()
-    for probe in probes:
-        probe.order(publish=size, count=count, every=every)
-    for probe, before in zip(probes, heard, strict=True):
-        probe.wait_for_frames(before + count * (len(probes) - 1), SECONDS)
-    return time.monotonic() - since
-
-
-def obtain(probe: ProbeProcess, held: dict[str, Any], holders: list[str], seconds: float = 5.0) -> dict[str, Any]:
-    before = len(probe.said("fetched"))
-    probe.order(fetch=held["held"], size=held["size"], holders=holders, seconds=seconds)
-    return dict(probe.wait(lambda: len(probe.said("fetched")) > before and probe.last("fetched"), SECONDS))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -147,34 +95,9 @@ def test_the_running_node_is_asked(net: Net) -> None:
 @NEEDS_P2PD
 def test_a_swarm_cut_in_two_is_one_again_within_30_seconds(net: Net) -> None:
     """Half of the nodes behind a cut for 10 s, in a swarm of both engines; each half goes on by itself."""
-    net.bootstrap("auto")
-    numbers = range(4, 10)
-    probes = [net.probe(net.lab.public(n), engine) for n, engine in zip(numbers, ["libp2p", "hivemind"] * 3, strict=True)]
-    for probe in probes:
-        probe.wait_for_peers(5, SECONDS)
-    exchange(probes, 2)
-    for number in numbers[3:]:
-        net.lab.cut(number)
-    cut = time.monotonic()
-    for half in (probes[:3], probes[3:]):
-        exchange(half, 3)
-    time.sleep(max(0.0, cut + CUT - time.monotonic()))
-    for number in numbers[3:]:
-        net.lab.heal(number)
-    healed = time.monotonic()
-    authors = {probe.peer_id for probe in probes}
-    since = time.time()
-    while any(fresh(probe, since) != authors - {probe.peer_id} for probe in probes):
-        assert time.monotonic() - healed < 30
-        for probe in probes:
-            probe.order(publish=1024)
-        time.sleep(0.5)
-    print(f"all hear all {time.monotonic() - healed:.1f} s after the cut was healed")
-
-
-def fresh(probe: ProbeProcess, since: float) -> set[str]:
-    """Whose frames, sent after this moment, have arrived."""
-    return {got["author"] for got in probe.said("got") if got["at"] - got["delay"] > since}
+    seconds = cut_and_heal(net, CUT)
+    print(f"all hear all {seconds:.1f} s after the cut was healed")
+    assert seconds < 30
 
 
 @pytest.mark.parametrize("engine", ENGINES)

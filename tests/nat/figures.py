@@ -1,0 +1,148 @@
+"""What runs in a lab, and what is done with it; and as a program, figures that take too long for a test.
+
+    python -m tests.nat.figures punch --observers 3        when two homes meet through a relay, and when directly
+    python -m tests.nat.figures partition --seconds 60     when a swarm is one again after a cut of so long
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.probes import ProbeProcess
+from tests.nat.lab import BootstrapProcess, Lab, Place
+
+SECONDS = 60.0  # patience; the machine may be busy
+PORT = 4001
+
+
+class Net:
+    """A lab with a bootstrap node at 11.0.0.1, and what runs in it."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack, self._folder = stack, folder
+        self.lab = stack.enter_context(Lab(folder))
+        self.hub = self.lab.public(1)
+
+    def bootstrap(self, engine: str) -> BootstrapProcess:
+        self.boot = self._stack.enter_context(BootstrapProcess(self.hub, self._folder / "bootstrap", engine))
+        return self.boot
+
+    def probe(self, place: Place, engine: str) -> ProbeProcess:
+        name, digest = self.boot.topic.split("/")[3:5]
+        return self._stack.enter_context(
+            ProbeProcess(
+                self._folder / place.name,
+                listen=f"/ip4/0.0.0.0/tcp/{PORT}",
+                bootstrap=self.boot.addresses,
+                digest=digest,
+                engine=engine,
+                more=["--swarm", name],
+                python=place.python,
+            )
+        )
+
+    def doctor(self, place: Place, *options: str) -> dict[str, Any]:
+        said = place.run("swarmd", "doctor", "network", "--json", *options)
+        assert said.returncode == 0, said.stderr + said.stdout
+        found: dict[str, Any] = json.loads(said.stdout)
+        return found
+
+
+def exchange(probes: list[ProbeProcess], count: int, every: float = 0.25, size: int = 16 * 1024) -> float:
+    """Everybody publishes so many frames and hears all of everybody else's; in how many seconds."""
+    heard = [len(probe.said("got")) for probe in probes]
+    since = time.monotonic()
+    for probe in probes:
+        probe.order(publish=size, count=count, every=every)
+    for probe, before in zip(probes, heard, strict=True):
+        probe.wait_for_frames(before + count * (len(probes) - 1), SECONDS)
+    return time.monotonic() - since
+
+
+def obtain(probe: ProbeProcess, held: dict[str, Any], holders: list[str], seconds: float = 5.0) -> dict[str, Any]:
+    before = len(probe.said("fetched"))
+    probe.order(fetch=held["held"], size=held["size"], holders=holders, seconds=seconds)
+    return dict(probe.wait(lambda: len(probe.said("fetched")) > before and probe.last("fetched"), SECONDS))
+
+
+def fresh(probe: ProbeProcess, since: float) -> set[str]:
+    """Whose frames, sent after this moment, have arrived."""
+    return {got["author"] for got in probe.said("got") if got["at"] - got["delay"] > since}
+
+
+def cut_and_heal(net: Net, seconds: float) -> float:
+    """A swarm of six with both engines, half of it behind a cut for so long, during which each half goes on; how many seconds after
+    the healing everybody hears everybody.
+    """
+    net.bootstrap("auto")
+    numbers = range(4, 10)
+    probes = [net.probe(net.lab.public(n), engine) for n, engine in zip(numbers, ["libp2p", "hivemind"] * 3, strict=True)]
+    for probe in probes:
+        probe.wait_for_peers(5, SECONDS)
+    exchange(probes, 2)
+    for number in numbers[3:]:
+        net.lab.cut(number)
+    cut = time.monotonic()
+    for half in (probes[:3], probes[3:]):
+        exchange(half, 3)
+    time.sleep(max(0.0, cut + seconds - time.monotonic()))
+    for number in numbers[3:]:
+        net.lab.heal(number)
+    healed, since = time.monotonic(), time.time()
+    authors = {probe.peer_id for probe in probes}
+    while any(fresh(probe, since) != authors - {probe.peer_id} for probe in probes):
+        if time.monotonic() - healed > 4 * SECONDS:
+            raise TimeoutError("they never met again")
+        for probe in probes:
+            probe.order(publish=1024)
+        time.sleep(0.5)
+    return time.monotonic() - healed
+
+
+def punch(net: Net, observers: int) -> dict[str, Any]:
+    """Two homes, a bootstrap node that relays, and so many members on the public net, who tell the two where they see them. Seconds after
+    the start at which the one first fetched from the other, and at which there was a connection without the relay; None: not in a minute.
+    """
+    net.bootstrap("hivemind")
+    since = time.monotonic()
+    homes = [net.lab.home(number) for number in (2, 3)]
+    author, asker = (net.probe(home, "hivemind") for home in homes)
+    for number in range(observers):
+        net.probe(net.lab.public(4 + number), "hivemind")
+    author.order(hold=30_000)
+    held = author.wait(lambda: author.last("held"), SECONDS)
+    for probe in (author, asker):
+        probe.wait_for_peers(1 + observers, SECONDS)
+    fetched = direct = None
+    command = ["ip", "netns", "exec", homes[1].name, "ss", "-tnH", "state", "established"]
+    while (fetched is None or direct is None) and time.monotonic() - since < SECONDS:
+        if direct is None and "11.0.0.2:" in subprocess.run(command, capture_output=True, text=True, check=True).stdout:
+            direct = time.monotonic() - since
+        if fetched is None and obtain(asker, held, [author.peer_id])["bytes"]:
+            fetched = time.monotonic() - since
+        time.sleep(4 if fetched is None else 0.2)  # who dials in vain too often is kept from it by go-libp2p, for a punch too
+    return {"observers": observers, "fetched": fetched, "direct": direct}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.nat.figures")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("punch").add_argument("--observers", type=int, default=3)
+    commands.add_parser("partition").add_argument("--seconds", type=float, default=60.0)
+    given = parser.parse_args()
+    with ExitStack() as stack:
+        net = Net(stack, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        if given.command == "punch":
+            figures = punch(net, given.observers)
+        else:
+            figures = {"cut": given.seconds, "healed_after": cut_and_heal(net, given.seconds)}
+    print(json.dumps({"schema": 1, **figures}))
+
+
+if __name__ == "__main__":
+    main()
