@@ -166,7 +166,7 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any) -> 
     async with trio.open_nursery() as nursery:
         a, b = await together(nursery, net, 2)
         sealed: list[bytes] = []
-        real, a.engine.publish = a.engine.publish, sealed.append  # type: ignore[method-assign, assignment]
+        real, a.engine.publish = a.engine.publish, lambda frame, shard=0: sealed.append(frame)  # type: ignore[method-assign]
         a.publish("rollouts", b"body")
         real(sealed[0].replace(b"swarmd\x01", b"swarmd\x02"))
         real(sealed[0][:20] + bytes(16) + sealed[0][36:])
