@@ -145,6 +145,17 @@ def test_everybody_gets_a_message_once_and_what_comes_again_is_counted() -> None
     assert sum(talk.ledger.bytes["offers"]) == talk.ledger.copies * Message(b"x" * 300, 0, 5, "offers", 0.0).size
 
 
+def test_a_node_that_everybody_dials_keeps_a_mesh_as_others_have() -> None:
+    talk = Talk(80)
+    for node in range(1, 80):
+        talk.gossip.connect(node, 0)
+    for node in range(1, 80, 2):
+        talk.gossip.stop(node)
+    talk.events.run(talk.events.now + 60)
+    assert len(talk.gossip.links[0]) >= 39
+    assert all(4 <= len(mesh) <= DEGREE_HIGH for mesh in talk.gossip.mesh[0].values())
+
+
 def test_what_the_mesh_loses_is_asked_for() -> None:
     talk = Talk(60, Weather(loss=0.6))
     whole = sum(len(talk.say(author, 20.0).seen) == 60 for author in range(10))
@@ -160,10 +171,10 @@ def test_who_refuses_a_message_does_not_pass_it_on() -> None:
 
 def test_a_mesh_closes_up_when_neighbours_are_gone() -> None:
     talk = Talk(60)
-    for node in range(0, 60, 3):
+    for node in [node for node in range(60) if node % 3 != 1]:
         talk.gossip.stop(node)
-    talk.events.run(talk.events.now + 30)
-    assert len(talk.say(1, 15.0).seen) == 40
+    talk.events.run(talk.events.now + 4.0)  # before those who lost a connection of theirs have another
+    assert len(talk.say(1, 15.0).seen) == 20
     assert all(len(mesh) >= 4 for mesh in talk.gossip.mesh[0].values())
 
 
@@ -235,6 +246,24 @@ def fetched(swarm: Swarm, node: Node, blob: bytes, holders: Sequence[int]) -> bo
     swarm.events.run(swarm.events.now + 60.0)
     assert fetch.settled
     return outcome[0]
+
+
+def test_a_holder_that_lets_us_wait_is_not_waited_for() -> None:
+    swarm, _ = played(Plan(8))
+    node = swarm.nodes[0]
+    item = next(item for item in node.board if not any(item.id in n.held for n in swarm.nodes if n.name != item.author))
+    author = swarm._numbers[item.author]
+    swarm.nodes[next(n for n in range(1, 8) if n != author)].held[item.id] = 1
+    swarm.internet._free[author] = swarm.events.now + 30.0  # its line is full
+    took: list[float] = []
+    since = swarm.events.now
+    fetches = Fetches(
+        swarm.events, swarm.internet, swarm.ledger, swarm.gossip, swarm.nodes, lambda fetch, here: took.append(swarm.events.now - since)
+    )
+    fetches.begin(node, item, author, author)
+    swarm.events.run(since + 60.0)
+    assert 0.5 < took[0] < 8.0
+    assert len(took) == 1
 
 
 def holder_of(node: Node, blob: bytes) -> str:

@@ -16,6 +16,7 @@ from p2p.shards import (
     HELLO_EVERY,
     MAX_SHARDS,
     MAX_SIZE,
+    PACE,
     PATIENCE,
     ROVE,
     TRUST,
@@ -289,6 +290,25 @@ def test_a_crowd_that_lies_cleverly_moves_the_shards_a_bounded_way() -> None:
     ratios = lied_to(Hello(230, 23), 200)  # within TRUST of the 100 that there are
     assert max(ratios) <= 1.25 * TRUST
     assert median(ratios) >= 1 / TRUST
+
+
+def test_shards_change_by_a_factor_of_two_a_minute_at_most() -> None:
+    node = Shards(random.Random(5), 0.0, authors=AUTHORS)
+    node.told(PeerId("first"), Hello(100, 10), 0.0)
+    home = node.look(0.0).home
+    assert home is not None
+    begun = node.shards
+    for now in range(10, 240, 10):
+        for i in range(round(100 * share_of(home))):
+            node.heard(PeerId(f"neighbour-{i}"), home, float(now))
+        node.look(float(now))
+    for i in range(20):
+        node.told(PeerId(f"liar-{i}"), Hello(280, 28), 240.0)
+    for now, most in ((240.0, 2 * begun), (250.0, 2 * begun), (299.0, 2 * begun)):
+        node.look(now)
+        assert begun < node.shards <= most
+    node.look(240.0 + PACE)
+    assert node.shards > 2 * begun
 
 
 @pytest.mark.slow

@@ -211,11 +211,10 @@ class Gossip:
     def _graft(self, node: int, other: int, shard: int) -> None:
         members = self.mesh[shard]
         self._heard(other, "control", CONTROL)
-        if len(members[other]) >= DEGREE_HIGH:
-            self._heard(node, "control", CONTROL)  # PRUNE
-            return
         members[node].add(other)
         members[other].add(node)
+        if len(members[other]) > DEGREE_HIGH:
+            self._repair_soon(other, shard)  # py-libp2p takes everybody in, and prunes at its heartbeat
 
     def _part(self, node: int, other: int, shard: int) -> None:
         self._heard(other, "control", CONTROL)
