@@ -1,0 +1,163 @@
+"""A peer with a valid key and no manners: `python -m tests.attacks.flooding`, a process of its own, JSON lines out.
+
+It writes GossipSub messages that are made and signed beforehand straight into the victims' streams, with none of the limits that the
+library keeps to, and when it is hung up on it dials again at once, with the same key or with a new one.
+
+Out: {"dialled": victim, "key": n, "refused": whether it got no connection, "messages": written, "seconds": from the first of them until it
+was hung up on, null where it was not} after each dial, {"done": CPU seconds of its own} at the end.
+"""
+
+import argparse
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.utils import encode_varint_prefixed
+
+from p2p.engines.libp2p_stack import MESHSUB, _host
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.probe import say
+from p2p.topic import Topic
+
+KINDS = {
+    "frames": "frames of ours, new and well signed",
+    "garbage": "bytes that are no frame, well signed for libp2p",
+    "forged": "bytes that are no frame, and a signature that is none",
+    "repeats": "one frame, again and again",
+    "stale": "frames of ours, an hour old",
+    "elsewhere": "well signed, for a topic that nobody is in",
+    "control": "no messages: gossip about messages that there are not",
+}
+BODY = 100  # bytes
+
+
+def rpcs(kind: str, identity: Identity, topic: Topic, count: int, batch: int) -> list[bytes]:
+    """`count` messages, `batch` in each RPC, as they travel."""
+    me = ID.from_string(identity.peer_id).to_bytes()
+    private = create_new_key_pair(identity.seed).private_key
+    rng = random.Random(identity.seed)
+    now = time.time() - (3600 if kind == "stale" else 0)
+    name = str(topic) + "-elsewhere" if kind == "elsewhere" else str(topic)
+
+    def message(n: int) -> Any:
+        sealed = kind in ("frames", "repeats", "stale")
+        data = seal(identity, topic.swarm_id, int(now * 1000) + n, now, "probe", rng.randbytes(BODY)) if sealed else rng.randbytes(2 * BODY)
+        made = rpc_pb2.Message(data=data, topicIDs=[name], from_id=me, seqno=(int(now * 1e9) + n).to_bytes(8, "big"))
+        made.signature = bytes(64) if kind == "forged" else private.sign(b"libp2p-pubsub:" + made.SerializeToString())
+        return made
+
+    if kind == "control":
+        gossip = rpc_pb2.ControlMessage(
+            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[rng.randbytes(46).hex()]) for _ in range(batch)]
+        )
+        return [encode_varint_prefixed(rpc_pb2.RPC(control=gossip).SerializeToString())] * (count // batch)
+    messages = [message(0)] * count if kind == "repeats" else [message(n) for n in range(count)]
+    parts = (messages[at : at + batch] for at in range(0, count, batch))
+    return [encode_varint_prefixed(rpc_pb2.RPC(publish=part).SerializeToString()) for part in parts]
+
+
+class Flood:
+    """One dial. rate: messages a second; offered as fast as the victim takes them, and no faster than this."""
+
+    def __init__(self, victim: str, topic: Topic, rate: float, batch: int) -> None:
+        self._target = info_from_p2p_addr(multiaddr.Multiaddr(victim))
+        self._topic, self._rate, self._batch = topic, rate, batch
+        self.connected = False
+        self.messages = 0  # written
+        self.cut: float | None = None  # seconds after the first message
+
+    async def run(self, identity: Identity, written: Iterator[bytes], seconds: float) -> None:
+        host = _host(identity)
+        host.set_stream_handler(MESHSUB[0], _swallow)
+        with trio.move_on_after(seconds):
+            async with host.run(listen_addrs=[]):
+                try:
+                    await host.connect(self._target)
+                    ended = host.get_network().get_connections(self._target.peer_id)[0].muxed_conn.event_closed
+                    stream = await host.new_stream(self._target.peer_id, list(MESHSUB))
+                    hello = rpc_pb2.RPC(subscriptions=[rpc_pb2.RPC.SubOpts(subscribe=True, topicid=str(self._topic))])
+                    await stream.write(encode_varint_prefixed(hello.SerializeToString()))
+                except Exception:  # whatever the library says of one who is not let in; `connected` tells
+                    return
+                self.connected, begun = True, time.monotonic()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, stream, written, begun)
+                    await ended.wait()
+                    self.cut = time.monotonic() - begun
+                    nursery.cancel_scope.cancel()
+                await host.get_network().close_sockets()
+
+    async def _write(self, stream: Any, written: Iterator[bytes], begun: float) -> None:
+        try:
+            for rpc in written:
+                await stream.write(rpc)
+                self.messages += self._batch
+                await trio.sleep(max(0.0, begun + self.messages / self._rate - time.monotonic()))
+        except Exception:  # hung up on, in the words of whichever layer finds it first: `ended` tells when
+            await trio.sleep_forever()
+
+
+async def _swallow(stream: Any) -> None:
+    try:
+        while await stream.read(65536):
+            pass
+    except Exception:  # the victim hung up
+        return
+
+
+async def attack(victim: str, options: argparse.Namespace) -> None:
+    topic = Topic("probe", options.digest)
+    until = time.monotonic() + options.seconds
+    written: list[bytes] = []
+    for dial in itertools.count():
+        key = dial if options.redial == "fresh" else 0
+        identity = Identity.from_seed(options.seed.to_bytes(16, "big") + key.to_bytes(16, "big"))
+        if not written or options.redial == "fresh":
+            written = rpcs(options.kind, identity, topic, options.messages, options.batch)
+        if (left := until - time.monotonic()) <= 0:
+            return
+        flood = Flood(victim, topic, options.rate, options.batch)
+        await flood.run(identity, itertools.cycle(written), left)
+        say(dialled=victim, key=key, refused=not flood.connected, messages=flood.messages, seconds=flood.cut)
+        if options.redial == "none":
+            return
+        await trio.sleep(options.pause)
+
+
+async def attack_all(options: argparse.Namespace) -> None:
+    async with trio.open_nursery() as nursery:
+        for victim in options.bootstrap:
+            nursery.start_soon(attack, victim, options)
+    say(done=time.process_time())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.attacks.flooding", description="floods nodes with messages; give it only your own"
+    )
+    for option in ("folder", "listen", "engine"):  # what `benchmarks.probes.ProbeProcess` gives
+        parser.add_argument(f"--{option}", type=str, help=argparse.SUPPRESS)
+    parser.add_argument("--bootstrap", action="append", required=True, help="a victim's multiaddress; may be repeated")
+    parser.add_argument("--digest", default="0", help="digest of the swarm")
+    parser.add_argument("--kind", choices=KINDS, default="frames", help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()))
+    parser.add_argument("--rate", type=float, default=10_000.0, help="messages a second to each victim")
+    parser.add_argument("--batch", type=int, default=100, help="messages in one RPC")
+    parser.add_argument("--messages", type=int, default=10_000, help="different ones; then the first again")
+    parser.add_argument("--redial", choices=["none", "same", "fresh"], default="same", help="dial again, with the same key or a new one")
+    parser.add_argument("--pause", type=float, default=0.2, help="seconds between the end of one connection and the next dial")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    trio.run(attack_all, parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()
