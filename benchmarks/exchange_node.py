@@ -1,7 +1,11 @@
 """One node of `benchmarks.exchange`: shares rollouts and gathers those of others as a daemon does, and trains nothing.
 
-JSON lines, as `p2p.probe`. In: {"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}: then share n rollouts of b bytes.
+JSON lines, as `p2p.probe`. In:
+{"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}   then share n rollouts of b bytes, and begin a round of our own
+{"list": any}                                                          say which blobs are at hand
+{"fetch": id, "size": bytes, "author": peer id}                        fetch this one blob, within ten seconds
 Out: {"up": [addresses], "id": peer id}, {"peers": [ids]} when they change, {"held": r, "after": seconds, "bytes": content},
+{"listed": any, "blobs": {id: bytes}}, {"fetched": id, "found": whether}, {"first": seconds after the start} at the first frame that comes,
 {"cpu": seconds, "pids": [...]} every half second.
 """
 
@@ -19,6 +23,7 @@ import psutil
 import trio
 
 from p2p.engines import engine
+from p2p.fetching import Want
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.probe import lines, say
@@ -43,6 +48,7 @@ class Node:
         self._text = "".join(path.read_text() for path in DOCUMENTS)
         self._numbers = itertools.count(self._rng.randrange(10**8))  # of tasks
         self._got, self._bytes, self._round, self._at = 0, 0, 0, 0.0
+        self._up, self._heard = 0.0, False
         self.member = Member(
             self._identity,
             Topic("exchange", arguments.digest),
@@ -67,9 +73,21 @@ class Node:
             say(up=list(addresses), id=self._identity.peer_id)
             nursery.start_soon(self._tell)
             nursery.start_soon(self._gatherer.run)
+            self._up = time.monotonic()
             async for line in lines():
-                await self._play(json.loads(line))
+                nursery.start_soon(self._obey, json.loads(line))
             nursery.cancel_scope.cancel()
+
+    async def _obey(self, order: dict[str, Any]) -> None:
+        if "list" in order:
+            say(listed=order["list"], blobs={name.hex(): size for name, size in self.member.blobs.sizes().items()})
+        elif "fetch" in order:
+            blob = None
+            with trio.move_on_after(10):
+                blob = await self.member.fetch(Want(bytes.fromhex(order["fetch"]), order["size"], [order["author"]]))
+            say(fetched=order["fetch"], found=blob is not None)
+        else:
+            await self._play(order)
 
     async def _play(self, order: dict[str, Any]) -> None:
         rollouts = [self._rollout(order["bytes"]) for _ in range(order["rollouts"])]
@@ -88,6 +106,9 @@ class Node:
         return Rollout(ref, tuple(Completion(text, True) for text in texts), self._identity.peer_id)
 
     def _sort(self) -> None:
+        if self._up and not self._heard:
+            self._heard = True
+            say(first=time.monotonic() - self._up)
         for envelope in self.member.received():
             if envelope.kind == offers.KIND:
                 self._gatherer.hear(envelope)

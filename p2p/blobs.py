@@ -6,6 +6,7 @@ author could look for in 2^64 tries, would only make his own offer ambiguous.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import sha256
 
 import zstandard
@@ -78,6 +79,10 @@ class BlobStore:
         if blob is not None:
             self._blobs.move_to_end(name)
         return blob
+
+    def sizes(self) -> Mapping[bytes, int]:
+        """What is at hand, by id."""
+        return {name: len(blob) for name, blob in self._blobs.items()}
 
     def __len__(self) -> int:
         return len(self._blobs)

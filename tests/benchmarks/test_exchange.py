@@ -1,0 +1,25 @@
+"""The benchmarks of the exchange, with as few nodes as there can be: they run, and their last line is what others read."""
+
+import json
+
+import pytest
+
+from benchmarks import exchange, exchange_churn
+from p2p.engines import choose
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+ENGINE = choose("auto").name  # the quicker one, where it is installed
+
+
+def test_every_node_gets_what_it_chose(capsys: pytest.CaptureFixture[str]) -> None:
+    exchange.main(["--nodes", "2", "--kib", "16", "--rounds", "1", "--settle", "1", "--engine", ENGINE, "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["schema"] == 1 and found["work"]["nodes"] == 2
+    assert 0 < found["ours"] < exchange.ROUND_LIMIT and found["peer"] is found["ratio"] is None
+    assert found["held"] == 1.0 and found["bytes_per_byte"] > 0.3  # text compresses
+
+
+def test_what_one_of_the_living_holds_can_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+    exchange_churn.main(["--nodes", "4", "--times", "1", "--engine", ENGINE, "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["asked"] > 0 and found["unobtainable"] == 0 and found["first_max"] < exchange_churn.PATIENCE
