@@ -11,6 +11,7 @@ import trio
 
 from p2p.blobs import BlobStore
 from p2p.envelope import seal
+from p2p.errors import OperatorError
 from p2p.fairqueue import FairQueue
 from p2p.fetching import FETCH, Fetcher, Server, Want
 from p2p.identity import Identity
@@ -19,7 +20,7 @@ from p2p.netgroup import group_of
 from p2p.reachability import DIAL_BACK, DialBack
 from p2p.recall import Recall
 from p2p.sharding import Sharding
-from p2p.shards import HELLO, Shards
+from p2p.shards import HELLO, QUESTION, Shards
 from p2p.topic import Topic
 from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
 
@@ -69,6 +70,7 @@ class Member:
         self.answers: dict[int, Answer] = {FETCH: self.server, DIAL_BACK: self.dial_back}  # by a question's first byte
         self.engine = build_engine(Handlers(self.deliver, self.answer, self.score))
         self.sharding = Sharding(self.engine, shards, clock, partial(self._seal, HELLO))
+        self.answers[QUESTION[0]] = self.sharding.answer
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
 
     @property
@@ -81,12 +83,19 @@ class Member:
         now = self._clock()
         for peer, seconds in self.reputation.banned(now).items():
             self.engine.shut_out(peer, seconds)
+        refused: OperatorError | None = None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.sharding.run)
-                await self.engine.run(task_status)
+                try:
+                    await self.engine.run(task_status)
+                except OperatorError as error:  # for whoever started us, as it is and in no group
+                    refused = error
+                    nursery.cancel_scope.cancel()
         finally:
             self._recall.close(self.inbox.memory())
+        if refused is not None:
+            raise refused
 
     def peers(self) -> Sequence[Peer]:
         return self.engine.peers()
