@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import trio
 
-from p2p.shards import HELLO, Shards, decode_hello
-from p2p.types import Engine, Envelope
+from p2p.shards import HELLO, MAX_HELLO, QUESTION, Shards, decode_hello
+from p2p.types import Engine, Envelope, PeerId, Unanswered
 
 LOOK_EVERY = 5.0  # seconds
 KEPT = 8  # frames that wait until we know where to publish
@@ -21,9 +21,23 @@ class Sharding:
         self._waiting: deque[bytes] = deque(maxlen=KEPT)
 
     async def run(self) -> None:
-        while self._shards is not None:
-            self.look()
-            await trio.sleep(LOOK_EVERY)
+        async with trio.open_nursery() as nursery:
+            while self._shards is not None:
+                self.look()
+                for peer in self._shards.whom([peer.id for peer in self._engine.peers()]):
+                    nursery.start_soon(self._ask, peer, self._shards)
+                await trio.sleep(LOOK_EVERY)
+
+    async def _ask(self, peer: PeerId, shards: Shards) -> None:
+        with trio.move_on_after(LOOK_EVERY):
+            try:
+                shards.answered(peer, await self._engine.request(peer, QUESTION, MAX_HELLO), self._clock())
+            except Unanswered:
+                return  # another is asked at the next look
+
+    def answer(self, peer: PeerId, question: bytes) -> bytes:  # noqa: ARG002
+        """To a newcomer's QUESTION: what we take the swarm to be, or nothing."""
+        return self._shards.answer(self._clock()) if self._shards is not None else b""
 
     def look(self) -> None:
         """Where to be now, and whether it is our turn to say how large the swarm is."""

@@ -22,6 +22,7 @@ author may cost is the inbox's business.
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -31,6 +32,7 @@ from p2p.types import PeerId
 
 HELLO = "hello"  # the envelope's kind
 QUESTION = b"\x04"  # to a connected peer: what do you take the swarm to be?
+MAX_HELLO = 16  # bytes of a body
 HELLO_VERSION = 1
 HELLO_EVERY = 30.0  # seconds between two hellos in the whole swarm
 HELLO_LEAST = 60.0  # seconds between two of one node
@@ -184,7 +186,8 @@ class Shards:
         self._stepped = now
         self._due, self._saved = rng.expovariate(1.0), 0.0
         self._looked = now
-        self._patience, self._ignorant = now + rng.uniform(*PATIENCE), 0
+        self._patience = now + rng.uniform(*PATIENCE)
+        self._ignorant: set[PeerId] = set()  # who did not know either
 
     def heard(self, author: PeerId, shard: int, now: float) -> None:
         """A set of rollouts, or an offer of one, was admitted that came in this shard."""
@@ -198,10 +201,9 @@ class Shards:
         if len(self._told) > KEPT_HELLOS:
             del self._told[next(iter(self._told))]
 
-    @property
-    def asks(self) -> bool:
-        """Whether to ask ASK connected peers, each the QUESTION: a newcomer need not wait for a hello."""
-        return not self._settled
+    def whom(self, peers: Sequence[PeerId]) -> Sequence[PeerId]:
+        """Which of the connected peers to ask the QUESTION now: a newcomer need not wait for a hello. Nobody, once we know."""
+        return () if self._settled else self._rng.sample(peers, min(ASK, len(peers)))
 
     def answer(self, now: float) -> bytes:
         """What to say to a peer's QUESTION: a hello's body, or nothing."""
@@ -213,7 +215,7 @@ class Shards:
         if hello is not None:
             self.told(peer, hello, now)
         else:
-            self._ignorant += 1
+            self._ignorant.add(peer)
 
     def counted(self, now: float) -> float:
         """Our own estimate of the swarm's size, ourselves included, from the authors heard at home."""
@@ -277,7 +279,7 @@ class Shards:
     def _settle(self, now: float) -> None:
         """Whether we know enough of the swarm to publish. A newcomer to a large one that published on shard 0 would be heard by all."""
         if not self._settled:
-            few = self._home.count(now) >= FEW or self._ignorant >= FEW
+            few = self._home.count(now) >= FEW or len(self._ignorant) >= FEW
             self._settled = bool(self._told) or few or now >= self._patience
 
     def _decide(self, now: float) -> None:

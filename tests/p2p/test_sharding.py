@@ -5,12 +5,17 @@ import random
 from collections.abc import Sequence
 from statistics import median
 
+import pytest
+import trio
+from trio.testing import MockClock
+
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sharding import LOOK_EVERY
-from p2p.shards import HELLO, HELLO_EVERY, Shards
+from p2p.shards import HELLO, HELLO_EVERY, Hello, Shards
 from p2p.topic import Topic
+from p2p.types import PeerId
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
@@ -96,3 +101,18 @@ def test_a_newcomer_to_a_large_swarm_keeps_its_frames_until_it_knows_where_to_go
         if late.sharding._home:
             break
     assert late.sharding._home not in (None, 0) and heard < before
+
+
+@pytest.mark.trio
+async def test_a_newcomer_asks_who_is_there(autojump_clock: MockClock) -> None:
+    swarm, clock = MemorySwarm(), Clock()
+    there, late = member(swarm, 1, clock), member(swarm, 99, clock)
+    assert there.sharding._shards is not None
+    there.sharding._shards.told(PeerId("somebody"), Hello(1000, 333), clock())
+    there.sharding.look()
+    with trio.fail_after(3 * LOOK_EVERY):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(late.run)
+            while late.sharding.size() != 1000:
+                await trio.sleep(LOOK_EVERY)
+            nursery.cancel_scope.cancel()

@@ -79,10 +79,8 @@ class Swarm:
                         if other != name:
                             self.nodes[other].heard(name, home, self.now)
                             self.heard[other] += 1
-                if node.asks:
-                    others = [other for other in self.nodes if other != name]
-                    for other in self.rng.sample(others, min(ASK, len(others))):
-                        node.answered(other, self.nodes[other].answer(self.now), self.now)
+                for other in node.whom([other for other in self.nodes if other != name]):
+                    node.answered(other, self.nodes[other].answer(self.now), self.now)
                 body = node.hello_due(self.now)
                 if body is not None:
                     self.hellos += 1
@@ -233,8 +231,9 @@ def test_a_newcomer_asks_and_believes_who_knows() -> None:
     assert there.answer(0.0) == b""
     there.told(PeerId("a"), Hello(1000, 100), 1.0)
     there.look(1.0, company=COMPANY)
-    assert not there.asks
-    assert newcomer.asks
+    assert not there.whom([PeerId("newcomer")])
+    assert newcomer.whom([PeerId("there")]) == ["there"]
+    assert len(set(newcomer.whom([PeerId(f"{i}") for i in range(20)]))) == ASK
     newcomer.answered(PeerId("there"), there.answer(2.0), 2.0)
     assert newcomer.look(2.0, company=COMPANY).home not in (None, 0)
     assert newcomer.shards == there.shards == 100
@@ -304,9 +303,9 @@ def test_shards_change_by_a_factor_of_two_a_minute_at_most() -> None:
         node.look(float(now))
     for i in range(20):
         node.told(PeerId(f"liar-{i}"), Hello(280, 28), 240.0)
-    for now, most in ((240.0, 2 * begun), (250.0, 2 * begun), (299.0, 2 * begun)):
-        node.look(now)
-        assert begun < node.shards <= most
+    for later in (240.0, 250.0, 299.0):
+        node.look(later)
+        assert begun < node.shards <= 2 * begun
     node.look(240.0 + PACE)
     assert node.shards > 2 * begun
 

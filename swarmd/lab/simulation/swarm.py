@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p.shards import ASK, HELLO, Hello, Shards, authors_of, decode_hello, shards_of
+from p2p.shards import HELLO, Hello, Shards, authors_of, decode_hello, shards_of
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId
 from swarmd.exchange import offers
@@ -144,10 +144,10 @@ class Swarm:
 
     def _ask(self, node: Node, life: int) -> None:
         """A newcomer asks some of those that it is connected to what they take the swarm to be."""
-        if node.life != life or not node.shards.asks:
+        if node.life != life:
             return
-        links = sorted(self.gossip.links[node.number])
-        for other in node.rng.sample(links, min(ASK, len(links))):
+        for name in node.shards.whom([self.nodes[other].name for other in self.gossip.links[node.number]]):
+            other = self._numbers[name]
             self.ledger.bytes["control"][other] += OPENING
             self.ledger.bytes["control"][node.number] += OPENING
             there_and_back = 4 * self.internet.way(node.number, other)
