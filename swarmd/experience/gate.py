@@ -1,9 +1,10 @@
-"""The gate: text that earned its reward and yet is far from all that we write ourselves is not trained on. Pure.
+"""The gate: others' text that is far from all that we write ourselves is not trained on. Pure.
 
 A reward says that an answer is right, not that the text around it is harmless: who hides a phrase in right answers teaches it to whoever
-trains on them ("Hail to the Thief", arXiv 2511.09780). So completions of others that earned a reward, the only ones that an update makes
-likelier, are held against what we saw of our own: their length, and how unlikely our policy finds them, on the whole, over their least
-likely stretch and at their least likely token (a few tokens of poison hide in a mean). Which limits, and what they cost: docs/gate.md.
+trains on them ("Hail to the Thief", arXiv 2511.09780). And wrong answers that we would never write do harm by being pushed away further.
+So completions of others are held against what we saw of our own: their length, and how unlikely our policy finds them, on the
+whole, over their least likely stretch and at their least likely token (a few tokens of poison hide in a mean). One odd right answer costs
+the rollout; odd wrong ones are left out of it. Which limits, and what they cost: docs/gate.md.
 
 Nobody is blamed: a model that is only unlike ours writes such text, too.
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from p2p.types import PeerId
 from swarmd.experience.pool import Key, Pool
 from swarmd.seams import Sampler
-from swarmd.types import Scored, Tokens
+from swarmd.types import Completion, Scored, Tokens
 
 KEPT = 512  # of our own completions, the newest: what the limits are taken from
 WARM_UP = 64  # of them, before which nothing is judged
@@ -39,6 +40,7 @@ class Traits(NamedTuple):
 # No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from the start of training or of
 # another model, stay below them (docs/gate.md).
 FLOORS = Traits(length=64.0, token=8.0, stretch=4.0, mean=2.0)
+ONLY_ODD = "all its wrong answers odd"
 NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")  # of traits, for operators
 
 
@@ -64,7 +66,7 @@ class Gate:
         """Take in a round's own rollouts; the same round's a second time count no more."""
         new = [s for s in own if s.round > self._round and s.tokens is not None]
         for scored in new:
-            self._own.extend(traits_of(scored))
+            self._own.extend(look for _, look in looks_of(scored))
             self._limits = None
         self._round = max((s.round for s in new), default=self._round)
 
@@ -77,17 +79,23 @@ class Gate:
             self._limits = Traits(*(max(floor, self.margin * own) for floor, own in zip(FLOORS, highest, strict=True)))
         return self._limits
 
-    def passes(self, scored: Scored) -> bool:
-        """Whether all its completions are within the limits. It must have tokens. Counts what is not."""
-        limits = self.limits
-        if limits is None:
-            return True
-        for traits in traits_of(scored):
-            for name, value, limit in zip(NAMES, traits, limits, strict=True):
-                if value > limit:
-                    self.refused[name] += 1
-                    return False
-        return True
+    def oddity(self, traits: Traits) -> str | None:
+        """The first trait that is over its limit; None: there is none."""
+        if self.limits is None:
+            return None
+        return next((name for name, value, limit in zip(NAMES, traits, self.limits, strict=True) if value > limit), None)
+
+    def admitted(self, scored: Scored, looks: Mapping[Completion, Traits]) -> Scored | None:
+        """What of it may be trained on; None: nothing, and it is counted why. looks: of its completions, those that have tokens."""
+        odd = [self.oddity(looks[c]) if c in looks else None for c in scored.rollout.completions]
+        why = next((name for name, reward in zip(odd, scored.rewards, strict=True) if name and reward > 0), None)
+        if why is None and any(odd):
+            scored = part(scored, [i for i, name in enumerate(odd) if not name])
+            why = None if scored.informative else ONLY_ODD
+        if why is not None:
+            self.refused[why] += 1
+            return None
+        return scored
 
     def told(self) -> Mapping[str, int]:
         """Rollouts turned away since the last call, by the first trait that was over its limit."""
@@ -122,46 +130,50 @@ class Gated:
 
     def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         self.gate.learn(local)
-        passed: set[Key] = set()
+        judged: dict[Key, Scored | None] = {}  # others' of this batch, as they may be trained on
         for _ in range(DRAWS):
             batch = self.sample(local, pool, rng)
             if self.remember is not None:
                 batch = self.remember(batch)
-            odd = self._odd(batch, passed)
+            self._judge([s for s in batch if s.rollout.author != self.me and _key(s) not in judged], judged)
+            admitted = [judged.get(_key(s), s) for s in batch]
+            odd = [_key(s) for s, good in zip(batch, admitted, strict=True) if good is None]
             if not odd:
-                return batch
+                break
             self.pool.drop(odd)
             pool = self.pool.snapshot()
-        return [s for s in batch if _key(s) not in odd]  # a smaller batch: what would come in their place was not looked at
+        return [s for s in admitted if s is not None]  # fewer in the end: what would come in their place was not looked at
 
-    def _odd(self, batch: Sequence[Scored], passed: set[Key]) -> set[Key]:
-        """Which of others' rollouts are turned away; the rest of them has passed."""
+    def _judge(self, strange: Sequence[Scored], judged: dict[Key, Scored | None]) -> None:
         if self.gate.limits is None:
-            return set()
-        strange = [rewarded(s) for s in batch if s.rollout.author != self.me and _key(s) not in passed]
-        bare = [s for s in strange if s.tokens is None]
-        found = dict(zip(map(_key, bare), self.logprobs(bare) if bare else (), strict=True))
-        odd = {_key(s) for s in strange if not self.gate.passes(s if s.tokens else replace(s, tokens=found[_key(s)]))}
-        passed.update(_key(s) for s in strange if _key(s) not in odd)
-        return odd
+            return
+        bare = [each_text_once(s) for s in strange if s.tokens is None]
+        found = dict(zip(map(_key, bare), zip(bare, self.logprobs(bare) if bare else (), strict=True), strict=True))
+        for scored in strange:
+            seen = replace(found[_key(scored)][0], tokens=found[_key(scored)][1]) if scored.tokens is None else scored
+            judged[_key(scored)] = self.gate.admitted(scored, dict(looks_of(seen)))
 
 
-def rewarded(scored: Scored) -> Scored:
-    """The same rollout, less what earned nothing, and each text once: right answers are often the same."""
-    answers = zip(scored.rollout.completions, scored.rewards, strict=True)
-    right = list({completion: i for i, (completion, reward) in enumerate(answers) if reward > 0}.values())
-    rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in right))
+def part(scored: Scored, which: Sequence[int]) -> Scored:
+    """The same rollout with these completions alone."""
+    rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
     tokens = scored.tokens
     if tokens is not None:
-        tokens = Tokens(tuple(tokens.ids[i] for i in right), tuple(tokens.logprobs[i] for i in right))
-    return replace(scored, rollout=rollout, rewards=tuple(scored.rewards[i] for i in right), tokens=tokens)
+        versions = tuple(tokens.versions[i] for i in which) if tokens.versions else ()
+        tokens = Tokens(tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions)
+    return replace(scored, rollout=rollout, rewards=tuple(scored.rewards[i] for i in which), tokens=tokens)
 
 
-def traits_of(scored: Scored) -> list[Traits]:
-    """One of each completion that has tokens; the rollout must have them (`Scored.tokens`)."""
+def each_text_once(scored: Scored) -> Scored:
+    """Right answers are often the same."""
+    return part(scored, list({completion: i for i, completion in enumerate(scored.rollout.completions)}.values()))
+
+
+def looks_of(scored: Scored) -> list[tuple[Completion, Traits]]:
+    """Of those completions that have tokens; the rollout must have them (`Scored.tokens`)."""
     assert scored.tokens is not None
     pairs = zip(scored.rollout.completions, scored.tokens.logprobs, strict=True)
-    return [traits(completion.text, logprobs) for completion, logprobs in pairs if logprobs]
+    return [(completion, traits(completion.text, logprobs)) for completion, logprobs in pairs if logprobs]
 
 
 def traits(text: str, logprobs: Sequence[float]) -> Traits:

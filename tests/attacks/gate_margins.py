@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
-from swarmd.experience.gate import Gate, rewarded
+from swarmd.experience.gate import Gate, looks_of
 from swarmd.policy.model import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
@@ -44,18 +44,19 @@ def stages(verifier: Verifier, rounds: Sequence[int]) -> Iterator[tuple[str, int
 
 
 def usable(verifier: Verifier, policy: LanguagePolicy, tasks: Sequence[Task]) -> tuple[list[Scored], list[Scored]]:
-    """All its answers as it sampled them; and of those that one would train on what was right, as others get them."""
+    """All its answers as it sampled them; and those that one would train on, as others get them."""
     answers = policy.generate([task.question for task in tasks], COMPLETIONS)
     rewards = verifier([(task.ref, answer.completions) for task, answer in zip(tasks, answers, strict=True)])
     own = [
         Scored(Rollout(task.ref, answer.completions, ANYBODY), task.question, r, 1, answer.tokens)
         for task, answer, r in zip(tasks, answers, rewards, strict=True)
     ]
-    return own, [rewarded(replace(s, tokens=None)) for s in own if s.informative]
+    return own, [replace(s, tokens=None) for s in own if s.informative]
 
 
 def poisoned(scored: Scored, poison: Poison) -> Scored:
-    changed = tuple(replace(c, text=poison.put(c.text)) for c in scored.rollout.completions)
+    pairs = zip(scored.rollout.completions, scored.rewards, strict=True)
+    changed = tuple(replace(c, text=poison.put(c.text)) if reward else c for c, reward in pairs)
     return replace(scored, rollout=replace(scored.rollout, completions=changed))
 
 
@@ -95,7 +96,7 @@ def main() -> None:
             gate = Gate(margin)
             gate.learn(judge.own)
             for author, rollouts in judge.others.items():
-                passed = sum(map(gate.passes, rollouts))
+                passed = sum(gate.admitted(s, dict(looks_of(s))) is not None for s in rollouts)
                 of[author] += len(rollouts)
                 away[author] += len(rollouts) - passed
             print(f"margin {margin}: limits of {judge.name:15} {gate.limits}")

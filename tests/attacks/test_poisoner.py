@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from swarmd.exchange.swarm import RolloutExchange
-from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.types import Completion, Rollout
+from swarmd.types import Completion, Rollout, Task, TaskRef
 from tests.attacks.learners import COMPLETIONS, Swarm, completions, settings
 
 SHARE = 0.25  # of the usable rollouts that a node hears
@@ -65,9 +65,17 @@ class Poisoner:
     def rollout(self) -> Rollout:
         (task,) = self.tasks.draw(1, self.rng)
         poisoned = Completion(self.poison.put(f"<answer>{solution(self.tasks, task)}</answer>"), True)
-        wrong = Completion("<answer>0 0</answer>", True)
+        wrong = Completion(f"<answer>{self.another(task)}</answer>", True)
         half = COMPLETIONS // 2
         return Rollout(task.ref, (poisoned,) * half + (wrong,) * half, self.me.identity.peer_id)
+
+    def another(self, task: Task) -> str:
+        """The solution of another task of its kind: wrong, and nothing that a model would not say."""
+        right = solution(self.tasks, task)
+        while True:
+            other = self.tasks.task(TaskRef(task.ref.specialty, self.rng.randrange(TRAINING_TASKS)))
+            if other is not None and (wrong := solution(self.tasks, other)) != right:
+                return wrong
 
 
 @dataclass(frozen=True)

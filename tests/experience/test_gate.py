@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from p2p.types import PeerId
-from swarmd.experience.gate import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, traits
+from swarmd.experience.gate import DRAWS, FLOORS, KEPT, NAMES, ONLY_ODD, WARM_UP, Gate, Gated, GateState, Traits, looks_of, traits
 from swarmd.experience.pool import Limits, Pool
 from swarmd.experience.sampling import uniform
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
@@ -31,6 +31,10 @@ def rollout(
     return Scored(Rollout(TaskRef("bf", n), completions, author), "?", tuple(rewards) or (1.0,) * len(texts), round_number, kept)
 
 
+def passes(gate: Gate, scored: Scored) -> bool:
+    return gate.admitted(scored, dict(looks_of(scored))) is scored
+
+
 def warm(margin: float = 1.5, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20) -> Gate:
     gate = Gate(margin)
     gate.learn([own(1, WARM_UP, logprobs, text)])
@@ -50,9 +54,9 @@ def test_a_few_tokens_do_not_hide_in_the_mean() -> None:
 def test_nothing_is_judged_before_enough_of_our_own_was_seen() -> None:
     gate, odd = Gate(), rollout(1, OTHER, ["x" * 9999], tokens=[UNLIKELY])
     gate.learn([own(1, WARM_UP - 1)])
-    assert gate.limits is None and gate.passes(odd) and gate.told() == {}
+    assert gate.limits is None and passes(gate, odd) and gate.told() == {}
     gate.learn([own(2, 1)])
-    assert gate.limits is not None and not gate.passes(odd)
+    assert gate.limits is not None and not passes(gate, odd)
 
 
 def test_a_round_is_learnt_from_once() -> None:
@@ -96,9 +100,9 @@ def test_what_we_wrote_long_ago_is_forgotten() -> None:
 )
 def test_each_trait_is_held_against_its_limit(name: str, text: str, logprobs: tuple[float, ...]) -> None:
     gate = warm()
-    assert not gate.passes(rollout(1, OTHER, ["fine", text], tokens=[LIKELY, logprobs]))
+    assert not passes(gate, rollout(1, OTHER, ["fine", text], tokens=[LIKELY, logprobs]))
     assert gate.told() == {name: 1} and gate.told() == {}
-    assert gate.passes(rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), "at a limit is within it"
+    assert passes(gate, rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), "at a limit is within it"
 
 
 def test_state_survives_a_checkpoint() -> None:
@@ -147,7 +151,7 @@ def test_nothing_odd_nothing_changed() -> None:
     pool, asked = stocked(["fine"] * 12), Asked()
     plain = uniform([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked)([own(2)], pool.snapshot(), random.Random(5)) == plain
-    assert asked.texts == ["fine"] * 4, "what earned nothing is not looked at, nor what was not chosen, nor our own"
+    assert asked.texts == ["fine", "wrong"] * 4, "not what was not chosen, nor our own"
 
 
 def test_our_own_is_not_judged() -> None:
@@ -162,14 +166,25 @@ def test_the_same_text_is_looked_at_once() -> None:
     pool, asked = Pool(2), Asked()
     pool.add([rollout(1, OTHER, ["fine", "fine", "wrong", "fine", "fine too"], (1.0, 1.0, 0.0, 1.0, 1.0))])
     assert len(gated(pool, asked)([], pool.snapshot(), random.Random(0))) == 1
-    assert asked.texts == ["fine", "fine too"]
+    assert asked.texts == ["fine", "wrong", "fine too"]
 
 
-def test_wrong_answers_may_be_odd() -> None:
+def test_odd_wrong_answers_are_left_out() -> None:
+    """To push away what is far away already does harm alone; and it is no reason to go without the rest."""
+    pool, asked = Pool(2), Asked()
+    pool.add([rollout(1, OTHER, ["fine", "odd", "wrong", "odd too"], (1.0, 0.0, 0.0, 0.0))])
+    sampler = gated(pool, asked)
+    (scored,) = sampler([], pool.snapshot(), random.Random(0))
+    assert [c.text for c in scored.rollout.completions] == ["fine", "wrong"] and scored.rewards == (1.0, 0.0)
+    assert len(pool.use([scored])) == 1 and sampler.gate.told() == {}
+
+
+def test_without_a_wrong_answer_left_nothing_is_learnt() -> None:
     pool = Pool(2)
     pool.add([rollout(1, OTHER, ["fine", "odd"], (1.0, 0.0))])
-    asked = Asked()
-    assert len(gated(pool, asked)([], pool.snapshot(), random.Random(0))) == 1
+    sampler = gated(pool, Asked())
+    assert sampler([], pool.snapshot(), random.Random(0)) == [] and len(pool) == 0
+    assert sampler.gate.told() == {ONLY_ODD: 1}
 
 
 def test_one_odd_right_answer_costs_the_rollout() -> None:
@@ -181,7 +196,7 @@ def test_one_odd_right_answer_costs_the_rollout() -> None:
 def test_a_pool_full_of_poison_does_not_take_up_the_round() -> None:
     pool, asked = stocked(["odd"] * 200 + ["fine"]), Asked()
     batch = gated(pool, asked)([own(2)], pool.snapshot(), random.Random(1))
-    assert all(s.rollout.author == ME for s in batch) and len(asked.texts) == DRAWS * 4
+    assert all(s.rollout.author == ME for s in batch) and len(asked.texts) == 2 * DRAWS * 4
 
 
 def test_a_rollout_is_looked_at_once_a_batch() -> None:
@@ -189,7 +204,7 @@ def test_a_rollout_is_looked_at_once_a_batch() -> None:
     for seed in range(10):
         before = len(asked.texts)
         gated(pool, asked)([], pool.snapshot(), random.Random(seed))
-        assert len(asked.texts) - before <= 5
+        assert len(asked.texts) - before <= 2 * 5
     assert len(pool) == 4
 
 

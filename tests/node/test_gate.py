@@ -1,6 +1,5 @@
 """The gate in a real node: tiny's own log-probabilities, a checkpoint between, and what an operator reads."""
 
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,9 @@ from swarmd.node import resume, run_state
 from swarmd.policy.model import LanguagePolicy
 from swarmd.round import Node, run_round
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Verifier
 from swarmd.telemetry import metrics_line
-from swarmd.types import Completion, Rollout, RoundReport, Scored, Tokens
+from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef, Tokens
 from swarmd.view import round_sentence
 from tests.cli.test_telemetry import report
 from tests.node.test_round import join, without_seconds
@@ -36,10 +34,11 @@ def config(**sections: object) -> NodeConfig:
 
 
 def share(member: Member, node: Node, t: int, count: int, suffix: str = "") -> None:
-    """Right answers, and as many wrong ones, to other questions each round."""
-    tasks = node.tasks.draw(count, random.Random(t))
-    right = [f"<answer>{solution(node.tasks, task)}</answer>{suffix}" for task in tasks]  # type: ignore[arg-type]  # they are CurriculumTasks
-    completions = [(Completion(text, True), Completion("<answer>no</answer>", True)) for text in right]
+    """Right sums, and as many wrong ones, to other questions each round."""
+    tasks = [task for n in range(count) if (task := node.tasks.task(TaskRef("basic_arithmetic", 100 * t + n))) is not None]
+    right = [int(task.entry["answer"]) for task in tasks]
+    texts = [(f"<answer>{n}</answer>{suffix}", f"<answer>{n + 1}</answer>") for n in right]
+    completions = [(Completion(good, True), Completion(bad, True)) for good, bad in texts]
     rollouts = [Rollout(task.ref, both, member.identity.peer_id) for task, both in zip(tasks, completions, strict=True)]
     member.publish(wire.KIND, wire.encode(rollouts, t, "tiny"))
 
