@@ -3,8 +3,9 @@
 It writes GossipSub messages that are made and signed beforehand straight into the victims' streams, with none of the limits that the
 library keeps to, and when it is hung up on it dials again at once, with the same key or with a new one.
 
-Out: {"dialled": victim, "key": n, "refused": whether it got no connection, "messages": written, "seconds": from the first of them until it
-was hung up on, null where it was not} after each dial, {"done": CPU seconds of its own} at the end.
+Out: {"ready": CPU seconds so far} when the messages are made; after each dial {"dialled": victim, "key": n, "refused": whether it got no
+connection, "messages": written, "seconds": from the first of them until it was hung up on, null where it was not}; at the end {"done": CPU
+seconds of its own}.
 """
 
 import argparse
@@ -114,15 +115,13 @@ async def _swallow(stream: Any) -> None:
         return
 
 
-async def attack(victim: str, options: argparse.Namespace) -> None:
+async def attack(victim: str, options: argparse.Namespace, until: float, written: list[bytes]) -> None:
     topic = Topic("probe", options.digest)
-    until = time.monotonic() + options.seconds
-    written: list[bytes] = []
     for dial in itertools.count():
         key = dial if options.redial == "fresh" else 0
-        identity = Identity.from_seed(options.seed.to_bytes(16, "big") + key.to_bytes(16, "big"))
-        if not written or options.redial == "fresh":
-            written = rpcs(options.kind, identity, topic, options.messages, options.batch)
+        identity = key_of(options.seed, key)
+        if key:
+            written = rpcs(options.kind, identity, topic, 1000, options.batch)
         if (left := until - time.monotonic()) <= 0:
             return
         flood = Flood(victim, topic, options.rate, options.batch)
@@ -133,10 +132,16 @@ async def attack(victim: str, options: argparse.Namespace) -> None:
         await trio.sleep(options.pause)
 
 
+def key_of(seed: int, number: int) -> Identity:
+    return Identity.from_seed(seed.to_bytes(16, "big") + number.to_bytes(16, "big"))
+
+
 async def attack_all(options: argparse.Namespace) -> None:
+    written = rpcs(options.kind, key_of(options.seed, 0), Topic("probe", options.digest), options.messages, options.batch)
+    say(ready=time.process_time())
     async with trio.open_nursery() as nursery:
         for victim in options.bootstrap:
-            nursery.start_soon(attack, victim, options)
+            nursery.start_soon(attack, victim, options, time.monotonic() + options.seconds, written)
     say(done=time.process_time())
 
 

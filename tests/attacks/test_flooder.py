@@ -1,0 +1,166 @@
+"""A flooder: one peer with a valid key that sends 10,000 messages a second to each node of a real swarm. `pytest -s` prints the figures.
+
+The nodes are processes (`p2p.probe`) that publish to one another all the while; the attacker is another (`tests.attacks.flooding`), writes
+into their GossipSub streams what it made beforehand, and dials again as soon as it is hung up on. What the flood costs is measured as CPU
+seconds of a node and its p2pd, less those of the same time without it: on a machine that is busy otherwise, a round's time is not to be
+measured within 5 %, and what the flood takes of a core it cannot take more of from a round.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from p2p.engines.p2pd import missing
+from tests.attacks.flooding import KINDS
+
+RATE = 10_000  # messages a second, to each node
+HONEST_EVERY = 0.5  # seconds between two frames of a node
+HONEST_BYTES = 600
+NEVER = -1.0
+
+
+@dataclass
+class Result:
+    """Seconds; shares of one core, of the node that paid most; messages as far as the attacker could write them."""
+
+    cut_off: float  # after the first message, of the last victim to hang up; NEVER where one did not
+    written_first: int  # messages, until then, to all victims
+    dials_again: int
+    let_in_again: int  # of these, how many got as far as to send
+    written_again: int
+    cost: float  # share of a core, over the seconds of the attack
+    cost_of_a_key: float  # CPU seconds of a node for each new key that it let in; 0 where none came
+    honest_sent: int
+    honest_lost: int
+    restarts: int
+
+
+def cpu(probe: ProbeProcess) -> float:
+    """Seconds of a node and of its p2pd."""
+    process = psutil.Process(probe.process.pid)
+    return sum(sum(part.cpu_times()[:2]) for part in (process, *process.children(recursive=True)))
+
+
+def swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
+    first = stack.enter_context(ProbeProcess(folder / "0", engine=engine))
+    more = [ProbeProcess(folder / str(n), engine=engine, bootstrap=first.addresses[:1]) for n in range(1, nodes)]
+    probes = [first, *map(stack.enter_context, more)]
+    for probe in probes:
+        probe.wait_for_peers(nodes - 1, 120)
+    return probes
+
+
+def lost(probes: Sequence[ProbeProcess], seconds: float = 20.0) -> tuple[int, int]:
+    """Frames of honest nodes, times those who should have them, and how many are missing after so long."""
+
+    def count() -> tuple[int, int]:
+        sent = [(probe.peer_id, said["sent"]) for probe in probes for said in probe.said("sent")]
+        got = [{(said["author"], said["got"]) for said in probe.said("got")} for probe in probes]
+        due = [(frame, n) for frame in sent for n, probe in enumerate(probes) if frame[0] != probe.peer_id]
+        return len(due), sum(frame not in got[n] for frame, n in due)
+
+    until = time.monotonic() + seconds
+    while count()[1] and time.monotonic() < until:
+        time.sleep(0.2)
+    return count()
+
+
+def attack(
+    folder: Path,
+    engine: str = "libp2p",
+    kind: str = "frames",
+    redial: str = "same",
+    nodes: int = 3,
+    seconds: float = 60.0,
+    rate: float = RATE,
+) -> Result:
+    with ExitStack() as stack:
+        probes = swarm(stack, folder, engine, nodes)
+        for probe in probes:
+            probe.order(publish=HONEST_BYTES, count=int(2 * seconds / HONEST_EVERY), every=HONEST_EVERY)
+        before = [cpu(probe) for probe in probes]
+        time.sleep(seconds)
+        calm = [cpu(probe) - was for probe, was in zip(probes, before, strict=True)]
+        options = ["--kind", kind, "--redial", redial, "--seconds", str(seconds), "--rate", str(rate)]
+        victims = [probe.addresses[0] for probe in probes]
+        attacker = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.flooding", bootstrap=victims, more=options))
+        attacker.wait_for("ready", 1, 120)
+        before = [cpu(probe) for probe in probes]
+        attacker.wait_for("done", 1, seconds + 120)
+        costs = [cpu(probe) - was - usual for probe, was, usual in zip(probes, before, calm, strict=True)]
+        due, missing_ones = lost(probes)
+        dials = [[said for said in attacker.said("dialled") if said["dialled"] == victim] for victim in victims]
+        first, again = [of[0] for of in dials], [dial for of in dials for dial in of[1:]]
+        came = [dial for dial in again if not dial["refused"]]
+        cut = [dial["seconds"] for dial in first]
+        keys = sum(not dial["refused"] for of in dials for dial in of) / nodes
+        result = Result(
+            NEVER if None in cut else round(max(cut), 2),
+            sum(dial["messages"] for dial in first),
+            len(again),
+            len(came),
+            sum(dial["messages"] for dial in came),
+            round(max(costs) / seconds, 4),
+            round(max(costs) / keys, 4) if redial == "fresh" and keys else 0.0,
+            due,
+            missing_ones,
+            sum((probe.last("restarts") or {"restarts": 0})["restarts"] for probe in probes),
+        )
+    print(f"\nflooder, {engine}, {kind}, {rate:,.0f}/s to each of {nodes}, redials: {redial}: {told(result)}", flush=True)
+    return result
+
+
+def told(result: Result) -> str:
+    when = "NEVER cut off" if result.cut_off == NEVER else f"cut off after {result.cut_off:.2f} s"
+    key = f" ({1000 * result.cost_of_a_key:.0f} ms for each new key)" if result.cost_of_a_key else ""
+    return (
+        f"{when} and {result.written_first:,} messages; dialled {result.dials_again} times again, let in {result.let_in_again} times with "
+        f"{result.written_again:,} messages; {100 * result.cost:.1f} % of a core{key}; {result.honest_lost} of {result.honest_sent} honest "
+        f"frames lost; engines started again: {result.restarts}"
+    )
+
+
+@pytest.mark.net
+def test_a_flooder_is_cut_off_and_costs_the_others_nothing(tmp_path: Path) -> None:
+    result = attack(tmp_path, seconds=5.0)
+    assert 0 < result.cut_off < 10  # 2 s where the machine has nothing else to do
+    assert result.let_in_again == 0
+    assert result.honest_lost == 0 < result.honest_sent
+    assert result.restarts == 0
+
+
+@pytest.mark.net
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+def test_with_p2pd_it_is_cut_off_as_often_as_it_comes(tmp_path: Path) -> None:
+    result = attack(tmp_path, "hivemind", seconds=5.0)
+    assert 0 < result.cut_off < 10
+    assert result.written_again < RATE * 5  # it is let in again and again: p2pd keeps nobody out
+    assert result.honest_lost <= result.honest_sent // 20
+    assert result.restarts == 0
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_flooder", description="play the attack and print its figures")
+    parser.add_argument("--engine", choices=["libp2p", "hivemind"], default="libp2p")
+    parser.add_argument("--kind", choices=KINDS, default="frames", help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()))
+    parser.add_argument("--redial", choices=["none", "same", "fresh"], default="same", help="with the same key or with new ones")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=60.0, help="without the flood, and again with it")
+    parser.add_argument("--rate", type=float, default=RATE, help="messages a second to each node")
+    given = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        return asdict(attack(Path(folder), given.engine, given.kind, given.redial, given.nodes, given.seconds, given.rate))
+
+
+if __name__ == "__main__":
+    print(json.dumps(figures()))
