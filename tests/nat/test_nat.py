@@ -46,6 +46,7 @@ def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, e
     held = at_home[0].wait(lambda: at_home[0].last("held"), SECONDS)
     outside.wait(lambda: at_home[0].peer_id in outside.peers(), SECONDS)
     assert obtain(outside, held, [at_home[0].peer_id])["bytes"] == 30_000  # over the connection that the author made itself
+    at_home[1].wait(lambda: outside.peer_id in at_home[1].peers(), SECONDS)
     got = obtain(at_home[1], held, [at_home[0].peer_id, outside.peer_id])
     print(f"{engine}: a blob of 30 KB from one behind NAT to another, from who had fetched it, in {got['seconds'] * 1000:.0f} ms")
     assert got["bytes"] == 30_000
