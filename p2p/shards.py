@@ -311,10 +311,12 @@ class Shards:
         """
         self._number, self._searched = self._rng.random(), self._searched + 1
         self._ours, self._credible = None, _ANYTHING
-        shards = int(self.shards / STEP) if self._searched > 1 else self._others(now) or self.shards
-        if shards < 2:
-            self._searched = 0
-            shards = shards_of(self.size(now), self._authors)
+        size, others = self.size(now), self._others(now)
+        shards = others if others is not None and self._fits(size, others) else shards_of(size, self._authors)
+        if self._searched > 1 and self.shards >= 2 * STEP:
+            shards = int(self.shards / STEP)
+        else:
+            self._searched = 1
         self._move(shards, now)
 
     def _fits(self, size: float, shards: int) -> bool:
