@@ -98,7 +98,7 @@ class ReplayConfig(_Section):
 
 
 class GateConfig(_Section):
-    mode: Literal["on", "off"] = "on"  # on: others' right answers in text far from all that we write are not trained on (docs/gate.md)
+    mode: Literal["on", "off"] = "on"  # on: others' text that is far from all that we write is not trained on (docs/gate.md)
     margin: Annotated[float, Field(ge=1, le=100)] = 1.5  # a limit is this times what 99 in 100 of our own completions stay below
 
 
