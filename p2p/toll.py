@@ -58,14 +58,14 @@ class Toll:
             del self._banned[peer]
         return until is not None and until > now
 
-    def pay(self, peer: str, now: float, *, broken: bool = False) -> bool:
+    def pay(self, peer: str, now: float, *, frames: float = 1.0, broken: bool = False) -> bool:
         """False: this was more than the peer had, and from now on it is banned."""
         purse = self._purses.setdefault(peer, _Purse(self.burst, self.broken_burst, now))
         self._purses.move_to_end(peer)
         if len(self._purses) > _PEERS:
             self._purses.popitem(last=False)
         passed, purse.at = max(0.0, now - purse.at), now
-        purse.frames = min(self.burst, purse.frames + passed * self.rate) - 1
+        purse.frames = min(self.burst, purse.frames + passed * self.rate) - frames
         purse.broken = min(self.broken_burst, purse.broken + passed * self.broken_rate) - broken
         if purse.frames >= 0 and purse.broken >= 0:
             return True

@@ -37,6 +37,7 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
+from p2p.engines.libp2p_metered import ITEM, READ, Meter, Metered, cost
 from p2p.engines.libp2p_network import MUXERS, Muxing, Network
 from p2p.envelope import MAX_FRAME
 from p2p.errors import CannotListen
@@ -159,6 +160,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._deliver = deliver
         self._clock = clock
         self._visit = _Visit(True)
+        self.meter = Meter(toll, clock, self._cut_off)
+        self._reading: Any = None  # the peer whose RPC is being gone through
         self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
 
     async def enter(self, topic: Topic) -> Any:
@@ -174,17 +177,34 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if msg_forwarder == self.my_id:
             await super().push_msg(msg_forwarder, msg)
             return
-        peer = str(msg_forwarder)
-        if self.toll.banned(peer, self._clock()):
+        if self.toll.banned(str(msg_forwarder), self._clock()):
             return
         # The library does not await before the validator has run, so what `_validate` finds in `_visit` is this message's.
         visit = self._visit = _Visit(passed=self._is_msg_seen(msg))
         try:
             await super().push_msg(msg_forwarder, msg)
         finally:
-            if not self.toll.pay(peer, self._clock(), broken=not visit.passed):
-                log.warning("cut off %s: too many messages, or too many broken ones", peer)
-                await self.host.disconnect(msg_forwarder)
+            if not visit.passed:
+                self.meter.pays(msg_forwarder, frames=0.0, broken=True)
+
+    async def continuously_read_stream(self, stream: Any) -> None:
+        await super().continuously_read_stream(Metered(stream, self._heard))
+
+    def _heard(self, peer: Any) -> None:
+        self._reading = peer
+        self.meter.talks(peer, READ)
+
+    def _is_subscribed_to_msg(self, msg: Any) -> bool:
+        """Asked for each message of an RPC before there is a task for it: ours or not, it is paid for here."""
+        return self.meter.pays(self._reading) and super()._is_subscribed_to_msg(msg)
+
+    def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
+        if self.meter.talks(origin_id, ITEM):
+            super().handle_subscription(origin_id, sub_message)
+
+    def _cut_off(self, peer: Any, why: str) -> None:
+        log.warning("cut off %s: %s", peer, why)
+        self.manager.run_task(self.host.disconnect, peer)
 
     # A peer that is back before its old connection is seen to be dead has two for a while. The library then keeps to the stream on
     # the dead one, where nothing it writes fails, and the peer is never sent anything again; and when a stream ends it forgets what
@@ -225,6 +245,10 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
 
 class Router(GossipSub):  # type: ignore[misc]
+    async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
+        if self.pubsub.meter.talks(sender_peer_id, cost(rpc.control)):
+            await super().handle_rpc(rpc, sender_peer_id)
+
     def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
         """Without our signed addresses, which the library adds to each message: identify has told them, and every receiver of every copy
         would check their signature again.
