@@ -57,9 +57,7 @@ def rpcs(kind: str, identity: Identity, topic: Topic, count: int, batch: int) ->
         return made
 
     if kind == "control":
-        gossip = rpc_pb2.ControlMessage(
-            ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[rng.randbytes(46).hex()]) for _ in range(batch)]
-        )
+        gossip = rpc_pb2.ControlMessage(ihave=[rpc_pb2.ControlIHave(topicID=name, messageIDs=[rng.randbytes(46)]) for _ in range(batch)])
         return [encode_varint_prefixed(rpc_pb2.RPC(control=gossip).SerializeToString())] * (count // batch)
     messages = [message(0)] * count if kind == "repeats" else [message(n) for n in range(count)]
     parts = (messages[at : at + batch] for at in range(0, count, batch))
