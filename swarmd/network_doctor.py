@@ -132,7 +132,8 @@ def _addresses(found: Survey, reachable: bool | None) -> Finding:
 def _bootstrap(found: Survey) -> list[Finding]:
     if not found["bootstrap"]:
         says = "none is configured: this node can only be found, or find nodes that it knows from before or on its own network"
-        return [Finding("bootstrap", None, says, "ask the swarm's people for an address, and set swarm.bootstrap to it")]
+        alone = not found["peers"]["connected"]
+        return [Finding("bootstrap", None, says, "ask the swarm's people for one, and set swarm.bootstrap to it" if alone else "")]
     findings = []
     for entry in found["bootstrap"]:
         remedy = "" if entry["answers"] else _bootstrap_remedy(entry)
