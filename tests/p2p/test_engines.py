@@ -329,6 +329,7 @@ async def test_who_is_shut_out_is_neither_heard_nor_asked(net: Any) -> None:
     async with trio.open_nursery() as nursery:
         a, b, c = await nodes_together(nursery, net, 3)
         await said(a, 0, [b])
+        await until(lambda: c.me in {peer.id for peer in b.engine.peers()})  # so far they may know each other through `a` alone
         b.engine.shut_out(a.me, 60.0)
         for asker, asked in ((a, b), (b, a)):
             with pytest.raises(Unanswered), trio.fail_after(SECONDS):
