@@ -5,17 +5,19 @@ says how large it is; one says 1 MiB and holds 200; one says nothing; one hides 
 skipped, or asks for a window of 128 MiB. Time and memory are measured in a process of its own: of nine attempts the middle one, and the
 highest that the process resided in while it made them, so that nothing that was given back is forgotten.
 
-`python -m tests.attacks.test_bomb` prints the figures; with --json, as one object.
+`python -m tests.attacks.test_bomb` prints the figures; `python -m benchmarks.attack bomb --json` gives them as one object.
 """
 
+import argparse
 import itertools
 import json
 import random
 import resource
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -185,13 +187,15 @@ def test_an_answer_that_is_not_what_was_asked_for_is_not_kept(reply: Callable[[b
         assert victim.rejected[Reason.NOT_ASKED_FOR] == 1
 
 
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Throw them, print and return what came of it."""
+    argparse.ArgumentParser(prog="python -m tests.attacks.test_bomb", description="throw the bombs and print the figures").parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        return attack(Path(folder))
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["--measure"]:
         print(json.dumps(measured()))
     else:
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as made:
-            found = attack(Path(made))
-        if sys.argv[1:] == ["--json"]:
-            print(json.dumps({"schema": 1, "attack": "bomb", **found}))
+        figures()

@@ -10,7 +10,8 @@ after the first session. He comes after CALM sessions, or is there from the firs
 import argparse
 import random
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
@@ -168,13 +169,19 @@ def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
     assert runs[0] == runs[1] and runs[0].outbound >= 4
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="play one attack and print its figure")
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_eclipse", description="play one attack and print its figure")
     parser.add_argument("--groups", type=int, default=64, help="network groups that the attacker has addresses in")
     parser.add_argument("--lies", action="store_true", help="his peers tell of peers that are not there")
     parser.add_argument("--calm", type=int, default=CALM, help="sessions before he comes; 0: from the first minute")
     parser.add_argument("--restarts", type=int, default=RESTARTS)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        attack(given.groups, given.lies, Path(folder), given.calm, given.seed, given.restarts)
+        result = attack(given.groups, given.lies, Path(folder), given.calm, given.seed, given.restarts)
+    return asdict(result) | {"share": result.eclipsed / given.restarts}
+
+
+if __name__ == "__main__":
+    figures()

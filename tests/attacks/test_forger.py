@@ -8,10 +8,11 @@ ones of a hundred peers, or unnamed, as where the engine does not say who handed
 `python -m tests.attacks.test_forger` prints the figures.
 """
 
+import argparse
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -165,6 +166,19 @@ def test_no_forged_frame_is_let_in_and_no_honest_one_kept_out() -> None:
     assert results[3].looked_at < 100  # his connections are no longer listened to
 
 
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_forger", description="play the attack and print its figures")
+    parser.add_argument("--connections", type=int, action="append", help="of his; 0: the engine does not say which; again for more")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(argv)
+    results = {number: attack(number, given.seed) for number in given.connections or (0, 3, 100)}
+    found: dict[str, object] = {}
+    for number, r in results.items():
+        kept_out = r.honest_sent - r.honest_let_in
+        found |= {f"{number} connections": {"let_in": r.let_in, "verified_for_nothing": r.looked_at, "honest_kept_out": kept_out}}
+    return found
+
+
 if __name__ == "__main__":
-    for number in (0, 3, 100):
-        attack(number)
+    figures()

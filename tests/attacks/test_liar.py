@@ -182,19 +182,22 @@ def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
     assert (opinion.false, opinion.seen) == (2, 3)
 
 
-def main() -> None:
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_liar", description="three in ten lie; what is learnt all the same")
     parser.add_argument("--honest", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     liars = round(given.honest * LIARS / (1 - LIARS))
     rewards: dict[str, list[float]] = {HONEST: [], "sly": [], "bold": []}
+    false = 0
     with Verifier(TINY_9.name) as verifier:
         for seed in range(1, given.seeds + 1):
             for kind, before in rewards.items():
                 result = attack(verifier, 0 if kind == HONEST else liars, given.honest, given.rounds, seed, kind)
                 before.append(result.reward)
+                false += result.false
                 print(
                     f"liar: seed {seed}, {kind:11}: reward {result.reward:.3f}, {result.lies:5.1%} of others' rollouts were a liar's, "
                     f"{result.false} of {result.seen} rewards false, refused {dict(result.refused)}",
@@ -203,7 +206,8 @@ def main() -> None:
     clean = fmean(rewards[HONEST])
     print(f"liar: {liars} of {liars + given.honest} nodes; reward beside that of the clean run: ", end="")
     print(", ".join(f"{kind} {fmean(of) / clean:.1%}" for kind, of in rewards.items()))
+    return {"false rewards used": false} | {f"reward, {kind}": fmean(of) / clean for kind, of in rewards.items()}
 
 
 if __name__ == "__main__":
-    main()
+    figures()

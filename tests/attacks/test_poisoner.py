@@ -9,8 +9,8 @@ policies and searched for the poison.
 import argparse
 import random
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
@@ -168,21 +168,26 @@ def test_who_is_honest_is_let_in(verifier: Verifier) -> None:
     assert taken > 60 and gated <= 0.05 * (taken + gated)
 
 
-def main() -> None:
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_poisoner", description="play the poisoner and print his figures")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--poison", choices=POISONS, action="append", help="only these; again for more")
     parser.add_argument("--alone", type=int, default=100, help="rounds that the trained ones of unlike, honest nodes are ahead")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
+    found: dict[str, object] = {}
     with Verifier(TINY_9.name) as verifier:
         for poison in [None, *(given.poison or POISONS)]:
             for gate in ("off", "on"):
                 result = attack(verifier, poison, gate, given.rounds, seed=given.seed)
                 print(f"poisoner: {poison or 'nobody attacks':14} gate {gate + ':':4} {result}", flush=True)
+                found[f"{poison or 'nobody attacks'}, gate {gate}"] = asdict(result)
         for stranger in unlike(verifier, given.alone, given.rounds, given.seed):
             print(f"honest: {stranger}", flush=True)
+            found[f"honest, {stranger.name}"] = asdict(stranger)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    figures()

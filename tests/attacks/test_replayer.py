@@ -8,10 +8,11 @@ are minutes fast or slow. Restarts are clean, by SIGKILL, or power cuts that los
 `python -m tests.attacks.test_replayer` prints the figures.
 """
 
+import argparse
 import itertools
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,6 +129,14 @@ def test_nothing_is_let_in_twice(tmp_path: Path) -> None:
     assert len(results) == 8 and not any(results.values())
 
 
-if __name__ == "__main__":
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_replayer", description="play the attack and print its figures")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        attack(Path(folder))
+        return attack(Path(folder), given.seed)
+
+
+if __name__ == "__main__":
+    figures()

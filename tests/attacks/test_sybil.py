@@ -194,16 +194,24 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert runs[0] == runs[1]
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="play the attack and print its figures")
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attacks, print and return what came of them."""
+    from tests.attacks import test_sybil_offers
+
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_sybil", description="play the attack and print its figures")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--attacked", type=int, default=ATTACKED, help="rounds of the attack")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
     play = partial(attack, seed=given.seed, attacked=given.attacked)
-    for many in (1, 4, 100):
-        for kind in ("correct", "copied", "garbage"):
-            play(many, kind)
-    play(100, "correct", 40)
-    for many in (1, 4, 100):
-        play(many, patient=True)
-    play(100, patient=True, hidden=True)
+    results = {f"{kind}, groups {many}": play(many, kind) for many in (1, 4, 100) for kind in ("correct", "copied", "garbage")}
+    results["correct, 40 rollouts a round"] = play(100, "correct", 40)
+    results |= {f"patient, groups {many}": play(many, patient=True) for many in (1, 4, 100)}
+    results["patient, groups unknown"] = play(100, patient=True, hidden=True)
+    shares: dict[str, Sequence[float]] = {name: result.shares for name, result in results.items()}
+    shares |= {f"offers of {many}": test_sybil_offers.attack(many, seed=given.seed).shares for many in (100, 300)}
+    most = {f"most of a batch, {name}": max(of) for name, of in shares.items()}
+    return most | {f"honest delivery, {name}": result.delivery for name, result in results.items()}
+
+
+if __name__ == "__main__":
+    figures()
