@@ -32,9 +32,9 @@ def verifier() -> Iterator[Verifier]:
         yield running
 
 
-def config(local: int = 4, external: int = 4, max_age: int = 2) -> NodeConfig:
+def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on") -> NodeConfig:
     sections = {"round": {"local": local, "external": external, "completions": 8, "max_age": max_age}}
-    return NodeConfig.model_validate({**sections, "model": {"device": "cpu"}})
+    return NodeConfig.model_validate({**sections, "gate": {"mode": gate}, "model": {"device": "cpu"}})
 
 
 def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[Node, LanguagePolicy, Member]:
@@ -159,7 +159,7 @@ def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> Non
 
 def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
     swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config())
+    node, _, _ = join(swarm, 1, verifier, config(gate="off"))
     _, _, other = join(swarm, 2, verifier, config())
     (task,) = node.tasks.draw(1, random.Random(0))
     right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
