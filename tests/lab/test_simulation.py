@@ -211,7 +211,8 @@ def test_shards_keep_the_cost_as_it_is() -> None:
 def test_a_large_swarm_costs_each_node_no_more() -> None:
     middle, large = (played(Plan(nodes, formed=True))[1] for nodes in (300, 900))
     # Of hellos there are so few in three rounds that chance alone doubles them.
-    middle_bytes, large_bytes = (sum(found.bytes_by_kind[kind] for kind in ("offers", "fetches", "connections")) for found in (middle, large))
+    kinds = ("offers", "fetches", "connections")
+    middle_bytes, large_bytes = (sum(found.bytes_by_kind[kind] for kind in kinds) for found in (middle, large))
     assert large_bytes == pytest.approx(middle_bytes, rel=0.25)
     assert large.bytes_per_trained <= 8
     assert large.delivered > 0.99
