@@ -3,7 +3,8 @@
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, poisoner; `python -m benchmarks.attack NAME --help`
-lists its options. The figures as a table: docs/admission.md. With --json the last line is one object, {"schema": 1, "work": {...}, "figures": {...}}.
+lists its options. The figures as a table: docs/admission.md. With --json the last line is one object,
+{"schema": 1, "work": {...}, "figures": {...}}.
 """
 
 import argparse

@@ -1,0 +1,122 @@
+"""A peer that takes its time: `python -m tests.attacks.stalling`, a process of its own, JSON lines in, JSON lines out.
+
+It connects to its victims, says that it is in their swarm, and answers each question as it is told to. In answer to an order it opens as
+many streams to the victims as it likes, none of which is ever finished, and notes which of them the victims end.
+
+In:   {"answer": "never" or "dribble"}     from now on; dribble: a byte a second of an answer of 1,000
+      {"open": n, "how": "half" or "question", "seconds": s}     streams to each victim, at once: half: opened and left alone; question: the
+      first bytes of a question, and another one each second. After s seconds they are let go.
+Out:  {"up": [], "id": its peer id}, {"asked": number of questions so far}, {"opened": streams now, "ended": those of them that the victim
+      ended, "lost": connections that ended}, after those seconds
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.utils import encode_varint_prefixed
+
+from p2p.engines.libp2p_asking import GREETING, PROTOCOL
+from p2p.engines.libp2p_stack import MESHSUB, _host
+from p2p.identity import Identity
+from p2p.probe import lines, say
+from p2p.topic import Topic
+from tests.attacks.flooding import _swallow
+
+BYTE = 1.0  # seconds
+
+
+class Stalling:
+    def __init__(self, host: Any, victims: Sequence[Any]) -> None:
+        self._host, self._victims = host, victims
+        self._answer, self._asked = "never", 0
+
+    async def obey(self, order: dict[str, Any]) -> None:
+        if "answer" in order:
+            self._answer = order["answer"]
+            say(answers=self._answer)
+            return
+        opened, ended = 0, 0
+
+        async def one(muxed: Any) -> None:
+            nonlocal opened, ended
+            try:
+                stream = await muxed.open_stream()
+                opened += 1
+                if order["how"] == "question":
+                    await stream.write(GREETING + (1000).to_bytes(4, "big"))
+                    while True:
+                        await trio.sleep(BYTE)
+                        await stream.write(b"?")
+                while await stream.read(1000):
+                    pass
+            except Exception:  # the victim ended it, in the words of whichever layer finds it first
+                pass
+            ended += 1
+
+        connections = [connection.muxed_conn for connection in self._host.get_network().get_connections()]
+        with trio.move_on_after(order["seconds"]):
+            async with trio.open_nursery() as nursery:
+                for muxed in connections:
+                    muxed.stream_backlog_semaphore = trio.Semaphore(100_000)  # the library's own manners
+                    for _ in range(order["open"]):
+                        nursery.start_soon(one, muxed)
+                await trio.sleep_forever()
+        say(opened=opened, ended=ended, lost=sum(muxed.event_closed.is_set() for muxed in connections))
+
+    async def answer(self, stream: Any) -> None:
+        """What it was asked it does not even read."""
+        self._asked += 1
+        say(asked=self._asked)
+        try:
+            if self._answer == "dribble":
+                await stream.write((1000).to_bytes(4, "big"))
+                for _ in range(1000):
+                    await trio.sleep(BYTE)
+                    await stream.write(b"!")
+            await trio.sleep_forever()
+        except Exception:  # the victim hung up
+            return
+
+    async def greet(self, topic: Topic) -> None:
+        hello = rpc_pb2.RPC(subscriptions=[rpc_pb2.RPC.SubOpts(subscribe=True, topicid=str(topic))])
+        for victim in self._victims:
+            await self._host.connect(victim)
+            stream = await self._host.new_stream(victim.peer_id, list(MESHSUB))
+            await stream.write(encode_varint_prefixed(hello.SerializeToString()))
+
+
+async def run(options: argparse.Namespace) -> None:
+    identity = Identity.from_seed(options.seed.to_bytes(32, "big"))
+    host = _host(identity)
+    hostile = Stalling(host, [info_from_p2p_addr(multiaddr.Multiaddr(victim)) for victim in options.bootstrap])
+    host.set_stream_handler(MESHSUB[0], _swallow)
+    host.set_stream_handler(PROTOCOL, hostile.answer)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(host.run(listen_addrs=[]))
+        await hostile.greet(Topic("probe", options.digest))
+        say(up=[], id=identity.peer_id)
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        async for line in lines():
+            nursery.start_soon(hostile.obey, json.loads(line))
+        nursery.cancel_scope.cancel()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.stalling", description="stalls nodes; give it only your own")
+    for option in ("folder", "listen", "engine"):  # what `benchmarks.probes.ProbeProcess` gives
+        parser.add_argument(f"--{option}", help=argparse.SUPPRESS)
+    parser.add_argument("--bootstrap", action="append", required=True, help="a victim's multiaddress; may be repeated")
+    parser.add_argument("--digest", default="0", help="digest of the swarm")
+    parser.add_argument("--seed", type=int, default=2)
+    trio.run(run, parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A slow peer: it is asked and does not answer, or answers a byte a second, and it asks questions that never end. `pytest -s` prints the
+figures.
+
+Two honest nodes and the attacker are processes of their own, all connected to each other. What a node wants is said to be at the
+attacker's first, and at the honest node's next.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from p2p.engines.p2pd import missing
+from p2p.fetching import HEDGE
+from tests.attacks.test_flooder import cpu, swarm
+
+MIB = 1024 * 1024
+STREAMS = 1000
+BLOB = 4096  # bytes
+PATIENCE = 60.0  # seconds for a fetch
+
+
+class World:
+    def __init__(self, stack: ExitStack, folder: Path, engine: str) -> None:
+        self.victim, self.honest = swarm(stack, folder, engine, 2)
+        where = [probe.addresses[0] for probe in (self.victim, self.honest)]
+        self.hostile = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.stalling", bootstrap=where))
+        self.him = self.hostile.peer_id
+        for probe in (self.victim, self.honest):
+            probe.wait(lambda probe=probe: self.him in probe.peers(), 60)  # type: ignore[misc]
+
+    def fetch(self, by: ProbeProcess, of: ProbeProcess, *, first: Sequence[str] = ()) -> float:
+        """Seconds until `by` has what is at `of`'s, and perhaps at others'. PATIENCE where it never came."""
+        held, fetched = len(of.said("held")), len(by.said("fetched"))
+        of.order(hold=BLOB)
+        of.wait_for("held", held + 1, 60)
+        blob = of.said("held")[held]
+        by.order(fetch=blob["held"], size=blob["size"], holders=[*first, of.peer_id], seconds=PATIENCE)
+        by.wait_for("fetched", fetched + 1, PATIENCE + 60)
+        found = by.said("fetched")[fetched]
+        return float(found["seconds"]) if found["bytes"] else PATIENCE
+
+    def fetches(self, count: int, *, first: Sequence[str] = ()) -> float:
+        """The middle of so many."""
+        return statistics.median(self.fetch(self.victim, self.honest, first=first) for _ in range(count))
+
+
+def resident(probe: ProbeProcess) -> float:
+    """MiB of a node and its p2pd."""
+    process = psutil.Process(probe.process.pid)
+    total = 0
+    for part in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended
+            total += part.memory_info().rss
+    return total / MIB
+
+
+def streams(world: World, how: str, seconds: float, fetches: int) -> dict[str, Any]:
+    """He opens STREAMS to each of them; meanwhile they ask each other."""
+    memory, used = resident(world.victim), cpu(world.victim)
+    done = len(world.hostile.said("opened"))
+    world.hostile.order(open=STREAMS, how=how, seconds=seconds)
+    asking = [world.fetch(world.victim, world.honest) for _ in range(fetches)]
+    answering = [world.fetch(world.honest, world.victim) for _ in range(fetches)]
+    more = resident(world.victim) - memory
+    world.hostile.wait_for("opened", done + 1, seconds + 120)
+    more = max(more, resident(world.victim) - memory)
+    said = world.hostile.said("opened")[done]
+    return {
+        "asking": statistics.median(asking),
+        "answering": statistics.median(answering),
+        "longest": max(*asking, *answering),
+        "mib": more,
+        "cpu": cpu(world.victim) - used,
+        "left_open": (said["opened"] - said["ended"]) / 2,
+        "hung_up_on": said["lost"],
+    }
+
+
+def attack(folder: Path, engine: str = "libp2p", fetches: int = 9, seconds: float = 30.0) -> dict[str, Any]:
+    with ExitStack() as stack:
+        world = World(stack, folder, engine)
+        found: dict[str, Any] = {"clean": world.fetches(fetches)}
+        for manner in ("never", "dribble"):
+            world.hostile.order(answer=manner)
+            found[manner] = world.fetches(fetches if manner == "never" else 3, first=[world.him])
+        for how in ("half", "question"):
+            found |= {f"{how}_{what}": figure for what, figure in streams(world, how, seconds, fetches).items()}
+        found["restarts"] = sum(probe.said("restarts")[-1]["restarts"] for probe in (world.victim, world.honest))
+    print(
+        f"\nslow, {engine}: a fetch takes {1000 * found['clean']:.0f} ms; where the first who has it never answers {found['never']:.2f} s, "
+        f"where it answers a byte a second {found['dribble']:.2f} s (the next is asked after {HEDGE} s)"
+    )
+    for how, what in (("half", "opened and left alone"), ("question", "with a question of a byte a second")):
+        mine = {name.removeprefix(how + "_"): figure for name, figure in found.items() if name.startswith(how)}
+        print(
+            f"slow, {engine}: {STREAMS} streams {what}: a fetch takes {1000 * mine['asking']:.0f} ms, and to be answered "
+            f"{1000 * mine['answering']:.0f} ms, {mine['longest']:.2f} s at most; {mine['mib']:.1f} MiB more memory, "
+            f"{mine['cpu']:.2f} CPU s in {seconds:.0f} s; {mine['left_open']:.0f} left open; {mine['hung_up_on']} of 2 hung up on him"
+        )
+    print(f"slow, {engine}: engines started again: {found['restarts']}", flush=True)
+    return found
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    "engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.skipif(missing() is not None, reason=str(missing())))]
+)
+def test_a_slow_peer_delays_a_fetch_by_the_time_it_is_given_and_nothing_else(engine: str, tmp_path: Path) -> None:
+    found = attack(tmp_path, engine, fetches=2, seconds=3.0)
+    assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4  # HEDGE on a machine that has nothing else to do
+    assert found["half_longest"] < PATIENCE and found["question_longest"] < PATIENCE  # all were answered
+    assert found["half_mib"] < 32 and found["question_mib"] < 32
+    assert found["restarts"] == 0
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_slow", description="play the attack and print its figures")
+    parser.add_argument("--engine", choices=["libp2p", "hivemind"], default="libp2p")
+    parser.add_argument("--fetches", type=int, default=9, help="of which the middle one counts")
+    parser.add_argument("--seconds", type=float, default=30.0, help="that his streams are open")
+    given = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        return attack(Path(folder), given.engine, given.fetches, given.seconds)
+
+
+if __name__ == "__main__":
+    figures()
