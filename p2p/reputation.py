@@ -56,6 +56,7 @@ PASSED_ON: Mapping[Reason, float] = MappingProxyType(
         Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATS
     }
 )
+TALKS_ON = 0.05  # a frame that comes by a peer that is shunned already: who is not heard and goes on at ten a second is gone in a minute
 
 
 class _Record(msgspec.Struct, array_like=True):
@@ -88,8 +89,10 @@ class Reputation:
 
     def saw(self, peer: PeerId, reason: Reason, now: float) -> float | None:
         """The peer did this. Returns for how many seconds to shut it out, where it is time for that."""
-        own = reason in OWN
-        cost = OWN.get(reason, PASSED_ON.get(reason, 0.0))
+        own, talks_on = reason in OWN, reason is Reason.SHUNNED
+        cost = TALKS_ON if talks_on else OWN.get(reason, PASSED_ON.get(reason, 0.0))
+        if talks_on and not self.shunned(peer, now):
+            return None  # then it was the author that is shunned
         if not cost:
             return None
         record = self._record(peer, now)
@@ -102,9 +105,10 @@ class Reputation:
         record.score, record.at = self.score(peer, now) - cost, now
         if own:
             record.useful, record.first_useful = 0, 0.0
-        if record.score > (SHUT_OUT if own else SHUNNED) or now < record.banned_until:
+        if record.score > (SHUT_OUT if own or talks_on else SHUNNED) or now < record.banned_until:
             return None
-        return self._ban(record, now, own=own)
+        after = SHUT_OUT / 2 if own or talks_on else SHUNNED / 2  # shunned for a while still, or on probation
+        return self._ban(record, now, MAX_BAN if own else MAX_BAN_PASSED_ON, after)
 
     def admitted(self, via: PeerId) -> None:
         """It handed us a frame that was new and good."""
@@ -181,13 +185,13 @@ class Reputation:
                 self._settled_until = max(self._settled_until, record.last_useful + QUIET)
         self._forget(now)
 
-    def _ban(self, record: _Record, now: float, *, own: bool) -> float:
+    def _ban(self, record: _Record, now: float, longest: float, after: float) -> float:
         if now - record.banned_until > BAN_MEMORY:
             record.bans = 0
-        seconds = min(MAX_BAN if own else MAX_BAN_PASSED_ON, BAN * float(1 << record.bans))
+        seconds = min(longest, BAN * float(1 << record.bans))
         record.bans = min(record.bans + 1, 16)
         record.banned_until = now + seconds
-        record.score = SHUT_OUT / 2 if own else SHUNNED / 2  # afterwards shunned for a while still, or on probation
+        record.score = after
         return seconds
 
     def _has_standing(self, record: _Record, now: float) -> bool:

@@ -251,6 +251,22 @@ async def test_nothing_is_fetched_from_who_is_shunned(tmp_path: Path, autojump_c
     assert asked == [C, A]
 
 
+def test_who_is_shunned_and_talks_on_is_shut_out_and_who_passes_on_what_it_says_is_not(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    for _ in range(3):
+        life.member.report(A, Reason.NOT_ASKED_FOR)
+    assert life.member.score(A) == -30 and not life.told
+    for n in range(600):  # ten a second
+        life.now += 0.1
+        assert life.hear(ALICE, n, via=C) is Verdict.IGNORE  # C may think better of her
+        assert life.hear(BOB, n, via=A) is Verdict.IGNORE
+        if life.told:
+            break
+    assert life.told == [(A, BAN)] and n > 300 and life.member.score(C) == 0
+    life.now += BAN + 1
+    assert life.hear(ALICE, 1000) is Verdict.IGNORE  # and is shunned still
+
+
 def test_bad_frames_by_one_connection_shut_it_out_and_not_their_author(tmp_path: Path) -> None:
     life = Life(tmp_path)
     for n in range(20):
