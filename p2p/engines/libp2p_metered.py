@@ -9,6 +9,7 @@ from typing import Any
 
 from p2p.toll import Toll
 
+AHEAD = 65536  # bytes
 READ = 1.0  # an RPC takes two or three reads, a large one a few more
 ITEM = 10.0  # a subscription, or an entry of gossip
 NAMED = 1.0  # a message id in such an entry
@@ -16,14 +17,19 @@ RATE, BURST = 3000.0, 12_000.0  # of these, a second: some 200 RPCs with an entr
 
 
 class Metered:
-    """A stream of the library. heard: called with the peer after each read."""
+    """A stream of the library, read in large pieces: it would ask for the length of each message byte by byte. heard: called with the peer
+    after each of these reads.
+    """
 
     def __init__(self, stream: Any, heard: Callable[[Any], None]) -> None:
         self._stream, self._heard = stream, heard
+        self._ahead = b""
 
     async def read(self, n: int | None = None) -> bytes:
-        data = bytes(await self._stream.read(n))
+        if not self._ahead:
+            self._ahead = bytes(await self._stream.read(AHEAD))
         self._heard(self._stream.muxed_conn.peer_id)
+        data, self._ahead = (self._ahead, b"") if n is None else (self._ahead[:n], self._ahead[n:])
         return data
 
     def __getattr__(self, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,20 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux
+from libp2p.stream_muxer.yamux.yamux import (
+    FLAG_FIN,
+    FLAG_RST,
+    HEADER_SIZE,
+    PROTOCOL_ID,
+    TYPE_WINDOW_UPDATE,
+    YAMUX_HEADER_FORMAT,
+    Yamux,
+)
 
 from p2p.netgroup import group_of_host
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
+WITHHELD = 64 * 1024  # bytes
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
 
 log = logging.getLogger(__name__)
@@ -25,9 +35,27 @@ log = logging.getLogger(__name__)
 class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
     """What is written is written whole. A write that is cancelled half way, or after Noise has counted it, would break the connection
     for everything else on it, and an opening that is cancelled would keep one of its 256 places for good.
+
+    And after every read the library tells the peer how much it may send more, three times for each small message: here that waits until it
+    is worth a frame of its own. A stream's window is 256 KiB, so nobody waits for what is held back.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._withheld: dict[int, int] = {}  # stream -> bytes that its peer has not been told of
+
     async def _write_frame(self, data: bytes) -> None:
+        if len(data) == HEADER_SIZE:
+            version, kind, flags, stream, increment = struct.unpack(YAMUX_HEADER_FORMAT, data)
+            if kind == TYPE_WINDOW_UPDATE and not flags:
+                increment += self._withheld.pop(stream, 0)
+                if increment < WITHHELD:
+                    self._withheld[stream] = increment
+                    await trio.lowlevel.checkpoint()
+                    return
+                data = struct.pack(YAMUX_HEADER_FORMAT, version, kind, flags, stream, increment)
+            elif flags & (FLAG_FIN | FLAG_RST):
+                self._withheld.pop(stream, None)
         with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
             await super()._write_frame(data)
             return
