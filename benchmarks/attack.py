@@ -1,20 +1,32 @@
-"""One attack of tests/attacks, played on purpose, and what came of it.
+"""One attack of tests/attacks, played on purpose, and its figures beside the bounds that we promise.
 
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, poisoner; `python -m benchmarks.attack NAME --help`
-lists its options. The figures as a table: docs/admission.md. With --json the last line is one object,
-{"schema": 1, "work": {...}, "figures": {...}}.
+lists its options. The figures as a table: docs/admission.md. With --json the last line is one object:
+    {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most}, "held": bool}
+A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do not.
 """
 
 import argparse
 import contextlib
 import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-NAMES = ("liar", "flooder", "replayer", "forger", "sybil", "eclipse", "slow", "bomb", "poisoner")
+BOUNDS: Mapping[str, Mapping[str, float]] = {
+    "liar": {"false_rewards": 0, "reward_lost": 0.05},
+    "flooder": {"never": 0, "cut_off": 2.0, "let_in_again": 0, "cost": 0.05, "honest_lost": 0},
+    "replayer": {"let_in": 0},
+    "forger": {"let_in": 0, "honest_kept_out": 0},
+    "sybil": {"share_of_a_batch": 0.15, "honest_lost": 0.01},
+    "eclipse": {"eclipsed": 0.01},
+    "slow": {"never": 1.0, "dribble": 1.0, "half_longest": 1.0, "question_longest": 1.0},
+    "bomb": {"taken": 0, "ms": 5, "more_MiB": 16},
+    "poisoner": {},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -22,14 +34,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.attack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", choices=NAMES, metavar="NAME")
-    arguments = parser.parse_args(given[:1])
+    parser.add_argument("name", choices=BOUNDS, metavar="NAME")
+    name = parser.parse_args(given[:1]).name
     options = [option for option in given[1:] if option != "--json"]
-    attack = import_module(f"tests.attacks.test_{arguments.name}")
+    logging.getLogger("p2p").setLevel(logging.ERROR)  # it says whom it shuts out, and here that is everybody
     with contextlib.redirect_stdout(sys.stderr if "--json" in given else sys.stdout):
-        figures = attack.figures(options)
+        figures = import_module(f"tests.attacks.test_{name}").figures(options)
+    bounds = BOUNDS[name]
+    held = all(figures[figure] <= most for figure, most in bounds.items())
+    for figure, most in bounds.items():
+        sys.stderr.write(f"{figure:24} {figures[figure]:10.4g}   at most {most:g}\n")
     if "--json" in given:
-        print(json.dumps({"schema": 1, "work": {"attack": arguments.name, "options": options}, "figures": figures}), flush=True)
+        work = {"attack": name, "options": options}
+        print(json.dumps({"schema": 1, "work": work, "figures": figures, "bounds": bounds, "held": held}), flush=True)
+    raise SystemExit(0 if held else 1)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,12 @@ def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
     """Throw them, print and return what came of it."""
     argparse.ArgumentParser(prog="python -m tests.attacks.test_bomb", description="throw the bombs and print the figures").parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        return attack(Path(folder))
+        found = attack(Path(folder)).values()
+    return {
+        "taken": sum(not f["refused"] for f in found),
+        "ms": max(f["ms"] for f in found),
+        "more_MiB": max(f["more_bytes"] for f in found) / MIB,
+    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import argparse
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -180,7 +180,7 @@ def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
     given = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         result = attack(given.groups, given.lies, Path(folder), given.calm, given.seed, given.restarts)
-    return asdict(result) | {"share": result.eclipsed / given.restarts}
+    return {"eclipsed": result.eclipsed / given.restarts, "honest_peers": result.honest / given.restarts}
 
 
 if __name__ == "__main__":

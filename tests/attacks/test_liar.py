@@ -206,7 +206,8 @@ def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
     clean = fmean(rewards[HONEST])
     print(f"liar: {liars} of {liars + given.honest} nodes; reward beside that of the clean run: ", end="")
     print(", ".join(f"{kind} {fmean(of) / clean:.1%}" for kind, of in rewards.items()))
-    return {"false rewards used": false} | {f"reward, {kind}": fmean(of) / clean for kind, of in rewards.items()}
+    beside = {f"reward_lost, {kind}": 1 - fmean(of) / clean for kind, of in rewards.items() if kind != HONEST}
+    return {"false_rewards": false, "reward_lost": max(beside.values()), **beside}
 
 
 if __name__ == "__main__":

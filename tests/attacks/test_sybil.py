@@ -207,10 +207,15 @@ def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
     results["correct, 40 rollouts a round"] = play(100, "correct", 40)
     results |= {f"patient, groups {many}": play(many, patient=True) for many in (1, 4, 100)}
     results["patient, groups unknown"] = play(100, patient=True, hidden=True)
-    shares: dict[str, Sequence[float]] = {name: result.shares for name, result in results.items()}
+    came = {name: result for name, result in results.items() if "patient" not in name}
+    shares: dict[str, Sequence[float]] = {name: result.shares for name, result in came.items()}
     shares |= {f"offers of {many}": test_sybil_offers.attack(many, seed=given.seed).shares for many in (100, 300)}
-    most = {f"most of a batch, {name}": max(of) for name, of in shares.items()}
-    return most | {f"honest delivery, {name}": result.delivery for name, result in results.items()}
+    return {
+        "share_of_a_batch": max(map(max, shares.values())),
+        "share_mean": max(map(fmean, shares.values())),
+        "honest_lost": 1 - min(result.delivery for result in came.values()),
+        **{f"share_of_a_batch, {name}": max(result.shares) for name, result in results.items() if name not in came},
+    }
 
 
 if __name__ == "__main__":

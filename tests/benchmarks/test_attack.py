@@ -1,4 +1,4 @@
-"""Every attack is known to `benchmarks.attack`, and says what came of it."""
+"""Every attack is known to `benchmarks.attack`; what other programs read of it."""
 
 import json
 from importlib import import_module
@@ -14,27 +14,39 @@ VARIANTS = {"sybil_offers"}  # of another, and played with it
 
 def test_every_attack_is_known() -> None:
     there = {path.stem.removeprefix("test_") for path in FOLDER.glob("test_*.py")}
-    assert there - VARIANTS == set(attack.NAMES)
+    assert there - VARIANTS == set(attack.BOUNDS)
 
 
-@pytest.mark.parametrize("name", attack.NAMES)
+@pytest.mark.parametrize("name", attack.BOUNDS)
 def test_every_attack_tells_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(import_module(f"tests.attacks.test_{name}").figures)
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as left:
         attack.main([name, "--help"])
-    assert ended.value.code == 0 and "usage: " in capsys.readouterr().out
+    assert left.value.code == 0 and "usage: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [["replayer"], ["eclipse", "--restarts", "5", "--calm", "2"], ["forger", "--connections", "3"]])
-def test_the_last_line_is_one_object(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    attack.main([argv[0], "--json", *argv[1:]])
-    out = capsys.readouterr().out
-    found = json.loads(out)
+@pytest.mark.parametrize("argv", [["bomb"], ["eclipse", "--restarts", "5", "--calm", "2"], ["forger", "--connections", "3"]])
+def test_the_last_line_is_one_object_and_the_exit_code_says_whether_the_bounds_held(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        attack.main([argv[0], "--json", *argv[1:]])
+    found = json.loads(capsys.readouterr().out)
     assert found["schema"] == 1 and found["work"] == {"attack": argv[0], "options": argv[1:]}
-    assert found["figures"] and all(value is not None for value in found["figures"].values())
+    assert found["bounds"].keys() <= found["figures"].keys()
+    assert found["held"] is all(found["figures"][name] <= most for name, most in found["bounds"].items())
+    assert left.value.code == (0 if found["held"] else 1)
+
+
+def test_a_bound_that_does_not_hold_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, code in ((10, 0), (-1, 1)):
+        monkeypatch.setattr(attack, "BOUNDS", {"forger": {"let_in": most}})
+        with pytest.raises(SystemExit) as left:
+            attack.main(["forger", "--connections", "3", "--json"])
+        assert left.value.code == code and json.loads(capsys.readouterr().out)["held"] is (code == 0)
 
 
 def test_an_attack_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as left:
         attack.main(["gnome"])
-    assert ended.value.code == 2 and "poisoner" in capsys.readouterr().err
+    assert left.value.code == 2 and "poisoner" in capsys.readouterr().err
