@@ -4,7 +4,8 @@
 
 In each round all nodes share a set of KIB kilobytes (rollouts of 4 KiB) at the same moment, and each gathers four rollouts of others.
 "node": from that moment until one node holds its four. "every": until the last of them does. Bytes are what the sockets of all nodes
-received (`ss`, upkeep and duplicates included), per byte of rollout content that was gathered.
+received (`ss`, duplicates included), per byte of rollout content that was gathered; what they receive when nothing is shared is told
+beside it, for a round of a real model takes longer than one of these.
 
 --peer genrl: GenRL 0.3.0's exchange, from its published package in an environment of its own (build/peers, or the folder
 $BENCHMARK_PEERS): every node gathers the sets of all others through hivemind's DHT. The two play one after the other in one run.
@@ -40,10 +41,11 @@ class Side:
 
     rounds: Sequence[Sequence[float]]
     expected: int  # nodes that should have held something, over all rounds
-    received: int
+    received: float  # bytes, without upkeep
     content: int
     cpu: float  # without upkeep
     upkeep: float  # CPU seconds a second of one node that has nothing to do
+    chatter: float  # bytes a second that it receives
 
     @property
     def every(self) -> list[float]:
@@ -63,6 +65,7 @@ class Side:
             "bytes_per_byte": self.received / self.content if self.content else None,
             "cpu_seconds_per_node_round": self.cpu / self.expected,
             "upkeep": self.upkeep,
+            "upkeep_bytes_per_second": self.chatter,
         }
 
 
@@ -104,18 +107,21 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
             node.wait_for_peers(min(arguments.nodes - 1, 4), 120)
         for node in nodes:
             node.wait_for("cpu", 1, 30)
+        received_so_far = Traffic(nodes)
         time.sleep(arguments.settle / 2)
-        idle, since = _cpu(nodes), time.monotonic()
+        idle, told, since = _cpu(nodes), received_so_far(), time.monotonic()
         time.sleep(arguments.settle / 2)
-        upkeep = (_cpu(nodes) - idle) / (time.monotonic() - since)
+        seconds = time.monotonic() - since
+        upkeep, chatter = (_cpu(nodes) - idle) / seconds, (received_so_far() - told) / seconds
         for n in range(WARM_UP):
             _play(nodes, n, arguments.kib)
-        received, cpu, since = _received(nodes), _cpu(nodes), time.monotonic()
+        received, cpu, since = received_so_far(), _cpu(nodes), time.monotonic()
         rounds = [_play(nodes, WARM_UP + n, arguments.kib) for n in range(arguments.rounds)]
         time.sleep(PAUSE)  # duplicates, and what the nodes say of their processor time
-        received, cpu = _received(nodes) - received, _cpu(nodes) - cpu - upkeep * (time.monotonic() - since)
+        seconds = time.monotonic() - since
+        received, cpu = received_so_far() - received - chatter * seconds, _cpu(nodes) - cpu - upkeep * seconds
         content = sum(held["bytes"] for node in nodes for held in node.said("held") if held["held"] >= WARM_UP)
-    return Side(rounds, arguments.nodes * arguments.rounds, received, content, cpu, upkeep / arguments.nodes)
+    return Side(rounds, arguments.nodes * arguments.rounds, received, content, cpu, upkeep / arguments.nodes, chatter / arguments.nodes)
 
 
 def _start(folder: Path, number: int, bootstrap: Sequence[str], arguments: argparse.Namespace, python: Path | None) -> ProbeProcess:
@@ -154,16 +160,24 @@ def _cpu(nodes: Sequence[ProbeProcess]) -> float:
     return sum(float(said["cpu"]) for node in nodes if (said := node.last("cpu")))
 
 
-def _received(nodes: Sequence[ProbeProcess]) -> int:
-    """Bytes that the open TCP sockets of all nodes have received so far. Loopback: each byte is received once and sent once."""
-    pids = {pid for node in nodes if (said := node.last("cpu")) for pid in said["pids"]}
-    lines = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout.splitlines()
-    total = 0
-    for line in lines:
-        owners = {int(pid) for pid in re.findall(r"pid=(\d+)", line)}
-        if owners & pids and (found := re.search(r"bytes_received:(\d+)", line)):
-            total += int(found[1])
-    return total
+class Traffic:
+    """Bytes that the TCP sockets of all nodes have received so far, those that have ended in between as of the last look. Each byte over
+    loopback is received once.
+    """
+
+    def __init__(self, nodes: Sequence[ProbeProcess]) -> None:
+        self._nodes = nodes
+        self._sockets: dict[tuple[str, str], int] = {}  # by both ends
+
+    def __call__(self) -> int:
+        pids = {pid for node in self._nodes if (said := node.last("cpu")) for pid in said["pids"]}
+        lines = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout.splitlines()
+        for line in lines:
+            owners = {int(pid) for pid in re.findall(r"pid=(\d+)", line)}
+            if owners & pids and (found := re.search(r"bytes_received:(\d+)", line)):
+                local, remote = line.split()[3:5]
+                self._sockets[local, remote] = int(found[1])
+        return sum(self._sockets.values())
 
 
 def quantile(seconds: Sequence[float], percent: int) -> float:
@@ -184,6 +198,7 @@ def show(ours: Side, peer: Side | None, arguments: argparse.Namespace, out: Any)
         "bytes received per byte gathered": ("bytes_per_byte", 1),
         "CPU ms a node and round": ("cpu_seconds_per_node_round", 1000),
         "CPU of upkeep, % of a core": ("upkeep", 100),
+        "bytes a second of upkeep": ("upkeep_bytes_per_second", 1),
     }
     mine, theirs = ours.figures(), peer.figures() if peer is not None else {}
     for text, (name, scale) in rows.items():
