@@ -117,7 +117,8 @@ def test_a_slow_peer_delays_a_fetch_by_the_time_it_is_given_and_nothing_else(eng
     found = attack(tmp_path, engine, fetches=2, seconds=3.0)
     assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4  # HEDGE on a machine that has nothing else to do
     assert found["half_longest"] < PATIENCE and found["question_longest"] < PATIENCE  # all were answered
-    assert found["half_mib"] < 32 and found["question_mib"] < 32
+    most = 32 if engine == "libp2p" else 96  # MiB; what Go frees it keeps for a while
+    assert found["half_mib"] < most and found["question_mib"] < most
     assert found["restarts"] == 0
 
 
