@@ -62,7 +62,7 @@ def swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[Probe
     return probes
 
 
-def lost(probes: Sequence[ProbeProcess], seconds: float = 20.0) -> tuple[int, int]:
+def lost(probes: Sequence[ProbeProcess], seconds: float = 8.0) -> tuple[int, int]:
     """Frames of honest nodes, times those who should have them, and how many are missing after so long."""
 
     def count() -> tuple[int, int]:
