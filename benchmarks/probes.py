@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+MIB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -66,6 +69,14 @@ class ProbeProcess:
     def peers(self) -> list[str]:
         found = self.last("peers")
         return list(found["peers"]) if found else []
+
+    def resident(self) -> float:
+        """MiB of its resident set, with that of its children."""
+        process, total = psutil.Process(self.process.pid), 0
+        for part in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                total += part.memory_info().rss
+        return total / MIB
 
     def errors(self) -> str:
         return (self._folder / "stderr").read_text()

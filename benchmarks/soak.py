@@ -14,16 +14,13 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from benchmarks.probes import ProbeProcess
 
 LOOK_EVERY = 5.0  # seconds
-MIB = 1024 * 1024
 DRAIN = 10.0  # seconds for the last frames
 
 
@@ -73,21 +70,12 @@ def _watch(probes: Sequence[ProbeProcess], begun: float, seconds: float) -> tupl
     last, heard, quiet = [time.monotonic()] * len(probes), [0] * len(probes), 0.0
     while (now := time.monotonic()) - begun < seconds:
         for n, probe in enumerate(probes):
-            sizes[n].append((now - begun, _resident(probe)))
+            sizes[n].append((now - begun, probe.resident()))
             if (count := len(probe.said("got"))) > heard[n]:
                 last[n], heard[n] = now, count
             quiet = max(quiet, now - last[n])
         time.sleep(LOOK_EVERY)
     return sizes, quiet
-
-
-def _resident(probe: ProbeProcess) -> float:
-    process = psutil.Process(probe.process.pid)
-    total = 0
-    for part in (process, *process.children(recursive=True)):
-        with suppress(psutil.Error):  # it has ended
-            total += part.memory_info().rss
-    return total / MIB
 
 
 def _report(

@@ -9,27 +9,23 @@ What differs from `Libp2pEngine`, because p2pd's control socket knows no validat
 """
 
 import logging
-import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import trio
 
-from p2p.address import Endpoint, parse_bootstrap, parse_endpoint, parse_listen
-from p2p.addressbook import NEARBY
-from p2p.engines.asking import Desk
+from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
 from p2p.engines.hivemind_asking import Asker, serve
 from p2p.engines.hivemind_discovery import HEARTBEAT, Discovery, direct, texts
-from p2p.engines.lasting import BookFile, Lasting, Outbox, Shards, pinned_book
+from p2p.engines.networked import Networked
 from p2p.engines.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.listening import dialable, with_ports
-from p2p.netgroup import LOCAL
 from p2p.toll import Toll
 from p2p.topic import Topic
-from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
+from p2p.types import Handlers, Peer, Started, Verdict
 
 IDENTIFY_EVERY = 10.0  # seconds between looks at where others see us
 RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
@@ -53,85 +49,32 @@ FLAGS = (
 log = logging.getLogger(__name__)
 
 
-class HivemindEngine:
+class HivemindEngine(Networked):
     """Implements `Engine`. TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
 
-    The arguments are those of `Libp2pEngine`. public: the operator says that others can dial this node; it relays from the start, and
-    does not wait for AutoNAT, which takes peers that can be dialled themselves. Raises BadAddress, naming what is not an address;
-    EngineMissing where p2pd cannot run.
+    The arguments are those of `Networked`. public: the operator says that others can dial this node; it relays from the start, and
+    does not wait for AutoNAT, which takes peers that can be dialled themselves. Raises also EngineMissing where p2pd
+    cannot run.
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        topic: Topic,
-        handlers: Handlers,
-        *,
-        listen: Sequence[str],
-        bootstrap: Sequence[str],
-        addressbook: Path | None,
-        clock: Callable[[], float],
-        rng: random.Random,
-        public: bool = False,
+        self, identity: Identity, topic: Topic, handlers: Handlers, *, bootstrap: Sequence[str], public: bool = False, **options: Any
     ) -> None:
         if (reason := missing()) is not None:
             raise EngineMissing(reason)
-        self.me = identity.peer_id
-        self._identity, self._topic, self._handlers = identity, topic, handlers
-        self._clock, self._rng = clock, rng
-        self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
+        of_one_author = Toll(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
+        super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
         self._public = public
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
-        self._book = pinned_book(self.me, bootstrap)
-        self._file = BookFile(self._book, addressbook)
-        self._outbox = Outbox(clock)
-        self._lasting = Lasting(clock)
-        self._toll = Toll(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)  # of one author
-        self._desk = Desk(handlers.answer, self._shut_out)
-        self._shards = Shards()
-        self._asker: Asker | None = None
         self._addresses: list[str] = []
         self.relayed: Sequence[str] = ()  # multiaddresses through relays that have taken us in, since nobody can dial us
         self._discovery: Discovery | None = None
-
-    @property
-    def restarts(self) -> int:
-        return self._lasting.restarts
 
     async def run(self, task_status: Started | None = None) -> None:
         """Be in the swarm until cancelled. Reports its addresses when it listens. Raises PortInUse or CannotListen at the start."""
         with_ports(self._listen)
         self._file.load()
         await self._lasting.run(self._live, self.addresses, task_status)
-
-    def publish(self, frame: bytes, shard: int = 0) -> None:
-        self._outbox.put(frame, shard)
-
-    def subscribe(self, shards: Collection[int]) -> None:
-        self._shards.change(shards)
-
-    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        if self._asker is None:
-            raise Unanswered(f"{peer}: the engine is not up")
-        return await self._asker.ask(peer, question, limit)
-
-    def shut_out(self, peer: PeerId, seconds: float) -> None:
-        self._toll.ban(peer, self._clock(), seconds)
-        if self._discovery is not None:
-            self._discovery.hang_up_soon(peer)
-
-    async def announce(self, topic: Topic) -> None:
-        if self._discovery is None:
-            raise Unanswered("the engine is not up")
-        await self._discovery.announce(topic)
-
-    async def find(self, topic: Topic) -> Sequence[PeerId]:
-        if self._discovery is None:
-            raise Unanswered("the engine is not up")
-        return await self._discovery.find(topic)
-
-    def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
 
     def peers(self) -> Sequence[Peer]:
         """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
@@ -149,7 +92,8 @@ class HivemindEngine:
                 self._listen = listen  # and so the ports are the same after a restart
                 await self._subscribe(p2pd, inbox, 0)
                 discovery = Discovery(p2pd, self._topic, self._shards, self._book, self._clock, self._rng, self._shut_out)
-                self._discovery, self._asker = discovery, Asker(p2pd, discovery.visit)
+                self._finding = self._discovery = discovery
+                self._asking = Asker(p2pd, discovery.visit)
 
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._receive, p2pd, inbox, discovery)
@@ -161,7 +105,8 @@ class HivemindEngine:
                     nursery.start_soon(self._keep_addresses, p2pd, listen)
                     up()
         finally:
-            self._discovery, self._asker, self._addresses, self.relayed = None, None, [], ()
+            self._discovery = self._finding = self._asking = None
+            self._addresses, self.relayed = [], ()
             self._file.save()
 
     def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
@@ -244,6 +189,3 @@ class HivemindEngine:
                 if not self._toll.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
                     log.warning("cut off %s: too many messages, or too many broken ones", author)
                     nursery.start_soon(discovery.hang_up, author)
-
-    def _shut_out(self, peer: PeerId) -> bool:
-        return self._toll.banned(peer, self._clock())

@@ -67,8 +67,7 @@ class Discovery:
         there = {PeerId(str(peer)) for peer in topics.get(str(self._topic.of(shard)), ()) if network.get_connections(peer)}
         return {peer for peer in there if not self._shut_out(peer)}
 
-    def hang_up(self, peer: PeerId) -> None:
-        """Soon."""
+    def hang_up_soon(self, peer: PeerId) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(self._hang_up, ID.from_string(peer))
 

@@ -9,11 +9,10 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from benchmarks.probes import ProbeProcess
@@ -21,7 +20,6 @@ from p2p.engines.p2pd import missing
 from p2p.fetching import HEDGE
 from tests.attacks.test_flooder import cpu, swarm
 
-MIB = 1024 * 1024
 STREAMS = 1000
 BLOB = 4096  # bytes
 PATIENCE = 60.0  # seconds for a fetch
@@ -52,26 +50,16 @@ class World:
         return statistics.median(self.fetch(self.victim, self.honest, first=first) for _ in range(count))
 
 
-def resident(probe: ProbeProcess) -> float:
-    """MiB of a node and its p2pd."""
-    process = psutil.Process(probe.process.pid)
-    total = 0
-    for part in (process, *process.children(recursive=True)):
-        with suppress(psutil.Error):  # it has ended
-            total += part.memory_info().rss
-    return total / MIB
-
-
 def streams(world: World, how: str, seconds: float, fetches: int) -> dict[str, Any]:
     """He opens STREAMS to each of them; meanwhile they ask each other."""
-    memory, used = resident(world.victim), cpu(world.victim)
+    memory, used = world.victim.resident(), cpu(world.victim)
     done = len(world.hostile.said("opened"))
     world.hostile.order(open=STREAMS, how=how, seconds=seconds)
     asking = [world.fetch(world.victim, world.honest) for _ in range(fetches)]
     answering = [world.fetch(world.honest, world.victim) for _ in range(fetches)]
-    more = resident(world.victim) - memory
+    more = world.victim.resident() - memory
     world.hostile.wait_for("opened", done + 1, seconds + 120)
-    more = max(more, resident(world.victim) - memory)
+    more = max(more, world.victim.resident() - memory)
     said = world.hostile.said("opened")[done]
     return {
         "asking": statistics.median(asking),
