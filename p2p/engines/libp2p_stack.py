@@ -82,7 +82,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
     def get_addrs(self) -> list[Any]:
         """As of some seconds ago: the library asks for each message that it sends, and it takes a millisecond."""
         now = trio.current_time()
-        if now - self._addrs_at > ADDRESSES_FOR:
+        if not self._addrs or now - self._addrs_at > ADDRESSES_FOR:
             self._addrs, self._addrs_at = super().get_addrs(), now
         return list(self._addrs)
 
