@@ -164,9 +164,11 @@ class Inbox:
         self._seen = {content_id for _, content_id in self._oldest}
         self._horizon = max(memory.horizon, int(not_before * 1000))  # ms
 
-    def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Rejected:
-        """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known."""
-        outcome = self._from(via, frame, now)
+    def receive(self, frame: bytes, now: float, via: PeerId | None = None, swarm_id: bytes | None = None) -> Envelope | Rejected:
+        """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known; swarm_id: of
+        the shard that it came in, where that is not shard 0.
+        """
+        outcome = self._from(via, frame, now, swarm_id or self.swarm_id)
         if isinstance(outcome, Rejected):
             self.counts[outcome.reason] += 1
         else:
@@ -185,9 +187,9 @@ class Inbox:
         authors = [(key, author.newest, author.seen) for key, author in self._authors.items()]
         return Memory(self._horizon, list(self._oldest), authors)
 
-    def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:
+    def _from(self, via: PeerId | None, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
         if via is None:  # the engine does not know: only the author can be charged
-            return self._admit(frame, now)
+            return self._admit(frame, now, swarm_id)
         purse = self._vias.get(via) or self._vias.setdefault(via, _Via(self.limits, now))
         self._vias.move_to_end(via)
         if len(self._vias) > self.limits.vias:
@@ -196,15 +198,15 @@ class Inbox:
             return Rejected(Reason.FLOODING)
         if self._opinion is not None and self._opinion.shunned(via, now):
             return Rejected(Reason.SHUNNED)
-        outcome = self._admit(frame, now)
+        outcome = self._admit(frame, now, swarm_id)
         if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
             purse.broken.take(1, self.limits.via_broken_burst)
         return outcome
 
-    def _admit(self, frame: bytes, now: float) -> Envelope | Rejected:
+    def _admit(self, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
         if len(frame) > self.limits.max_frame:
             return Rejected(Reason.TOO_LARGE)
-        parsed = parse(frame, self.swarm_id)
+        parsed = parse(frame, swarm_id)
         if isinstance(parsed, Rejected):
             return parsed
         if parsed.author == self._own_key:

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import trio
@@ -20,7 +19,7 @@ from p2p.netgroup import group_of
 from p2p.reachability import DIAL_BACK, DialBack
 from p2p.recall import Recall
 from p2p.sharding import Sharding
-from p2p.shards import HELLO, QUESTION, Shards
+from p2p.shards import QUESTION, Shards
 from p2p.topic import Topic
 from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
 
@@ -69,7 +68,7 @@ class Member:
         self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
         self.answers: dict[int, Answer] = {FETCH: self.server, DIAL_BACK: self.dial_back}  # by a question's first byte
         self.engine = build_engine(Handlers(self.deliver, self.answer, self.score))
-        self.sharding = Sharding(self.engine, shards, clock, partial(self._seal, HELLO))
+        self.sharding = Sharding(self.engine, shards, clock, self._seal)
         self.answers[QUESTION[0]] = self.sharding.answer
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
 
@@ -106,7 +105,7 @@ class Member:
     def deliver(self, frame: bytes, via: PeerId | None, shard: int = 0) -> Verdict:
         """Called by the engine for every frame that arrives. Quick: what is let in is noted in a file, and nothing is waited for."""
         now = self._clock()
-        outcome = self.inbox.receive(frame, now, via)
+        outcome = self.inbox.receive(frame, now, via, self.topic.of(shard).swarm_id if shard else None)
         self._look(now)
         if isinstance(outcome, Rejected):
             if via is not None:
@@ -136,7 +135,7 @@ class Member:
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal and send. Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word)."""
-        self.sharding.publish(self._seal(kind, body))
+        self.sharding.publish(kind, body)
 
     def received(self) -> Sequence[Envelope]:
         return self.queue.drain()
@@ -165,8 +164,9 @@ class Member:
         self._told = Counter(self.inbox.counts)
         return refused
 
-    def _seal(self, kind: str, body: bytes) -> bytes:
-        return seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body)
+    def _seal(self, kind: str, body: bytes, shard: int) -> bytes:
+        """A frame is for one shard: nobody can make all hear it by saying it again in shard 0."""
+        return seal(self.identity, self.topic.of(shard).swarm_id, next(self._sequence), self._clock(), kind, body)
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
         seconds = self.reputation.saw(peer, reason, now)

@@ -1,24 +1,30 @@
 """Keeps a member in the shards that `p2p.shards` places it in, and says the hellos that are due."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
 import trio
 
+from p2p.errors import StateUnwritable
 from p2p.shards import HELLO, MAX_HELLO, QUESTION, Shards, decode_hello
 from p2p.types import Engine, Envelope, PeerId, Unanswered
 
 LOOK_EVERY = 5.0  # seconds
-KEPT = 8  # frames that wait until we know where to publish
+KEPT = 8  # bodies that wait until we know where to publish
+
+log = logging.getLogger(__name__)
 
 
 class Sharding:
-    """shards: None where all travels in shard 0. say: seals a hello's body and gives the frame."""
+    """shards: None where all travels in shard 0. seal: kind, body and shard to a frame for that shard."""
 
-    def __init__(self, engine: Engine, shards: Shards | None, clock: Callable[[], float], say: Callable[[bytes], bytes]) -> None:
-        self._engine, self._shards, self._clock, self._say = engine, shards, clock, say
+    def __init__(
+        self, engine: Engine, shards: Shards | None, clock: Callable[[], float], seal: Callable[[str, bytes, int], bytes]
+    ) -> None:
+        self._engine, self._shards, self._clock, self._seal = engine, shards, clock, seal
         self._home: int | None = 0
-        self._waiting: deque[bytes] = deque(maxlen=KEPT)
+        self._waiting: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -47,17 +53,21 @@ class Sharding:
         placement = self._shards.look(now, company=len(self._engine.peers()))
         self._engine.subscribe(placement.listening)
         self._home = placement.home
-        while self._home is not None and self._waiting:
-            self._engine.publish(self._waiting.popleft(), self._home)
-        if (hello := self._shards.hello_due(now)) is not None:
-            self._engine.publish(self._say(hello))
+        hello = self._shards.hello_due(now)
+        try:
+            while self._home is not None and self._waiting:
+                self.publish(*self._waiting.popleft())
+            if hello is not None:
+                self._engine.publish(self._seal(HELLO, hello, 0))
+        except StateUnwritable as error:  # a full disk has no sequence number to give; there will be other hellos
+            log.warning("nothing was said of the swarm's size: %s", error)
 
-    def publish(self, frame: bytes) -> None:
-        """In our home; a newcomer's newest frames wait until it knows where that is."""
+    def publish(self, kind: str, body: bytes) -> None:
+        """In our home; a newcomer's newest wait until it knows where that is. Raises ValueError and StateUnwritable, as sealing does."""
         if self._home is None:
-            self._waiting.append(frame)
+            self._waiting.append((kind, body))
         else:
-            self._engine.publish(frame, self._home)
+            self._engine.publish(self._seal(kind, body, self._home), self._home)
 
     def heard(self, envelope: Envelope, shard: int) -> bool:
         """What was admitted counts for the swarm's size. True: it was a hello, and is for nobody else."""

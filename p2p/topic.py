@@ -46,7 +46,7 @@ class Topic:
 
     @cached_property
     def swarm_id(self) -> bytes:
-        """16 bytes that stand for the swarm in every frame: those of shard 0's topic, whichever shard a frame is sent to."""
+        """16 bytes in every frame that stand for the swarm and the shard it is sent to: nobody can say it again in another."""
         return sha256(str(self).encode()).digest()[:16]
 
     @cached_property

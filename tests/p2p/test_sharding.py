@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import pytest
@@ -10,12 +10,13 @@ import trio
 from trio.testing import MockClock
 
 from p2p.engines.memory import MemorySwarm
+from p2p.errors import StateUnwritable
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sharding import LOOK_EVERY
 from p2p.shards import HELLO, HELLO_EVERY, Hello, Shards
 from p2p.topic import Topic
-from p2p.types import PeerId
+from p2p.types import PeerId, Reason
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
@@ -79,7 +80,7 @@ def test_a_small_swarm_is_one_shard() -> None:
 def test_a_hello_is_for_nobody_but_the_count() -> None:
     swarm, clock = MemorySwarm(), Clock()
     a, b = member(swarm, 1, clock), member(swarm, 2, clock)
-    a.engine.publish(a._seal(HELLO, b"nonsense"))
+    a.engine.publish(a._seal(HELLO, b"nonsense", 0))
     assert not b.received() and not b.rejected
     live([a, b], clock, 100 * HELLO_EVERY)
     assert b.sharding.size() == 2
@@ -116,3 +117,33 @@ async def test_a_newcomer_asks_who_is_there(autojump_clock: MockClock) -> None:
             while late.sharding.size() != 1000:
                 await trio.sleep(LOOK_EVERY)
             nursery.cancel_scope.cancel()
+
+
+def test_a_frame_is_for_one_shard() -> None:
+    """Or whoever is in two could make everybody hear what a few were to hear, by saying it again in shard 0."""
+    swarm, clock = MemorySwarm(), Clock()
+    a, b = member(swarm, 1, clock), member(swarm, 2, clock)
+    b.engine.subscribe({5})
+    frame = a._seal("offer", b"body", 5)
+    a.engine.publish(frame, 0)
+    assert not b.received() and b.rejected == {Reason.OTHER_SWARM: 1}
+    a.engine.publish(frame, 5)
+    assert [envelope.body for envelope in b.received()] == [b"body"]
+
+
+class Full(Iterator[int]):
+    def __next__(self) -> int:
+        raise StateUnwritable("the disk is full")
+
+
+def test_a_full_disk_says_nothing_of_the_size_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    swarm, clock = MemorySwarm(), Clock()
+    a, b = member(swarm, 1, clock), member(swarm, 2, clock)
+    live([a, b], clock, 600)
+
+    a._sequence = Full()
+    for _ in range(200):
+        clock.now += LOOK_EVERY
+        b.publish("offer", random.randbytes(8))
+        a.sharding.look()
+    assert "the disk is full" in caplog.text
