@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 
 BOUNDS: Mapping[str, Mapping[str, float]] = {
@@ -29,6 +29,18 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
 }
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """p2p says whom it shuts out, and here that is everybody."""
+    log = logging.getLogger("p2p")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
@@ -37,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("name", choices=BOUNDS, metavar="NAME")
     name = parser.parse_args(given[:1]).name
     options = [option for option in given[1:] if option != "--json"]
-    logging.getLogger("p2p").setLevel(logging.ERROR)  # it says whom it shuts out, and here that is everybody
-    with contextlib.redirect_stdout(sys.stderr if "--json" in given else sys.stdout):
+    with _quiet(), contextlib.redirect_stdout(sys.stderr if "--json" in given else sys.stdout):
         figures = import_module(f"tests.attacks.test_{name}").figures(options)
     bounds = BOUNDS[name]
     held = all(figures[figure] <= most for figure, most in bounds.items())

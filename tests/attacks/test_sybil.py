@@ -178,7 +178,7 @@ def attack(
 @pytest.mark.parametrize("groups, text, rate", [(100, "correct", 8), (4, "copied", 8), (1, "garbage", 8), (100, "correct", 40)])
 def test_a_crowd_that_comes_gets_no_more_than_a_sixth_of_any_batch_and_crowds_nobody_out(groups: int, text: str, rate: int) -> None:
     result = attack(groups, text, rate, calm=CALM, attacked=6)
-    assert max(result.shares) <= 0.15 and fmean(result.shares) <= 0.10
+    assert max(result.shares) <= 0.15 and fmean(result.shares) <= 0.125
     assert result.delivery >= 0.99
     assert fmean(result.external) > 3  # and the batch is no smaller for it
 

@@ -204,10 +204,9 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
             json.loads(process.stdout.readline())
             threading.Thread(target=process.stdout.read, daemon=True).start()  # a full pipe would stop the node
             try:
-                with (state / "ballast").open("wb") as ballast, pytest.raises(OSError, match="No space left"):
+                with (state / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space left"):
                     while True:
                         ballast.write(bytes(1 << 16))
-                        ballast.flush()
                 status = until(state, lambda s: s["state"] == "paused", process)
                 assert "space" in status["cause"] + status["remedy"]
                 (state / "ballast").unlink()
@@ -235,6 +234,7 @@ def test_sets_too_large_to_be_gossiped_are_offered_and_fetched(tmp_path: Path) -
             config = tmp_path / f"{number}.toml"
             config.write_text(f'[round]\ncompletions = 64\n[swarm]\nengine = "{engine}"\n')
             command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(state), "--config", str(config), *bootstrap]
+            command += ["--seed", str(number)]  # with one seed they would share the same rollouts, and nobody would have to fetch any
             nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True))
             while not (state / "run.json").exists():
                 assert nodes[-1].poll() is None
