@@ -19,10 +19,10 @@ from p2p.types import PeerId, Reason, Unanswered
 FETCH = 1
 MAX_ASKED = 64  # blobs in one question
 MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
-ASK_AT_ONCE = 16  # questions under way
+ASK_AT_ONCE = 64  # questions under way: those to peers that are gone may take a while, and must not keep others waiting
 HEDGE = 0.5  # seconds after which the next holder is asked too
 PATIENCE = 10.0  # seconds for one holder
-HOLDERS = 12  # asked for one blob at most
+HOLDERS = 32  # asked for one blob at most, some of which may be gone
 _LENGTH = struct.Struct(">I")
 _PEERS = 4096  # whose use of our upload is remembered
 

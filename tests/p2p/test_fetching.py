@@ -128,7 +128,7 @@ async def test_who_answers_with_something_else_is_blamed(lie: bytes, autojump_cl
 
 @pytest.mark.trio
 async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.MockClock) -> None:
-    peers = Peers(a=silent, b=gone, **{str(n): (lambda: b"") for n in range(20)})
+    peers = Peers(a=silent, b=gone, **{str(n): (lambda: b"") for n in range(40)})
     start = trio.current_time()
-    assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(20))]) is None
+    assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
     assert len(peers.asked) == HOLDERS and trio.current_time() - start <= PATIENCE + 1
