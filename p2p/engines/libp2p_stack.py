@@ -245,6 +245,13 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
 
 class Router(GossipSub):  # type: ignore[misc]
+    def _check_graft_flood_protection(self, peer_id: Any, topic: str) -> bool:  # noqa: ARG002
+        """Backing off is enough, and what is asked too often is paid for (`libp2p_metered`). The library's own protection lasts longer than
+        the back-off that it tells the peer of, by the fraction of a second that it leaves out there, and begins anew each time: who came
+        back at the wrong moment was never let in again.
+        """
+        return True
+
     async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
         if self.pubsub.meter.talks(sender_peer_id, cost(rpc.control)):
             await super().handle_rpc(rpc, sender_peer_id)
