@@ -1,0 +1,74 @@
+"""What the libp2p engine leaves out of its library's work to save time, and that nothing is lost by it."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+import trio
+from libp2p.peer.id import ID
+from libp2p.pubsub.pb import rpc_pb2
+
+from p2p.engines.libp2p_network import WITHHELD, Muxer
+from p2p.engines.libp2p_stack import Router
+from tests.p2p.test_libp2p import TOPIC, member
+from tests.p2p.waiting import SECONDS, heard, until
+
+pytestmark = [pytest.mark.trio, pytest.mark.net]
+WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read
+
+
+async def test_a_stream_goes_on_beyond_its_window_with_fewer_updates_than_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, sent = [0], [0]
+    real, written = Muxer._write_frame, Muxer.__mro__[1]._write_frame
+
+    async def asks(self: Muxer, data: bytes) -> None:
+        asked[0] += len(data) == 12 and data[1] == 1 and data[2:4] == b"\0\0"
+        await real(self, data)
+
+    async def writes(self: Any, data: bytes) -> None:
+        sent[0] += len(data) == 12 and data[1] == 1 and data[2:4] == b"\0\0"
+        await written(self, data)
+
+    monkeypatch.setattr(Muxer, "_write_frame", asks)
+    monkeypatch.setattr(Muxer.__mro__[1], "_write_frame", writes)
+    a, _ = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, _ = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await heard(a, b)
+        total = 0
+        with trio.fail_after(SECONDS):
+            while total < 6 * WINDOW:  # over the one stream that pubsub keeps open
+                body = os.urandom(20_000)
+                a.publish("rollouts", body)
+                got: list[bytes] = []
+                await until(lambda got=got: got.extend(e.body for e in b.received()) or got)  # type: ignore[misc]
+                assert body in got
+                total += len(body)
+        nursery.cancel_scope.cancel()
+    assert total // WINDOW <= sent[0] <= asked[0] / 2 and WITHHELD < WINDOW / 2
+
+
+async def test_messages_carry_no_addresses_and_who_was_pruned_is_let_in_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    real = Router.__mro__[1].send_rpc
+    monkeypatch.setattr(
+        Router.__mro__[1], "send_rpc", lambda self, peer, rpc, priority=False: (sent.append(rpc), real(self, peer, rpc, priority))
+    )
+    (a, a_engine), topic = member(1), str(TOPIC)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        b, _ = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await heard(a, b)
+        assert any(rpc.publish for rpc in sent) and not any(rpc.HasField("senderRecord") for rpc in sent)
+        assert a_engine._stack is not None
+        router, peer = a_engine._stack.router, ID.from_string(b.identity.peer_id)
+        router.mesh[topic].discard(peer)
+        router.graft_flood_tracking[peer][topic] = time.time()  # as after a PRUNE, whose back-off is over
+        router.back_off.clear()
+        await router.handle_graft(rpc_pb2.ControlGraft(topicID=topic), peer)
+        assert peer in router.mesh[topic]
+        nursery.cancel_scope.cancel()
