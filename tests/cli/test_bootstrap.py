@@ -78,7 +78,7 @@ def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None
         addresses = [entry["address"] for entry in said["addresses"]]
         probes = [stack.enter_context(ProbeProcess(tmp_path / name, bootstrap=addresses, digest="another")) for name in "ab"]
         for probe, other in zip(probes, reversed(probes), strict=True):
-            probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], SECONDS)
+            assert probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], SECONDS)
 
 
 @pytest.mark.net
