@@ -19,6 +19,7 @@ from p2p.types import PeerId, Reason, Unanswered
 FETCH = 1
 MAX_ASKED = 64  # blobs in one question
 MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
+TOGETHER = 128 * 1024  # bytes of an answer to several ids that we ask for: more would take a slow line too long
 ASK_AT_ONCE = 64  # questions under way: those to peers that are gone may take a while, and must not keep others waiting
 HEDGE = 0.5  # seconds after which the next holder is asked too
 PATIENCE = 10.0  # seconds for one holder
@@ -112,12 +113,31 @@ class Asking(Protocol):
     async def __call__(self, peer: PeerId, question: bytes, limit: int) -> bytes: ...
 
 
+class _Question:
+    """What is wanted of one holder at one moment."""
+
+    def __init__(self) -> None:
+        self.wants: dict[bytes, int] = {}  # content id -> bytes
+        self.size = 0  # bytes of the answer
+        self.over = trio.Event()
+        self.blobs: dict[bytes, bytes | None] | None = None  # None: it was given up before there was an answer, or a refusal
+
+    def takes(self, want: Want) -> bool:
+        size = 0 if want.id in self.wants else _LENGTH.size + want.size
+        if self.wants and (len(self.wants) >= MAX_ASKED or self.size + size > TOGETHER):
+            return False
+        self.wants[want.id] = want.size
+        self.size += size
+        return True
+
+
 class Fetcher:
     """Fetches blobs into a store. `blame` hears of peers that answer with something else."""
 
     def __init__(self, ask: Asking, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE) -> None:
         self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
         self._at_once = trio.Semaphore(ASK_AT_ONCE)
+        self._unsent: dict[PeerId, _Question] = {}
         self.received = 0  # bytes of answers
 
     async def fetch(self, want: Want) -> bytes | None:
@@ -149,20 +169,44 @@ class Fetcher:
         return found
 
     async def _ask_one(self, holder: PeerId, want: Want) -> bytes | None:
-        async with self._at_once:
-            with trio.move_on_after(PATIENCE):
+        """Blobs that are wanted of one holder at one moment are one question: who wants the first asks, the others wait."""
+        while True:
+            shared = self._unsent.get(holder)
+            if shared is not None and shared.takes(want):
+                await shared.over.wait()
+            else:
+                shared = self._unsent[holder] = _Question()
+                shared.takes(want)
                 try:
-                    reply = await self._ask(holder, question([want.id]), _LENGTH.size + want.size)
-                except Unanswered as error:
-                    log.debug("%s was not fetched from %s: %s", want.id.hex(), holder, error)
-                    return None
-                self.received += len(reply)
-                if not reply:
-                    return None
-                blobs = answered(reply, 1)
-                if blobs is None or (blobs[0] is not None and content_id(blobs[0]) != want.id):
-                    self._blame(holder, Reason.NOT_ASKED_FOR)
-                    return None
-                return blobs[0]
-            log.debug("%s was not fetched from %s: no answer in %.0f s", want.id.hex(), holder, PATIENCE)
-            return None
+                    async with self._at_once:
+                        await trio.lowlevel.checkpoint()  # those who choose at the same moment join in
+                        self._close(holder, shared)
+                        shared.blobs = await self._asked(holder, shared)
+                finally:
+                    self._close(holder, shared)
+                    shared.over.set()
+            if shared.blobs is not None:
+                return shared.blobs[want.id]
+
+    def _close(self, holder: PeerId, shared: _Question) -> None:
+        if self._unsent.get(holder) is shared:
+            del self._unsent[holder]
+
+    async def _asked(self, holder: PeerId, wanted: _Question) -> dict[bytes, bytes | None]:
+        ids, nothing = list(wanted.wants), dict[bytes, bytes | None].fromkeys(wanted.wants)
+        with trio.move_on_after(PATIENCE):
+            try:
+                reply = await self._ask(holder, question(ids), wanted.size)
+            except Unanswered as error:
+                log.debug("%d blobs were not fetched from %s: %s", len(ids), holder, error)
+                return nothing
+            self.received += len(reply)
+            if not reply:
+                return nothing
+            blobs = answered(reply, len(ids))
+            if blobs is None or any(blob is not None and content_id(blob) != name for name, blob in zip(ids, blobs, strict=True)):
+                self._blame(holder, Reason.NOT_ASKED_FOR)
+                return nothing
+            return dict(zip(ids, blobs, strict=True))
+        log.debug("%d blobs were not fetched from %s: no answer in %.0f s", len(ids), holder, PATIENCE)
+        return nothing

@@ -13,6 +13,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import (
     FLAG_FIN,
     FLAG_RST,
@@ -27,6 +28,9 @@ from p2p.netgroup import group_of_host
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
 WITHHELD = 64 * 1024  # bytes
+# The library doubles a stream's window with its first reads, up to 16 MiB, and tells the peer each time. 256 KiB are enough for what is
+# sent here, and no peer makes us hold more.
+yamux.MAX_WINDOW_SIZE = yamux.DEFAULT_WINDOW_SIZE
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
 
 log = logging.getLogger(__name__)

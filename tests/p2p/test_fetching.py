@@ -132,3 +132,76 @@ async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.
     start = trio.current_time()
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
     assert len(peers.asked) == HOLDERS and trio.current_time() - start <= PATIENCE + 1
+
+
+@pytest.mark.trio
+async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autojump_clock: trio.testing.MockClock) -> None:
+    blobs = [bytes([n]) * 30_000 for n in range(6)]
+    questions: list[tuple[PeerId, Sequence[bytes], int]] = []
+
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        ids = asked(question)
+        questions.append((peer, ids, limit))
+        await trio.sleep(0.1)
+        return answer([next((blob for blob in blobs[:-1] if content_id(blob) == name), None) for name in ids])
+
+    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), dict[int, bytes | None]()
+
+    async def fetch(number: int, holder: PeerId) -> None:
+        found[number] = await fetcher.fetch(Want(content_id(blobs[number]), len(blobs[number]), [holder]))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(6):
+            nursery.start_soon(fetch, number, B if number == 2 else A)
+    assert found == {n: blob if n != 5 else None for n, blob in enumerate(blobs)}
+    assert sorted((peer, len(ids)) for peer, ids, _ in questions) == [(A, 1), (A, 4), (B, 1)]  # an answer is no longer than TOGETHER
+    assert all(limit == sum(4 + 30_000 for _ in ids) for _, ids, limit in questions)
+
+
+@pytest.mark.trio
+async def test_who_no_longer_wants_what_he_asked_for_takes_nothing_from_those_who_joined_in(autojump_clock: trio.testing.MockClock) -> None:
+    blobs, questions, given_up = [b"first", b"second", b"third"], list[Sequence[bytes]](), trio.CancelScope()
+
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        questions.append(asked(question))
+        await trio.sleep(0.1)
+        return answer([next(blob for blob in blobs if content_id(blob) == name) for name in asked(question)])
+
+    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), list[bytes | None]()
+
+    async def fetch(blob: bytes) -> None:
+        found.append(await fetcher.fetch(Want(content_id(blob), len(blob), [A])))
+
+    async def give_up() -> None:
+        with given_up:
+            await fetch(blobs[0])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(give_up)
+        await trio.lowlevel.checkpoint()
+        for blob in blobs[1:]:
+            nursery.start_soon(fetch, blob)
+        while not questions:
+            await trio.lowlevel.checkpoint()
+        assert len(questions[0]) == 3
+        given_up.cancel()
+    assert len(questions) == 2 and sorted(blob or b"" for blob in found) == blobs[1:] and fetcher._unsent == {}
+
+
+@pytest.mark.trio
+async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhere(autojump_clock: trio.testing.MockClock) -> None:
+    blobs, blamed = [b"first", b"second"], list[PeerId]()
+
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        found = [next(blob for blob in blobs if content_id(blob) == name) for name in asked(question)]
+        return answer([found[0], b"other!"] if peer == A else found)
+
+    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: blamed.append(peer)), list[bytes | None]()
+
+    async def fetch(blob: bytes) -> None:
+        found.append(await fetcher.fetch(Want(content_id(blob), len(blob), [A, B])))
+
+    async with trio.open_nursery() as nursery:
+        for blob in blobs:
+            nursery.start_soon(fetch, blob)
+    assert sorted(blob or b"" for blob in found) == blobs and blamed == [A]
