@@ -4,6 +4,7 @@ The key file is libp2p's own: its PrivateKey message (github.com/libp2p/specs, p
 It holds its own check: a damaged file's two halves do not belong together.
 """
 
+import functools
 import os
 import stat
 from hashlib import sha256
@@ -123,6 +124,7 @@ class Identity:
             raise KeyFileUnusable(f"cannot write the key file {path}: {error.strerror}; check its folder and the free space") from None
 
 
+@functools.lru_cache(maxsize=4096)  # asked for each frame, and base58 takes as long as a signature
 def peer_id_of(public_key: bytes) -> PeerId:
     """libp2p's peer id of a raw 32-byte Ed25519 public key. Raises ValueError on another length."""
     if len(public_key) != KEY_BYTES:

@@ -116,13 +116,18 @@ class Tasks(TrioManager):  # type: ignore[misc]
     def run_task(
         self, async_fn: Callable[..., Awaitable[Any]], *args: Any, daemon: bool = False, name: str | None = None, _internal: bool = False
     ) -> None:
-        async def alone(*arguments: Any) -> None:
+        if daemon or _internal:
+            super().run_task(async_fn, *args, daemon=daemon, name=name, _internal=_internal)
+            return
+
+        async def alone() -> None:
             try:
-                await async_fn(*arguments)
+                await async_fn(*args)
             except Exception as error:  # one message or one peer that the library could not handle; the log hears of it
                 log.debug("%s failed: %r", name or async_fn, error)
 
-        super().run_task(async_fn if daemon or _internal else alone, *args, daemon=daemon, name=name, _internal=_internal)
+        if self._task_nursery is not None and not self.is_cancelled:  # straight into it: the library would look through all its tasks first
+            self._task_nursery.start_soon(alone, name=name)
 
 
 @dataclass(slots=True)
@@ -195,8 +200,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self.meter.talks(peer, READ)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
-        """Asked for each message of an RPC before there is a task for it: ours or not, it is paid for here."""
-        return self.meter.pays(self._reading) and super()._is_subscribed_to_msg(msg)
+        """Asked for each message of an RPC before there is a task for it: ours or not, new or not, it is paid for here."""
+        return self.meter.pays(self._reading) and super()._is_subscribed_to_msg(msg) and not self._is_msg_seen(msg)
 
     def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
         if self.meter.talks(origin_id, ITEM):

@@ -215,7 +215,8 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
             stderr=subprocess.PIPE,
             pass_fds=[key],
             start_new_session=True,  # Ctrl-C in a terminal is for us; we end it
-            env={"GOLOG_LOG_LEVEL": "error"},  # and no token of ours
+            # No token of ours; and one thread at work at a time: that is enough for what it does, and more of them wait for each other in turns.
+            env={"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"},
         )
     except OSError as error:
         raise EngineMissing(f"cannot start {program}: {error.strerror}; install hivemind anew with `{INSTALL}`") from None

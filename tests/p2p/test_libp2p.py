@@ -433,8 +433,9 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
         nursery.cancel_scope.cancel()
 
 
-async def test_who_asks_and_says_nothing_takes_no_place_from_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it opens without a word is cut off beyond a limit."""
+    monkeypatch.setattr("p2p.engines.asking.PATIENCE", 10 * SECONDS)  # on a slow machine the first would be cut off before the last is there
     a_engine = engine(1, Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: question * 1000))
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(a_engine.run)
@@ -452,11 +453,12 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(caplog: pyte
             await until(lambda: places[PeerId(str(me))] == SERVED_EACH)
             assert a_engine._stack is not None
             handled = a_engine._stack.host._handled
+            a_engine._stack.host.get_network().connection_config.inbound_stream_protocol_negotiation_timeout = 10 * SECONDS
             for _ in range(STREAMS + 20):
                 await network.new_stream(target)
             await until(lambda: handled[me] == STREAMS)
             assert places.total() == SERVED_EACH
-            with trio.fail_after(2):
+            with trio.fail_after(SECONDS):
                 assert await b_engine.request(a_engine.me, b"x", 1000) == b"x" * 1000
 
         await hostile_stack(addresses, loiter)
