@@ -117,7 +117,7 @@ async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Pat
         (folder,) = short.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and [file.name for file in folder.iterdir()] == ["control"]
         (child,) = children()
-        assert set(child.environ()) == {"GOLOG_LOG_LEVEL"} and identity.seed.hex() not in " ".join(child.cmdline())
+        assert set(child.environ()) == {"GOLOG_LOG_LEVEL", "GOMAXPROCS"} and identity.seed.hex() not in " ".join(child.cmdline())
     assert not children() and not list(short.iterdir())
 
 
