@@ -1,8 +1,8 @@
 """Blobs: what is offered and fetched by content id. Pure.
 
-A blob is a zstd frame (RFC 8878) around a body, and its id is the first 16 bytes of SHA-256 of the blob as it travels: it is checked
-before anything is inflated, and 128 bits are enough against a second blob with the id of a given one. Two blobs with one id, which an
-author could look for in 2^64 tries, would only make his own offer ambiguous.
+A blob is a zstd frame (RFC 8878) around a body, and its id is the first 12 bytes of SHA-256 of the blob as it travels: it is checked
+before anything is inflated, and 96 bits are enough against a second blob with the id of a given one, which is of use for some minutes.
+Two blobs with one id, which an author could look for in 2^48 tries, would only make his own offer ambiguous.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from hashlib import sha256
 
 import zstandard
 
-ID_BYTES = 16
+ID_BYTES = 12
 MAX_BLOB = 256 * 1024  # bytes as it travels
 MAX_CONTENT = 1024 * 1024  # bytes of what is in it
 KEPT_BYTES = 64 * 1024 * 1024

@@ -1,6 +1,6 @@
 """Asking peers for blobs, and answering them.
 
-Question: byte 1, then content ids of 16 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as four bytes, big-endian,
+Question: byte 1, then content ids of 12 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as four bytes, big-endian,
 and the blob; length zero where it is not at hand. A peer that knows no such question answers nothing.
 """
 

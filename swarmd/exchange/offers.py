@@ -3,10 +3,11 @@
 A rollout set too large to be gossiped whole is offered: each rollout is a blob of its own (`p2p.blobs`), and what is gossiped names
 them. The layout is written down for other implementations in docs/wire.md.
 
-    offer = msgpack [version = 1, round, [[specialty, n, size, id], …]]
+    offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids]
 
-specialty is the index in the curriculum's list, which all peers of a swarm share; size is that of the blob in bytes. A blob holds the
-body of a `rollouts` frame with this one rollout.
+specialty is the index in the curriculum's list, which all peers of a swarm share; size is that of the blob in bytes; ids is all of them
+in one piece. Everybody hears every offer several times, so each byte of it counts. A blob holds the body of a `rollouts` frame with this
+one rollout.
 """
 
 import random
@@ -30,20 +31,17 @@ WHOLE = 2 * 1024  # bytes; a set up to this size is gossiped whole: an offer and
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB)]
-_Id = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
-
-
-class _Item(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    specialty: _Index
-    n: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    size: _Size
-    id: _Id
+_N = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Ids = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES * MAX_ITEMS)]
 
 
 class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     version: int
     round: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    items: Annotated[tuple[_Item, ...], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+    specialties: tuple[_Index, ...]
+    ns: tuple[_N, ...]
+    sizes: tuple[_Size, ...]
+    ids: _Ids
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -68,13 +66,13 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialti
     """
     blobs: list[bytes] = []
     offers: list[bytes] = []
-    waiting: list[_Item] = []
+    waiting: list[tuple[int, int, int, bytes]] = []
     for rollout in rollouts:
         try:
             blob = pack(wire.encode([rollout], round_number, model))
         except ValueError:
             continue
-        item = _Item(specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob))
+        item = (specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob))
         blobs.append(blob)
         if waiting and (len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > MAX_OFFER):
             offers.append(_body(round_number, waiting))
@@ -95,14 +93,19 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
         return Reason.WRONG_VERSION
     if len(envelope.body) > MAX_OFFER or _encoder.encode(offer) != envelope.body:
         return Reason.UNDECODABLE
-    if any(item.specialty >= len(specialties) for item in offer.items):
+    ids = [offer.ids[at : at + ID_BYTES] for at in range(0, len(offer.ids), ID_BYTES)]
+    if not len(offer.specialties) == len(offer.ns) == len(offer.sizes) == len(ids) or len(ids[-1]) < ID_BYTES:
+        return Reason.UNDECODABLE
+    if max(offer.specialties) >= len(specialties):
         return Reason.UNKNOWN_TASK
     author, via = envelope.author, envelope.via
-    return tuple(Offered(author, TaskRef(specialties[i.specialty], i.n), i.id, i.size, via) for i in offer.items)
+    items = zip(offer.specialties, offer.ns, ids, offer.sizes, strict=True)
+    return tuple(Offered(author, TaskRef(specialties[index], n), name, size, via) for index, n, name, size in items)
 
 
-def _body(round_number: int, items: Sequence[_Item]) -> bytes:
-    return _encoder.encode(_Offer(VERSION, round_number, tuple(items)))
+def _body(round_number: int, items: Sequence[tuple[int, int, int, bytes]]) -> bytes:
+    indices, ns, sizes, ids = zip(*items, strict=True)
+    return _encoder.encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
 
 
 Choice = Callable[[Sequence[Offered], int, random.Random], Sequence[Offered]]
