@@ -215,7 +215,7 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
             stderr=subprocess.PIPE,
             pass_fds=[key],
             start_new_session=True,  # Ctrl-C in a terminal is for us; we end it
-            # No token of ours; and one thread at work at a time: that is enough for what it does, and more of them wait for each other in turns.
+            # No token of ours; and one thread at work at a time, which is enough for what it does: more wait for each other in turns.
             env={"GOLOG_LOG_LEVEL": "error", "GOMAXPROCS": "1"},
         )
     except OSError as error:

@@ -435,7 +435,7 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
 
 async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it opens without a word is cut off beyond a limit."""
-    monkeypatch.setattr("p2p.engines.asking.PATIENCE", 10 * SECONDS)  # on a slow machine the first would be cut off before the last is there
+    monkeypatch.setattr("p2p.engines.asking.PATIENCE", 10 * SECONDS)  # else a slow machine cuts off the first before the last is there
     a_engine = engine(1, Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: question * 1000))
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(a_engine.run)
