@@ -118,9 +118,14 @@ class _Question:
 
     def __init__(self) -> None:
         self.wants: dict[bytes, int] = {}  # content id -> bytes
-        self.size = 0  # bytes of the answer
+        self.size = 0  # bytes of the answer, as offered
         self.over = trio.Event()
         self.blobs: dict[bytes, bytes | None] | None = None  # None: it was given up before there was an answer, or a refusal
+
+    @property
+    def limit(self) -> int:
+        """Bytes of the answer. Of several blobs one may be larger than its author says, and must not cost us the others."""
+        return self.size if len(self.wants) == 1 else MAX_ANSWER
 
     def takes(self, want: Want) -> bool:
         size = 0 if want.id in self.wants else _LENGTH.size + want.size
@@ -196,7 +201,7 @@ class Fetcher:
         ids, nothing = list(wanted.wants), dict[bytes, bytes | None].fromkeys(wanted.wants)
         with trio.move_on_after(PATIENCE):
             try:
-                reply = await self._ask(holder, question(ids), wanted.size)
+                reply = await self._ask(holder, question(ids), wanted.limit)
             except Unanswered as error:
                 log.debug("%d blobs were not fetched from %s: %s", len(ids), holder, error)
                 return nothing
@@ -207,6 +212,8 @@ class Fetcher:
             if blobs is None or any(blob is not None and content_id(blob) != name for name, blob in zip(ids, blobs, strict=True)):
                 self._blame(holder, Reason.NOT_ASKED_FOR)
                 return nothing
-            return dict(zip(ids, blobs, strict=True))
+            return {
+                name: blob if blob is not None and len(blob) <= wanted.wants[name] else None for name, blob in zip(ids, blobs, strict=True)
+            }
         log.debug("%d blobs were not fetched from %s: no answer in %.0f s", len(ids), holder, PATIENCE)
         return nothing

@@ -32,15 +32,16 @@ WHOLE = 2 * 1024  # bytes; a set up to this size is gossiped whole: an offer and
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB)]
 _N = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_MANY = msgspec.Meta(min_length=1, max_length=MAX_ITEMS)
 _Ids = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES * MAX_ITEMS)]
 
 
 class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     version: int
     round: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    specialties: tuple[_Index, ...]
-    ns: tuple[_N, ...]
-    sizes: tuple[_Size, ...]
+    specialties: Annotated[tuple[_Index, ...], _MANY]
+    ns: Annotated[tuple[_N, ...], _MANY]
+    sizes: Annotated[tuple[_Size, ...], _MANY]
     ids: _Ids
 
 

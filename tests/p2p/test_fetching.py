@@ -155,7 +155,7 @@ async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autoju
             nursery.start_soon(fetch, number, B if number == 2 else A)
     assert found == {n: blob if n != 5 else None for n, blob in enumerate(blobs)}
     assert sorted((peer, len(ids)) for peer, ids, _ in questions) == [(A, 1), (A, 4), (B, 1)]  # an answer is no longer than TOGETHER
-    assert all(limit == sum(4 + 30_000 for _ in ids) for _, ids, limit in questions)
+    assert all(limit == (4 + 30_000 if len(ids) == 1 else MAX_ANSWER) for _, ids, limit in questions)
 
 
 @pytest.mark.trio
@@ -205,3 +205,24 @@ async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhe
         for blob in blobs:
             nursery.start_soon(fetch, blob)
     assert sorted(blob or b"" for blob in found) == blobs and blamed == [A]
+
+
+@pytest.mark.trio
+async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_with_it(autojump_clock: trio.testing.MockClock) -> None:
+    large, small = b"large" * 20_000, b"small"
+
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        reply = answer([next(blob for blob in (large, small) if content_id(blob) == name) for name in asked(question)])
+        if len(reply) > limit:
+            raise Unanswered("says too much")
+        return reply
+
+    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), dict[bytes, bytes | None]()
+
+    async def fetch(blob: bytes, size: int) -> None:
+        found[blob] = await fetcher.fetch(Want(content_id(blob), size, [A]))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(fetch, large, 10)
+        nursery.start_soon(fetch, small, len(small))
+    assert found == {large: None, small: small}
