@@ -136,7 +136,7 @@ async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.
 
 @pytest.mark.trio
 async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autojump_clock: trio.testing.MockClock) -> None:
-    blobs = [bytes([n]) * 30_000 for n in range(6)]
+    blobs = [bytes([n]) * 3_000 for n in range(6)]
     questions: list[tuple[PeerId, Sequence[bytes], int]] = []
 
     async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
@@ -151,11 +151,28 @@ async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autoju
         found[number] = await fetcher.fetch(Want(content_id(blobs[number]), len(blobs[number]), [holder]))
 
     async with trio.open_nursery() as nursery:
-        for number in range(6):
+        for number in range(1, 6):
             nursery.start_soon(fetch, number, B if number == 2 else A)
+        await trio.sleep(0.05)  # the others have been asked for and have not come
+        nursery.start_soon(fetch, 0, A)
     assert found == {n: blob if n != 5 else None for n, blob in enumerate(blobs)}
-    assert sorted((peer, len(ids)) for peer, ids, _ in questions) == [(A, 1), (A, 4), (B, 1)]  # an answer is no longer than TOGETHER
-    assert all(limit == (4 + 30_000 if len(ids) == 1 else MAX_ANSWER) for _, ids, limit in questions)
+    assert sorted((peer, len(ids)) for peer, ids, _ in questions) == [(A, 1), (A, 4), (B, 1)]
+    assert all(limit == (4 + 3_000 if len(ids) == 1 else MAX_ANSWER) for _, ids, limit in questions)
+
+
+@pytest.mark.trio
+async def test_an_answer_to_several_is_not_too_long(autojump_clock: trio.testing.MockClock) -> None:
+    blobs, questions = [bytes([n]) * 50_000 for n in range(5)], list[int]()
+
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        questions.append(len(asked(question)))
+        return answer([next(blob for blob in blobs if content_id(blob) == name) for name in asked(question)])
+
+    fetcher = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}"))
+    async with trio.open_nursery() as nursery:
+        for blob in blobs:
+            nursery.start_soon(fetcher.fetch, Want(content_id(blob), len(blob), [A]))
+    assert sorted(questions) == [1, 2, 2]
 
 
 @pytest.mark.trio
