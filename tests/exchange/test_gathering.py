@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
 import pytest
 import trio
 import trio.testing
@@ -191,9 +192,8 @@ async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.tes
     swarm = MemorySwarm()
     liar, b = join(swarm, 1), join(swarm, 2)
     name = liar.member.blobs.put(b"no zstd at all")
-    item = offers._Item(0, 5, 14, name)
     async with running(b):
-        liar.member.publish(offers.KIND, offers._body(1, [item]))
+        liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [0], [5], [14], name]))
         await settled(1)
     assert not b.got and b.member.reports == {Reason.UNDECODABLE: 1}
 
@@ -202,7 +202,7 @@ async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.tes
     "body, reason",
     [
         (b"no offer", Reason.UNDECODABLE),
-        (offers._body(1, [offers._Item(0, 900_000_000, 100, bytes(16))]), Reason.UNKNOWN_TASK),
+        (msgspec.msgpack.encode([1, 1, [0], [900_000_000], [100], bytes(12)]), Reason.UNKNOWN_TASK),
     ],
 )
 async def test_what_is_no_offer_is_reported(body: bytes, reason: Reason) -> None:

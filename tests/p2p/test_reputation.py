@@ -247,7 +247,7 @@ async def test_nothing_is_fetched_from_who_is_shunned(tmp_path: Path, autojump_c
     life.member.fetcher = Fetcher(ask, life.member.blobs, life.member.report)
     for _ in range(3):
         life.member.report(B, Reason.NOT_ASKED_FOR)
-    assert await life.member.fetch(Want(bytes(16), 10, [B, C])) is None
+    assert await life.member.fetch(Want(bytes(12), 10, [B, C])) is None
     assert asked == [C, A]
 
 
