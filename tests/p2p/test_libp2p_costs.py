@@ -13,11 +13,22 @@ from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_WINDOW_UPDATE, YAM
 
 from p2p.engines.libp2p_network import WITHHELD, Muxer
 from p2p.engines.libp2p_stack import Router
+from p2p.member import Member
 from tests.p2p.test_libp2p import TOPIC, member
 from tests.p2p.waiting import SECONDS, heard, until
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
 WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read
+
+
+async def two_that_hear_each_other(nursery: trio.Nursery) -> tuple[Member, Any, Member]:
+    """A member, its engine, and another member."""
+    a, a_engine = member(1)
+    addresses = await nursery.start(a.run)
+    b, _ = member(2, bootstrap=addresses[:1])
+    await nursery.start(b.run)
+    await heard(a, b)
+    return a, a_engine, b
 
 
 async def test_a_stream_goes_on_beyond_its_window_with_fewer_updates_than_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +52,8 @@ async def test_a_stream_goes_on_beyond_its_window_with_fewer_updates_than_reads(
     monkeypatch.setattr(Muxer, "rtt", lambda self: 1000.0)  # the library's reason to let a window grow
     monkeypatch.setattr(Muxer, "_write_frame", asks)
     monkeypatch.setattr(Muxer.__mro__[1], "_write_frame", writes)
-    a, _ = member(1)
     async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        b, _ = member(2, bootstrap=addresses[:1])
-        await nursery.start(b.run)
-        await heard(a, b)
+        a, _, b = await two_that_hear_each_other(nursery)
         total = 0
         with trio.fail_after(SECONDS):
             while total < 6 * WINDOW:  # over the one stream that pubsub keeps open
@@ -70,12 +77,8 @@ async def test_messages_carry_no_addresses_and_who_was_pruned_is_let_in_again(mo
     monkeypatch.setattr(
         Router.__mro__[1], "send_rpc", lambda self, peer, rpc, priority=False: (sent.append(rpc), real(self, peer, rpc, priority))
     )
-    (a, a_engine), topic = member(1), str(TOPIC)
     async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        b, _ = member(2, bootstrap=addresses[:1])
-        await nursery.start(b.run)
-        await heard(a, b)
+        (_, a_engine, b), topic = await two_that_hear_each_other(nursery), str(TOPIC)
         assert any(rpc.publish for rpc in sent) and not any(rpc.HasField("senderRecord") for rpc in sent)
         assert a_engine._stack is not None
         router, peer = a_engine._stack.router, ID.from_string(b.identity.peer_id)
