@@ -32,6 +32,7 @@ WITHHELD = 64 * 1024  # bytes
 # sent here, and no peer makes us hold more.
 yamux.MAX_WINDOW_SIZE = yamux.DEFAULT_WINDOW_SIZE
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
+CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
 
 log = logging.getLogger(__name__)
 
@@ -145,9 +146,14 @@ class Network(Swarm):  # type: ignore[misc]
         await super().close_peer(peer_id)
 
     async def close_sockets(self) -> None:
-        """What is cancelled closes no socket, and the peers would think us connected as long as this process lives."""
+        """What is cancelled closes no socket: the peers would think us connected as long as this process lives. And the library listens in
+        system tasks, which nothing else ends: on a port that is listened on twice, every second peer would reach nobody.
+        """
         for connection in self.get_connections():
             await close_socket(connection)
+        with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+            for listener in list(self.listeners.values()):
+                await listener.close()
 
 
 def remote(connection: Any) -> tuple[str, int]:

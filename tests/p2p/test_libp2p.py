@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import multiaddr
+import psutil
 import pytest
 import trio
 from libp2p.peer.peerinfo import PeerInfo
@@ -219,6 +220,8 @@ async def test_it_starts_again_when_the_library_breaks(service: str, caplog: pyt
         broken.manager.run_daemon_task(fail)
         await until(lambda: a_engine.restarts == 1 and a.addresses())
         assert a.addresses() == addresses and "the library broke" in caplog.text
+        port, mine = int(addresses[0].split("/")[4]), psutil.Process().net_connections()
+        assert sum(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in mine) == 1
         await heard(b, a)
         await heard(a, b)
         nursery.cancel_scope.cancel()
