@@ -183,8 +183,7 @@ class Fetcher:
                 shared = self._unsent[holder] = _Question()
                 shared.takes(want)
                 try:
-                    async with self._at_once:
-                        await trio.lowlevel.checkpoint()  # those who choose at the same moment join in
+                    async with self._at_once:  # a checkpoint: those who choose at the same moment join in
                         self._close(holder, shared)
                         shared.blobs = await self._asked(holder, shared)
                 finally:

@@ -1,14 +1,15 @@
-"""The protocol `/swarmd/ask/1`: one question and one answer on a stream of their own. The same bytes with every engine.
+"""The protocol `/swarmd/ask/1`: questions and answers, one after the other on a stream. The same bytes with every engine.
 
-The asker writes the question's length as four bytes, big-endian, and the question; the answer comes back in the same form; then
-the asker closes, and after it the one who answered. (Not before: p2pd takes the end of one direction for the end of both.)
+The asker writes the question's length as four bytes, big-endian, and the question; the answer comes back in the same form. Then the
+stream is there for the next question, until the asker closes it, and after it the one who answered, or until it was idle for too long.
+(An asker closes only when he wants nothing more: p2pd takes the end of one direction for the end of both.)
 """
 
 import contextlib
 import struct
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Generic, Protocol, TypeVar
 
 import trio
 
@@ -16,7 +17,10 @@ from p2p.types import MAX_QUESTION, Answer, PeerId, Unanswered
 
 PATIENCE = 10.0  # seconds in which a question has come, and in which an answer is taken
 AT_ONCE = 4  # questions to one peer
-SERVED_AT_ONCE, SERVED_EACH = 64, 8  # streams that others have open to us, and one of them: more than AT_ONCE, for ends are seen late
+SERVED_AT_ONCE, SERVED_EACH = 64, 8  # questions that others ask us, and one of them: more than AT_ONCE, for ends are seen late
+IDLE = 60.0  # seconds in which the next question has begun
+IDLE_AT_ONCE, IDLE_EACH = 128, 2  # streams that we leave open for others' next questions, and for those of one of them
+KEPT, KEPT_FOR = 64, 45.0  # streams that we keep for our own, one to each peer, and seconds: less than IDLE, for they end together
 CHUNK = 64 * 1024  # bytes
 _LENGTH = struct.Struct(">I")
 
@@ -34,58 +38,73 @@ class Stream(Protocol):
     async def write(self, data: bytes) -> None: ...
 
 
+class OurStream(Stream, Protocol):
+    """One that we opened."""
+
+    async def end(self, well: bool) -> None:
+        """Close it, or cut it off. Never fails."""
+
+
+S = TypeVar("S", bound=OurStream)
+
+
 async def ask(stream: Stream, question: bytes, limit: int) -> bytes:
-    """Raises Unanswered."""
-    if len(question) > MAX_QUESTION:
-        raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION}")
-    try:
-        await stream.write(_LENGTH.pack(len(question)) + question)
-        return await _message(stream, limit)
-    except Broken as error:
-        raise Unanswered(str(error)) from None
+    """The answer, of at most `limit` bytes. Raises Broken, after which nothing more can be asked on this stream."""
+    await stream.write(_LENGTH.pack(len(question)) + question)
+    return await _message(stream, limit)
 
 
-async def _message(stream: Stream, limit: int) -> bytes:
-    """Raises Broken."""
-    data = bytearray()
+async def _message(stream: Stream, limit: int, begun: bytes = b"") -> bytes:
+    """begun: what has been read of it. Raises Broken."""
+    data = bytearray(begun)
     wanted = _LENGTH.size
-    while len(data) < wanted:
-        chunk = await stream.read()
-        if not chunk:
-            raise Broken("hung up" if not data else "hung up half way")
-        data += chunk
+    while True:
         if wanted == _LENGTH.size <= len(data):
             wanted += _LENGTH.unpack_from(data)[0]
             if wanted > _LENGTH.size + limit:
                 raise Broken(f"says {wanted - _LENGTH.size} bytes, over {limit}")
+        if len(data) >= wanted:
+            break
+        chunk = await stream.read()
+        if not chunk:
+            raise Broken("hung up" if not data else "hung up half way")
+        data += chunk
     if len(data) > wanted:
         raise Broken("says more than it announced")
     return bytes(data[_LENGTH.size :])
 
 
 class Desk:
-    """Answers those who come, within limits."""
+    """Answers those who come, within limits. admits: whether this peer may ask one question more; called before any of it is read."""
 
-    def __init__(self, answer: Answer, shut_out: Callable[[PeerId], bool]) -> None:
-        self._answer, self._shut_out = answer, shut_out
-        self._open: Counter[PeerId] = Counter()
+    def __init__(self, answer: Answer, admits: Callable[[PeerId], bool]) -> None:
+        self._answer, self._admits = answer, admits
+        self._open: Counter[PeerId] = Counter()  # streams with a question on them
+        self._idle: Counter[PeerId] = Counter()  # and those that wait for the next
 
     async def serve(self, peer: PeerId, stream: Stream) -> bool:
         """False: the peer is to be cut off, not only closed: it is too slow, one too many, or asked nothing that can be answered."""
-        if self._shut_out(peer) or self._open.total() >= SERVED_AT_ONCE or self._open[peer] >= SERVED_EACH:
-            return False
-        self._open[peer] += 1
+        begun = b""
         try:
-            return await self._served(peer, stream)
+            while self._admits(peer) and self._open.total() < SERVED_AT_ONCE and self._open[peer] < SERVED_EACH:
+                with _counted(self._open, peer):
+                    if not await self._served(peer, stream, begun):
+                        return False
+                    if self._idle.total() >= IDLE_AT_ONCE or self._idle[peer] >= IDLE_EACH:
+                        return await _closes(stream)
+                with _counted(self._idle, peer), trio.move_on_after(IDLE):
+                    begun = b""
+                    begun = await stream.read()
+                if not begun:
+                    return True
         except Broken:
-            return False
-        finally:
-            self._open[peer] -= 1
-            self._open += Counter()  # without those at zero
+            pass
+        return False
 
-    async def _served(self, peer: PeerId, stream: Stream) -> bool:
+    async def _served(self, peer: PeerId, stream: Stream, begun: bytes) -> bool:
+        """Whether one question was asked and answered, each in time. Raises Broken."""
         with trio.move_on_after(PATIENCE) as asked:
-            question = await _message(stream, MAX_QUESTION)
+            question = await _message(stream, MAX_QUESTION, begun)
         if asked.cancelled_caught:
             return False
         answer = self._answer(peer, question)
@@ -93,8 +112,86 @@ class Desk:
             message = memoryview(_LENGTH.pack(len(answer)) + answer)
             for at in range(0, len(message), CHUNK):
                 await stream.write(bytes(message[at : at + CHUNK]))
-            return not await stream.read()  # the asker closes when it has it all
         return not taken.cancelled_caught
+
+
+async def _closes(stream: Stream) -> bool:
+    """The asker does when he has it all: closed by us before, some of it could be lost. Raises Broken."""
+    with trio.move_on_after(PATIENCE):
+        return not await stream.read()
+    return False
+
+
+@contextlib.contextmanager
+def _counted(counter: Counter[PeerId], peer: PeerId) -> Iterator[None]:
+    counter[peer] += 1
+    try:
+        yield
+    finally:
+        counter[peer] -= 1
+        if not counter[peer]:
+            del counter[peer]
+
+
+class KeptStreams(Generic[S]):
+    """Asks: at most AT_ONCE questions to each peer, the others wait. A stream that a question went well on is kept for the next.
+
+    reach: sees to it that there is a connection. new: a stream to a peer. Both raise Broken. clock: seconds, as trio's.
+    """
+
+    def __init__(
+        self,
+        reach: Callable[[PeerId], Awaitable[None]],
+        new: Callable[[PeerId], Awaitable[S]],
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._reach, self._new, self._clock = reach, new, clock
+        self._turns = Turns()
+        self._room = KEPT
+        self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()  # with the moment of its last answer, the oldest first
+
+    async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        """Raises Unanswered."""
+        if len(question) > MAX_QUESTION:
+            raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION}")
+        try:
+            async with self._turns.turn(peer):
+                await self._reach(peer)
+                since, kept = self._kept.pop(peer, (0.0, None))
+                if kept is not None and self._clock() - since > KEPT_FOR:
+                    await kept.end(True)
+                elif kept is not None:
+                    with contextlib.suppress(Broken):  # it has ended since; asked twice, a question does no harm
+                        return await self._ask(peer, kept, question, limit)
+                return await self._ask(peer, await self._new(peer), question, limit)
+        except Broken as error:
+            raise Unanswered(f"{peer}: {error}") from None
+
+    async def end(self) -> None:
+        """Nothing is kept any more."""
+        self._room = 0
+        await self._let_go([])
+
+    async def _ask(self, peer: PeerId, stream: S, question: bytes, limit: int) -> bytes:
+        well = False
+        try:
+            answer = await ask(stream, question, limit)
+            well = True
+        finally:
+            if not well:
+                await stream.end(False)
+        surplus = [stream] if peer in self._kept else []  # of questions that were under way together
+        self._kept.setdefault(peer, (self._clock(), stream))
+        await self._let_go(surplus)
+        return answer
+
+    async def _let_go(self, surplus: list[S]) -> None:
+        """Those, and what was not used for long or is too much."""
+        now = self._clock()
+        while self._kept and (len(self._kept) > self._room or now - next(iter(self._kept.values()))[0] > KEPT_FOR):
+            surplus.append(self._kept.popitem(last=False)[1][1])
+        for stream in surplus:
+            await stream.end(True)
 
 
 class Turns:

@@ -93,9 +93,9 @@ class HivemindEngine(Networked):
                 await self._subscribe(p2pd, inbox, 0)
                 discovery = Discovery(p2pd, self._topic, self._shards, self._book, self._clock, self._rng, self._shut_out)
                 self._finding = self._discovery = discovery
-                self._asking = Asker(p2pd, discovery.visit)
+                self._asking = asking = Asker(p2pd, discovery.visit)
 
-                async with trio.open_nursery() as nursery:
+                async with asking, trio.open_nursery() as nursery:
                     nursery.start_soon(self._receive, p2pd, inbox, discovery)
                     nursery.start_soon(self._keep_subscribed, p2pd, discovery)
                     nursery.start_soon(serve, p2pd, self._desk)

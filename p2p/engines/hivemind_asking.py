@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from p2p.engines.asking import CHUNK, Broken, Desk, Turns, ask
+from p2p.engines.asking import CHUNK, Broken, Desk, KeptStreams
 from p2p.engines.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
 from p2p.topic import ASK
-from p2p.types import PeerId, Unanswered
+from p2p.types import PeerId
 
 OPEN_TIMEOUT = 8  # seconds in which p2pd is to reach the peer; whole ones
 BACKLOG = 64
@@ -20,22 +20,26 @@ log = logging.getLogger(__name__)
 
 
 class Piped:
-    """Implements `asking.Stream`."""
+    """Implements `asking.OurStream`."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.wire = Wire(stream)
 
     async def read(self) -> bytes:
         try:
-            return await self._wire.read(CHUNK)
+            return await self.wire.read(CHUNK)
         except P2pdGone as error:
             raise Broken(str(error)) from None
 
     async def write(self, data: bytes) -> None:
         try:
-            await self._wire.write(data)
+            await self.wire.write(data)
         except P2pdGone as error:
             raise Broken(str(error)) from None
+
+    async def end(self, well: bool) -> None:  # noqa: ARG002  # p2pd is told the same way in both cases
+        self._stream.socket.close()
 
 
 async def serve(p2pd: P2pd, desk: Desk) -> None:
@@ -54,36 +58,50 @@ async def serve(p2pd: P2pd, desk: Desk) -> None:
 
 async def _serve_one(p2pd: P2pd, desk: Desk, stream: trio.SocketStream) -> None:
     async with stream:
-        wire = Wire(stream)
+        piped = Piped(stream)
         try:
-            peer = peer_of((await wire.receive(p2pd.pb.StreamInfo)).peer)
+            peer = peer_of((await piped.wire.receive(p2pd.pb.StreamInfo)).peer)
         except P2pdGone as error:
             log.debug("a stream ended: %s", error)
             return
         if peer is not None:
-            await desk.serve(peer, Piped(wire))
+            await desk.serve(peer, piped)
 
 
 class Asker:
     """reach: sees to it that p2pd is connected, where an address is known; False where the peer is not to be asked. Raises P2pdGone."""
 
     def __init__(self, p2pd: P2pd, reach: Callable[[PeerId], Awaitable[bool]]) -> None:
-        self._p2pd, self._reach = p2pd, reach
-        self._turns = Turns()
+        self._p2pd, self._visit = p2pd, reach
+        self._streams = KeptStreams(self._reach, self._new)
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
-        async with self._turns.turn(peer):
-            try:
-                allowed = await self._reach(peer)
-            except P2pdGone as error:
-                raise Unanswered(f"{peer}: {error}") from None
-            if not allowed:
-                raise Unanswered(f"{peer} is shut out")
-            try:
-                async with self._p2pd.wire() as wire:
-                    stream = {"peer": peer_bytes(peer), "proto": [ASK], "timeout": OPEN_TIMEOUT}
-                    await self._p2pd.answer(wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream)
-                    return await ask(Piped(wire), question, limit)
-            except (P2pdGone, P2pdRefused, Unanswered) as error:
-                raise Unanswered(f"{peer}: {error}") from None
+        return await self._streams.ask(peer, question, limit)
+
+    async def __aenter__(self) -> "Asker":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._streams.end()
+
+    async def _reach(self, peer: PeerId) -> None:
+        try:
+            if not await self._visit(peer):
+                raise Broken("shut out")
+        except P2pdGone as error:
+            raise Broken(str(error)) from None
+
+    async def _new(self, peer: PeerId) -> Piped:
+        well, piped = False, None
+        try:
+            piped = Piped(await self._p2pd.connect())
+            stream = {"peer": peer_bytes(peer), "proto": [ASK], "timeout": OPEN_TIMEOUT}
+            await self._p2pd.answer(piped.wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream)
+            well = True
+        except (P2pdGone, P2pdRefused) as error:
+            raise Broken(str(error)) from None
+        finally:
+            if piped is not None and not well:
+                await piped.end(False)
+        return piped

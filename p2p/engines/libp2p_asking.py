@@ -10,7 +10,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 
-from p2p.engines.asking import CHUNK, Broken, Desk, Turns, ask
+from p2p.engines.asking import CHUNK, Broken, Desk, KeptStreams
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -92,8 +92,8 @@ class Asker:
     """
 
     def __init__(self, network: Any, reach: Callable[[PeerId], Awaitable[bool]], nursery: trio.Nursery) -> None:
-        self._network, self._reach, self._nursery = network, reach, nursery
-        self._turns = Turns()
+        self._network, self._visit, self._nursery = network, reach, nursery
+        self._streams = KeptStreams(self._reach, self._new)
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
@@ -103,8 +103,7 @@ class Asker:
         async def run() -> None:
             try:
                 with asked:
-                    async with self._turns.turn(peer):  # until the stream has ended, whoever waits
-                        outcome.append(await self._asked(peer, question, limit))
+                    outcome.append(await self._streams.ask(peer, question, limit))
             except Unanswered as error:
                 outcome.append(str(error))
             finally:
@@ -115,22 +114,17 @@ class Asker:
             await done.wait()
         finally:
             asked.cancel()
-        answer = outcome[0] if outcome else "the engine stopped"
+        answer = outcome[0] if outcome else f"{peer}: the engine stopped"
         if isinstance(answer, str):
-            raise Unanswered(f"{peer}: {answer}")
+            raise Unanswered(answer)
         return answer
 
-    async def _asked(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        if not await self._reach(peer):
-            raise Unanswered("not connected, and not to be reached")
+    async def _reach(self, peer: PeerId) -> None:
+        if not await self._visit(peer):
+            raise Broken("not connected, and not to be reached")
+
+    async def _new(self, peer: PeerId) -> Opened:
         try:
-            stream = Opened(await self._network.new_stream(ID.from_string(peer)))
+            return Opened(await self._network.new_stream(ID.from_string(peer)))
         except Exception as error:  # the connection ended meanwhile, in the words of whichever layer finds it first
-            raise Unanswered(repr(error)) from None
-        well = False
-        try:
-            answer = await ask(stream, question, limit)
-            well = True
-        finally:
-            await stream.end(well)
-        return answer
+            raise Broken(repr(error)) from None

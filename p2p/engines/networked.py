@@ -1,5 +1,6 @@
 """What the engines that go over the network share: how they are built, what they are asked to do, and that they last."""
 
+import logging
 import random
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from p2p.netgroup import LOCAL
 from p2p.toll import Toll
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Unanswered
+
+QUESTIONS, QUESTIONS_AT_ONCE = 100.0, 1000.0  # of one peer, a second: 25 rounds in it with a question for each rollout
+
+log = logging.getLogger(__name__)
 
 
 class Asking(Protocol):
@@ -61,7 +66,8 @@ class Networked:
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)
         self._toll = toll
-        self._desk = Desk(handlers.answer, self._shut_out)
+        self._questions = Toll(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
+        self._desk = Desk(handlers.answer, self._may_ask)
         self._shards = Shards()
         self._asking: Asking | None = None  # while the engine is up, as the next
         self._finding: Finding | None = None
@@ -98,6 +104,15 @@ class Networked:
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
+
+    def _may_ask(self, peer: PeerId) -> bool:
+        if self._shut_out(peer):
+            return False
+        if self._questions.pay(peer, self._clock()):
+            return True
+        log.warning("cut off %s: too many questions", peer)
+        self.shut_out(peer, self._questions.ban_seconds)
+        return False
 
     def _shut_out(self, peer: PeerId) -> bool:
         return self._toll.banned(peer, self._clock())

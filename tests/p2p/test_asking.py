@@ -7,7 +7,22 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.engines.asking import AT_ONCE, PATIENCE, SERVED_AT_ONCE, SERVED_EACH, Broken, Desk, Turns, ask
+from p2p.engines.asking import (
+    AT_ONCE,
+    IDLE,
+    IDLE_AT_ONCE,
+    IDLE_EACH,
+    KEPT,
+    KEPT_FOR,
+    PATIENCE,
+    SERVED_AT_ONCE,
+    SERVED_EACH,
+    Broken,
+    Desk,
+    KeptStreams,
+    Turns,
+    ask,
+)
 from p2p.identity import Identity
 from p2p.types import MAX_QUESTION, PeerId, Unanswered
 
@@ -40,7 +55,7 @@ def pair() -> tuple[Any, End]:
 
 
 def desk(answer: Any = lambda peer, question: question[::-1]) -> Desk:
-    return Desk(answer, lambda peer: peer == PEERS[13])
+    return Desk(answer, lambda peer: peer != PEERS[13])
 
 
 @pytest.mark.parametrize("step", [1, 3, 10_000])
@@ -87,17 +102,15 @@ async def test_an_answer_that_is_none(answer: bytes) -> None:
             await theirs.aclose()
 
         nursery.start_soon(lie)
-        with pytest.raises(Unanswered):
+        with pytest.raises(Broken):
             await ask(ours, b"?", 5)
 
 
 async def test_no_more_than_the_limit_is_ever_waited_for() -> None:
     theirs, ours = pair()
     await theirs.send_all(struct.pack(">I", 2**30))
-    with trio.fail_after(1), pytest.raises(Unanswered, match="over 5"):
+    with trio.fail_after(1), pytest.raises(Broken, match="over 5"):
         await ask(ours, b"?", 5)
-    with pytest.raises(Unanswered, match="4097"):
-        await ask(ours, b"?" * (MAX_QUESTION + 1), 5)
 
 
 @pytest.mark.parametrize("question", [struct.pack(">I", MAX_QUESTION + 1), b"\x00\x00\x00\x01??", b""], ids=["too long", "more", "none"])
@@ -114,7 +127,7 @@ async def test_a_question_that_is_none_is_cut_off(question: bytes) -> None:
 
 
 async def test_who_is_slow_is_cut_off(autojump_clock: Any) -> None:
-    """In asking, in taking the answer, in closing: a place is held for no longer than twice the patience."""
+    """In asking and in taking the answer: a place is held for no longer than twice the patience."""
     served = desk(lambda peer, question: b"x" * 1_000_000)
     full = trio.testing.lockstep_stream_pair  # takes nothing that is not read
 
@@ -126,12 +139,14 @@ async def test_who_is_slow_is_cut_off(autojump_clock: Any) -> None:
     async def take_nothing(stream: Any) -> None:
         await stream.send_all(b"\x00\x00\x00\x01?")
 
-    async def stay(stream: Any) -> None:
+    async def drip_later(stream: Any) -> None:
         await stream.send_all(b"\x00\x00\x00\x01?")
-        while await stream.receive_some(100_000):
-            pass
+        left = 1_000_004
+        while left:
+            left -= len(await stream.receive_some(left))
+        await drip(stream)
 
-    for attack in (drip, take_nothing, stay):
+    for attack in (drip, take_nothing, drip_later):
         theirs, ours = full()
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -172,6 +187,172 @@ async def test_an_answer_that_fails_leaves_its_place() -> None:
     with pytest.raises(RuntimeError):
         await served.serve(PEERS[0], ours)
     assert not served._open
+
+
+def question(text: bytes) -> bytes:
+    return struct.pack(">I", len(text)) + text
+
+
+async def test_one_question_after_another_on_a_stream() -> None:
+    theirs, ours = pair()
+    asked = End(theirs)
+    allowed = list(range(5))
+    served = Desk(lambda peer, question: question[::-1], lambda peer: bool(allowed and allowed.pop()))
+    async with trio.open_nursery() as nursery:
+
+        async def serve() -> None:
+            assert not await served.serve(PEERS[0], ours)
+            await ours.stream.aclose()
+
+        nursery.start_soon(serve)
+        for n in range(4):
+            assert await ask(asked, b"%d!" % n, 10) == b"!%d" % n
+            await trio.testing.wait_all_tasks_blocked()
+            assert served._idle == {PEERS[0]: 1} and not served._open
+        with pytest.raises(Broken):  # each question has to be admitted, not only the first
+            await ask(asked, b"once more", 10)
+    assert not served._idle and not served._open
+
+
+async def test_what_waits_for_a_next_question_takes_no_place_and_not_for_long(autojump_clock: Any) -> None:
+    served, ends = desk(), list[tuple[PeerId, bool, float]]()
+    streams: list[tuple[PeerId, Any]] = []
+
+    async def serve(peer: PeerId, stream: End) -> None:
+        ends.append((peer, await served.serve(peer, stream), trio.current_time() - began))
+
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        nobody = [Identity.from_seed(bytes([n, 1]) * 16).peer_id for n in range(IDLE_AT_ONCE // IDLE_EACH + 1)]
+        for peer in nobody:
+            for _ in range(IDLE_EACH + (peer == nobody[0])):
+                theirs, ours = pair()
+                nursery.start_soon(serve, peer, ours)
+                for _ in range(1 + (peer == nobody[1])):
+                    assert await ask(End(theirs), b"?", 1) == b"?"
+                streams.append((peer, theirs))
+            await trio.testing.wait_all_tasks_blocked()
+        assert served._idle.total() == IDLE_AT_ONCE and max(served._idle.values()) == IDLE_EACH
+        assert served._open == {nobody[0]: 1, nobody[-1]: IDLE_EACH}  # these wait for the asker's end, as a question does
+        theirs, ours = pair()
+        nursery.start_soon(serve, PEERS[0], ours)
+        assert await ask(End(theirs), b"?", 1) == b"?"  # places are free
+        await theirs.aclose()
+        await streams[-1][1].aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert ends == [(PEERS[0], True, 0.0), (nobody[-1], True, 0.0)]
+    assert [end[1:] for end in ends[2:4]] == [(False, pytest.approx(PATIENCE))] * 2  # who did not end it
+    assert [end[1:] for end in ends[4:]] == [(True, pytest.approx(IDLE))] * IDLE_AT_ONCE
+    assert not served._idle and not served._open
+
+
+class Asked(End):
+    """One of our streams, answered by a desk at its other end, which is cut off where it should be."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self.ended: bool | None = None
+
+    async def end(self, well: bool) -> None:
+        assert self.ended is None
+        self.ended = well
+        await trio.aclose_forcefully(self.stream)
+
+
+class World:
+    """Where each peer answers, and each stream that was opened is noted."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.desk = Desk(lambda peer, question: question[::-1], lambda peer: True)
+        self.opened: list[tuple[PeerId, Asked]] = []
+        self.reached: list[PeerId] = []
+        self.away: set[PeerId] = set()
+        self.asking = KeptStreams(self.reach, self.new)
+
+    async def reach(self, peer: PeerId) -> None:
+        self.reached.append(peer)
+        if peer in self.away:
+            raise Broken("nobody there")
+
+    async def new(self, peer: PeerId) -> Asked:
+        theirs, ours = pair()
+        self._nursery.start_soon(self.serve, peer, ours)
+        self.opened.append((peer, Asked(theirs)))
+        return self.opened[-1][1]
+
+    async def serve(self, peer: PeerId, stream: End) -> None:
+        await self.desk.serve(peer, stream)
+        await stream.stream.aclose()
+
+    def ends(self) -> list[bool | None]:
+        return [stream.ended for _, stream in self.opened]
+
+
+async def test_a_stream_is_kept_for_the_next_question(autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        world = World(nursery)
+        ask = world.asking.ask
+        for n in range(3):
+            assert await ask(PEERS[0], b"%d!" % n, 2) == b"!%d" % n
+            await trio.sleep(KEPT_FOR)
+        assert world.ends() == [None] and world.reached == [PEERS[0]] * 3
+        await trio.sleep(0.1)
+        assert await ask(PEERS[0], b"later", 5) == b"retal"  # not on the old one: the other may be about to end it
+        assert world.ends() == [True, None]
+        async with trio.open_nursery() as together:
+            for _ in range(3):
+                together.start_soon(ask, PEERS[0], b"?", 1)
+        assert world.ends() == [True, None, True, True]
+        await trio.sleep(KEPT_FOR + 0.1)
+        await ask(PEERS[1], b"?", 1)
+        assert world.ends() == [True, True, True, True, None]  # what nobody asks any more is let go
+        for peer in (Identity.from_seed(bytes([n, 2]) * 16).peer_id for n in range(KEPT)):
+            await ask(peer, b"?", 1)
+        assert world.ends()[4:] == [True] + [None] * KEPT
+        await world.asking.end()
+        await ask(PEERS[0], b"?", 1)
+        assert set(world.ends()) == {True}
+
+
+async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(autojump_clock: Any) -> None:
+    async with trio.open_nursery() as nursery:
+        world = World(nursery)
+        ask = world.asking.ask
+        await ask(PEERS[0], b"?", 1)
+        world.opened[0][1].stream.receive_stream.put_eof()  # the other ended it
+        assert await ask(PEERS[0], b"ab", 2) == b"ba"
+        assert world.ends() == [False, None]
+        for peer in (PEERS[0], PEERS[1]):
+            with pytest.raises(Unanswered, match=f"{peer}: says 2 bytes, over 1"):
+                await ask(peer, b"ab", 1)
+        assert world.ends() == [False, False, False, False]  # and nothing is kept that anything went wrong on
+        world.away.add(PEERS[2])
+        with pytest.raises(Unanswered, match=f"{PEERS[2]}: nobody there"):
+            await ask(PEERS[2], b"?", 1)
+        with pytest.raises(Unanswered, match="4097"):
+            await ask(PEERS[0], b"?" * (MAX_QUESTION + 1), 1)
+        assert len(world.opened) == 4 and not world.asking._turns._peers
+
+
+async def test_a_question_given_up_costs_its_stream() -> None:
+    async with trio.open_nursery() as nursery:
+        world = World(nursery)
+        given_up = trio.CancelScope()
+
+        def answer(peer: PeerId, question: bytes) -> bytes:
+            if question == b"give up":
+                given_up.cancel()
+            return question
+
+        world.desk = Desk(answer, lambda peer: True)
+        await world.asking.ask(PEERS[0], b"?", 1)
+        with given_up:
+            await world.asking.ask(PEERS[0], b"give up", 10)
+        assert given_up.cancelled_caught and world.ends() == [False]
+        assert await world.asking.ask(PEERS[0], b"!", 10) == b"!"  # and not the answer that nobody took
+        assert world.ends() == [False, None]
+        await world.asking.end()
 
 
 async def test_one_peer_is_asked_a_few_questions_at_a_time() -> None:

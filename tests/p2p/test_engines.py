@@ -11,6 +11,7 @@ import trio
 
 from p2p.engines import ENGINES, engine
 from p2p.engines.memory import MemorySwarm
+from p2p.engines.networked import QUESTIONS_AT_ONCE
 from p2p.engines.p2pd import missing
 from p2p.errors import NoSuchEngine
 from p2p.identity import Identity
@@ -253,6 +254,39 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(ne
         assert right == 50
         assert getattr(a.engine, "restarts", 0) == getattr(b.engine, "restarts", 0) == 0
         assert [peer.id for peer in a.engine.peers()] == [b.me]
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_never_stops_asking_is_shut_out(net: Any) -> None:
+    if isinstance(net, MemoryNet):
+        pytest.skip("nobody is hostile in memory")
+    async with trio.open_nursery() as nursery:
+        a, b, c = await nodes_together(nursery, net, 3)
+        with trio.fail_after(SECONDS), pytest.raises(Unanswered):
+            while True:
+                await b.engine.request(a.me, b"1", 1)
+        assert len(a.asked) >= QUESTIONS_AT_ONCE
+        await until(lambda: b.me not in {peer.id for peer in a.engine.peers()})
+        with trio.fail_after(SECONDS):
+            assert await c.engine.request(a.me, b"1", 1) == content(1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_was_away_is_asked_anew(net: Any) -> None:
+    """The stream of the question before is no more, and nobody notices."""
+    if isinstance(net, MemoryNet):
+        pytest.skip("nobody ever leaves")
+    async with trio.open_nursery() as nursery:
+        a, b = await nodes_together(nursery, net, 2)
+        c = Node(net, 3, list(a.engine.addresses())[:1])
+        for _ in range(2):
+            async with trio.open_nursery() as inner:
+                await inner.start(c.engine.run)
+                await until(lambda: c.me in {peer.id for peer in a.engine.peers()})
+                with trio.fail_after(SECONDS):
+                    assert await a.engine.request(c.me, b"1", 1) == await b.engine.request(a.me, b"1", 1) == content(1)
+                inner.cancel_scope.cancel()
+            await until(lambda: c.me not in {peer.id for peer in a.engine.peers()})
         nursery.cancel_scope.cancel()
 
 

@@ -177,32 +177,29 @@ async def test_an_answer_to_several_is_not_too_long(autojump_clock: trio.testing
 
 @pytest.mark.trio
 async def test_who_no_longer_wants_what_he_asked_for_takes_nothing_from_those_who_joined_in(autojump_clock: trio.testing.MockClock) -> None:
-    blobs, questions, given_up = [b"first", b"second", b"third"], list[Sequence[bytes]](), trio.CancelScope()
+    blobs, questions = {content_id(blob): blob for blob in (b"first", b"second", b"third")}, list[Sequence[bytes]]()
 
     async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
         questions.append(asked(question))
         await trio.sleep(0.1)
-        return answer([next(blob for blob in blobs if content_id(blob) == name) for name in asked(question)])
+        return answer([blobs[name] for name in asked(question)])
 
-    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), list[bytes | None]()
+    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), dict[bytes, bytes | None]()
+    scopes = {name: trio.CancelScope() for name in blobs}
 
-    async def fetch(blob: bytes) -> None:
-        found.append(await fetcher.fetch(Want(content_id(blob), len(blob), [A])))
-
-    async def give_up() -> None:
-        with given_up:
-            await fetch(blobs[0])
+    async def fetch(name: bytes) -> None:
+        with scopes[name]:
+            found[name] = await fetcher.fetch(Want(name, len(blobs[name]), [A]))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(give_up)
-        await trio.lowlevel.checkpoint()
-        for blob in blobs[1:]:
-            nursery.start_soon(fetch, blob)
+        for name in blobs:
+            nursery.start_soon(fetch, name)
         while not questions:
             await trio.lowlevel.checkpoint()
-        assert len(questions[0]) == 3
-        given_up.cancel()
-    assert len(questions) == 2 and sorted(blob or b"" for blob in found) == blobs[1:] and fetcher._unsent == {}
+        assert questions[0][0] in blobs and len(questions[0]) == 3
+        scopes[questions[0][0]].cancel()
+    del blobs[questions[0][0]]
+    assert len(questions) == 2 and found == blobs and fetcher._unsent == {}
 
 
 @pytest.mark.trio
