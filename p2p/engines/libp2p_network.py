@@ -4,7 +4,7 @@ import contextlib
 import logging
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import trio
 from libp2p.custom_types import TProtocol
@@ -32,6 +32,7 @@ WITHHELD = 64 * 1024  # bytes
 # sent here, and no peer makes us hold more.
 yamux.MAX_WINDOW_SIZE = yamux.DEFAULT_WINDOW_SIZE
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
+OWED = 64 * 1024  # bytes, of frames of 12
 CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
 
 log = logging.getLogger(__name__)
@@ -43,13 +44,25 @@ class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
 
     And after every read the library tells the peer how much it may send more, three times for each small message: here that waits until it
     is worth a frame of its own. A stream's window is 256 KiB, so nobody waits for what is held back.
+
+    The task that reads the connection never waits for a write: what it owes the peer (an ACK for a stream, the answer to a ping) goes out
+    behind it. Else, where both sides have more to say than the connection holds, each would wait for the other to read.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._withheld: dict[int, int] = {}  # stream -> bytes that its peer has not been told of
+        self._reader: trio.lowlevel.Task | None = None
+        self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
+
+    async def handle_incoming(self) -> None:
+        self._reader = trio.lowlevel.current_task()
+        await super().handle_incoming()
 
     async def _write_frame(self, data: bytes) -> None:
+        if trio.lowlevel.current_task() is self._reader:
+            await self._owe(data)
+            return
         if len(data) == HEADER_SIZE:
             version, kind, flags, stream, increment = struct.unpack(YAMUX_HEADER_FORMAT, data)
             if kind == TYPE_WINDOW_UPDATE and not flags:
@@ -61,9 +74,36 @@ class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
                 data = struct.pack(YAMUX_HEADER_FORMAT, version, kind, flags, stream, increment)
             elif flags & (FLAG_FIN | FLAG_RST):
                 self._withheld.pop(stream, None)
+        owed = bytes(self._owed)  # first: the ACK before what is written on a stream
+        self._owed.clear()
+        await self._write(owed + data)
+
+    async def _owe(self, frame: bytes) -> None:
+        """Raises MuxedConnUnavailable on a peer that makes us owe it more and more, and takes none of it."""
+        if len(self._owed) > OWED:
+            await self._give_up()
+        self._owed += frame
+        if not self._paying and self._nursery is not None:
+            self._paying = True
+            self._nursery.start_soon(self._pay)
+        await trio.lowlevel.checkpoint()
+
+    async def _pay(self) -> None:
+        with contextlib.suppress(Exception):  # the connection is closed then, which its reader finds
+            while self._owed:
+                owed = bytes(self._owed)
+                self._owed.clear()
+                await self._write(owed)
+        self._paying = False
+
+    async def _write(self, frames: bytes) -> None:
         with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
-            await super()._write_frame(data)
+            await super()._write_frame(frames)
             return
+        await self._give_up()
+
+    async def _give_up(self) -> NoReturn:
+        """Raises MuxedConnUnavailable. With the socket everything on the connection ends."""
         await self.secured_conn.conn.read_writer.close()
         raise MuxedConnUnavailable("the peer takes nothing")
 
@@ -151,7 +191,7 @@ class Network(Swarm):  # type: ignore[misc]
         """
         for connection in self.get_connections():
             await close_socket(connection)
-        with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + CLOSE_TIMEOUT, shield=True):
             for listener in list(self.listeners.values()):
                 await listener.close()
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
-from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
+from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_DATA, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
 from p2p.engines.libp2p_network import WITHHELD, Muxer
 from p2p.engines.libp2p_stack import Router
@@ -36,10 +36,14 @@ async def test_a_stream_goes_on_beyond_its_window_with_fewer_updates_than_reads(
     sent: list[tuple[int, int, int]] = []
     real, written = Muxer._write_frame, Muxer.__mro__[1]._write_frame
 
-    def updates(of: object, frame: bytes) -> list[tuple[int, int, int]]:
-        if len(frame) != HEADER_SIZE or struct.unpack(YAMUX_HEADER_FORMAT, frame)[1:3] != (TYPE_WINDOW_UPDATE, 0):
-            return []
-        return [(id(of), *struct.unpack(YAMUX_HEADER_FORMAT, frame)[3:])]
+    def updates(of: object, frames: bytes) -> list[tuple[int, int, int]]:
+        found = []
+        while frames:
+            _, kind, flags, stream, length = struct.unpack(YAMUX_HEADER_FORMAT, frames[:HEADER_SIZE])
+            if (kind, flags) == (TYPE_WINDOW_UPDATE, 0):
+                found.append((id(of), stream, length))
+            frames = frames[HEADER_SIZE + (length if kind == TYPE_DATA else 0) :]
+        return found
 
     async def asks(self: Muxer, data: bytes) -> None:
         asked.extend(updates(self, data))

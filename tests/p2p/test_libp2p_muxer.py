@@ -1,0 +1,111 @@
+"""Many streams over one connection: that one side's reading does not hang on the other's."""
+
+import itertools
+import struct
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
+
+from p2p.engines.libp2p_network import OWED, WRITE_TIMEOUT, Muxer
+
+pytestmark = pytest.mark.trio
+
+
+class Secured:
+    """One end of a connection that holds nothing: what is written waits until the other reads it."""
+
+    def __init__(self, stream: Any, is_initiator: bool) -> None:
+        self._stream, self.is_initiator = stream, is_initiator
+        self.conn = self.read_writer = self
+
+    async def read(self, n: int | None = None) -> bytes:
+        return bytes(await self._stream.receive_some(n))
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def close(self) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+
+async def test_who_reads_a_connection_waits_for_no_write(autojump_clock: trio.testing.MockClock) -> None:
+    ends = trio.testing.lockstep_stream_pair()
+    muxers = [Muxer(Secured(end, n == 0), ID(b"peer"), is_initiator=n == 0) for n, end in enumerate(ends)]
+    heard: list[bytes] = []
+
+    async def read(stream: Any) -> None:
+        while True:
+            heard.append(await stream.read(5000))
+
+    async def accept(muxer: Muxer) -> None:
+        while True:
+            nursery.start_soon(read, await muxer.accept_stream())
+
+    async def open_one(muxer: Muxer) -> None:
+        await (await muxer.open_stream()).write(b"x" * 5000)
+
+    async with trio.open_nursery() as nursery:
+        for muxer in muxers:
+            nursery.start_soon(muxer.start)
+            await muxer.event_started.wait()
+            nursery.start_soon(accept, muxer)
+        with trio.fail_after(WRITE_TIMEOUT / 2):
+            async with trio.open_nursery() as opening:
+                for muxer in muxers * 20:
+                    opening.start_soon(open_one, muxer)
+            while sum(map(len, heard)) < 40 * 5000:
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
+
+    async def ping() -> None:
+        for n in range(10 * OWED // HEADER_SIZE):
+            await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, n))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(muxer.start)
+        with trio.fail_after(WRITE_TIMEOUT / 2), pytest.raises(trio.BrokenResourceError):
+            await ping()
+        with trio.fail_after(1):
+            await muxer.event_closed.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_owed_goes_out_before_what_is_written_later(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
+    numbers = itertools.count(1)
+
+    async def ping() -> None:
+        await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, next(numbers)))
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def frames(count: int) -> list[tuple[int, int]]:
+        """Kinds, and what pings count."""
+        data = b""
+        while len(data) < count * HEADER_SIZE:
+            data += await theirs.receive_some(count * HEADER_SIZE - len(data))
+        await trio.testing.wait_all_tasks_blocked()
+        return [(kind, length) for _, kind, _, _, length in struct.iter_unpack(YAMUX_HEADER_FORMAT, data)]
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(muxer.start)
+        await muxer.event_started.wait()
+        with trio.fail_after(0.4):  # before a ping of its own
+            for _ in range(3):  # the first is being written
+                await ping()
+            nursery.start_soon(muxer.open_stream)
+            await trio.testing.wait_all_tasks_blocked()
+            await ping()
+            assert await frames(5) == [(TYPE_PING, 1), (TYPE_PING, 2), (TYPE_PING, 3), (TYPE_WINDOW_UPDATE, 0), (TYPE_PING, 4)]
+            await ping()
+            assert await frames(1) == [(TYPE_PING, 5)]
+        nursery.cancel_scope.cancel()
