@@ -58,7 +58,8 @@ COMPLETIONS = 8
 
 
 def say(**message):
-    print(json.dumps(message), flush=True)
+    sys.stdout.write(json.dumps(message) + "\n")  # at once, for two threads say something
+    sys.stdout.flush()
 
 
 def payloads(rng, number, rollouts, size):
