@@ -122,6 +122,21 @@ async def test_the_child_has_our_key_tells_nobody_and_is_gone_with_us(short: Pat
 
 
 @with_p2pd
+@pytest.mark.parametrize("forbidden", [False, True])
+async def test_the_child_interrupts_nobody_and_we_stay_as_we_were(forbidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(*_: object) -> None:
+        raise PermissionError
+
+    if forbidden:
+        monkeypatch.setattr(os, "sched_setscheduler", forbid)
+    async with open_p2pd(Identity.from_seed(bytes(32)), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]):
+        (child,) = children()
+        policies = {os.sched_getscheduler(int(task)) for task in os.listdir(f"/proc/{child.pid}/task")}
+        assert policies == {os.SCHED_OTHER if forbidden else os.SCHED_BATCH}
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@with_p2pd
 async def test_what_a_killed_node_left_behind_is_removed(short: Path) -> None:
     left, young, alive = (short / f"swarmd-p2pd-{name}" for name in ("left", "young", "alive"))
     with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as listening:
