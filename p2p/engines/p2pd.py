@@ -227,8 +227,8 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
 
 @contextlib.contextmanager
 def _patient() -> Iterator[None]:
-    """What is started meanwhile interrupts nobody when it wakes up (SCHED_BATCH, sched(7)). p2pd wakes up for each copy of each message; that
-    it takes several at a time is a fifth of an exchange on a busy machine, and whoever uses the machine is served first.
+    """What is started meanwhile interrupts nobody when it wakes up (SCHED_BATCH, sched(7)). p2pd wakes up for each copy of each message:
+    that it takes several at a time is a fifth of an exchange on a busy machine, and whoever uses the machine is served first.
     """
     policy = os.sched_getscheduler(0)
     if policy == os.SCHED_OTHER:  # else the operator has chosen another

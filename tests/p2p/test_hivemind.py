@@ -131,7 +131,7 @@ async def test_the_child_interrupts_nobody_and_we_stay_as_we_were(forbidden: boo
         monkeypatch.setattr(os, "sched_setscheduler", forbid)
     async with open_p2pd(Identity.from_seed(bytes(32)), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]):
         (child,) = children()
-        policies = {os.sched_getscheduler(int(task)) for task in os.listdir(f"/proc/{child.pid}/task")}
+        policies = {os.sched_getscheduler(thread.id) for thread in child.threads()}
         assert policies == {os.SCHED_OTHER if forbidden else os.SCHED_BATCH}
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
