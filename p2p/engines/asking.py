@@ -75,7 +75,7 @@ async def _message(stream: Stream, limit: int, begun: bytes = b"") -> bytes:
 
 
 class Desk:
-    """Answers those who come, within limits. admits: whether this peer may ask one question more; called before any of it is read."""
+    """Answers those who come, within limits. admits: whether this peer may ask one question more; called before it is looked at."""
 
     def __init__(self, answer: Answer, admits: Callable[[PeerId], bool]) -> None:
         self._answer, self._admits = answer, admits

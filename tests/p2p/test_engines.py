@@ -257,22 +257,6 @@ async def test_many_questions_at_once_and_those_given_up_leave_nothing_behind(ne
         nursery.cancel_scope.cancel()
 
 
-async def test_large_answers_both_ways_do_not_wait_for_each_other(net: Any) -> None:
-    """More than the connection holds: a side that reads nothing while it writes would have both wait for good."""
-    async with trio.open_nursery() as nursery:
-        a, b = await nodes_together(nursery, net, 2)
-
-        async def one(asker: Node, asked: Node, length: int) -> None:
-            assert await asker.engine.request(asked.me, b"%d" % length, length) == content(length)
-
-        with trio.fail_after(SECONDS):
-            async with trio.open_nursery() as asking:
-                for n in range(20):
-                    asking.start_soon(one, a, b, 500_000 + n)
-                    asking.start_soon(one, b, a, 500_000 + n)
-        nursery.cancel_scope.cancel()
-
-
 async def test_who_never_stops_asking_is_shut_out(net: Any) -> None:
     if isinstance(net, MemoryNet):
         pytest.skip("nobody is hostile in memory")
