@@ -13,6 +13,7 @@ from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.fairqueue import FairQueue
 from p2p.fetching import FETCH, Fetcher, Server, Want
+from p2p.holders import Holders
 from p2p.identity import Identity
 from p2p.inbox import Inbox, Limits
 from p2p.netgroup import group_of
@@ -71,6 +72,7 @@ class Member:
         self.sharding = Sharding(self.engine, shards, clock, self._seal)
         self.answers[QUESTION[0]] = self.sharding.answer
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
+        self._holders = Holders()
 
     @property
     def rejected(self) -> Counter[Reason]:
@@ -115,6 +117,7 @@ class Member:
             self.reputation.admitted(via)
         if self.sharding.heard(outcome, shard):
             return Verdict.ACCEPT
+        self._holders.heard(outcome.author)
         group, established = self.standing(outcome.author)
         self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))
         self._admitted()
@@ -144,9 +147,10 @@ class Member:
         self.blobs.put(blob)
 
     async def fetch(self, want: Want) -> bytes | None:
-        """The blob, from the holders that the want names or else from any member that we are connected to. Cancel it at your deadline."""
+        """The blob, from the holders that the want names or else from any member that we know. Cancel it at your deadline."""
         now = self._clock()
-        holders = [*want.holders, *(peer.id for peer in self.peers())]
+        connected = (peer.id for peer in self.peers())
+        holders = self._holders.likely(want.holders, connected, lambda peer: self.reputation.established(peer, now))
         good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
         return await self.fetcher.fetch(dataclasses.replace(want, holders=good))
 

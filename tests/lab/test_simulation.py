@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -239,11 +239,17 @@ def test_nodes_that_come_and_go_cost_the_others_no_round() -> None:
     assert found.rounds_full > 0.97
 
 
+def watched(swarm: Swarm, done: Callable[[bool], None]) -> Fetches:
+    """The swarm's own, but that `done` hears whether a blob came."""
+    parts = swarm.events, swarm.internet, swarm.ledger, swarm.gossip, swarm.nodes, swarm._numbers
+    return Fetches(*parts, lambda _, here: done(here))
+
+
 def fetched(swarm: Swarm, node: Node, blob: bytes, holders: Sequence[int]) -> bool:
     """Whether this node gets this blob, which it heard of from its author."""
     author = next(other for other in swarm.nodes if any(item.id == blob for item in node.board) and other.name == holder_of(node, blob))
     outcome: list[bool] = []
-    fetches = Fetches(swarm.events, swarm.internet, swarm.ledger, swarm.gossip, swarm.nodes, lambda fetch, here: outcome.append(here))
+    fetches = watched(swarm, outcome.append)
     item = next(item for item in node.board if item.id == blob)
     fetch: Fetch = fetches.begin(node, item, author.number, holders[0] if holders else author.number)
     swarm.events.run(swarm.events.now + 60.0)
@@ -260,9 +266,7 @@ def test_a_holder_that_lets_us_wait_is_not_waited_for() -> None:
     swarm.internet._free[author] = swarm.events.now + 30.0  # its line is full
     took: list[float] = []
     since = swarm.events.now
-    fetches = Fetches(
-        swarm.events, swarm.internet, swarm.ledger, swarm.gossip, swarm.nodes, lambda fetch, here: took.append(swarm.events.now - since)
-    )
+    fetches = watched(swarm, lambda _: took.append(swarm.events.now - since))
     fetches.begin(node, item, author, author)
     swarm.events.run(since + 60.0)
     assert 0.5 < took[0] < 8.0
@@ -285,6 +289,19 @@ def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(somebody: boo
         holder.held[item.id] = holder.round
     swarm._stop(swarm.nodes[author])
     assert fetched(swarm, node, item.id, ()) == somebody
+
+
+def test_a_holder_that_we_are_not_connected_to_and_heard_of_is_found() -> None:
+    swarm, _ = played(Plan(16))
+    node = swarm.nodes[0]
+    item = next(item for item in node.board if not any(item.id in n.held for n in swarm.nodes if n.name != item.author))
+    author = swarm._numbers[item.author]
+    holder = next(other for other in swarm.nodes if other.number not in (0, author))
+    holder.held[item.id] = holder.round
+    swarm._stop(swarm.nodes[author])
+    for other in list(swarm.gossip.links[0]):
+        swarm.gossip.disconnect(0, other)
+    assert fetched(swarm, node, item.id, ())
 
 
 @pytest.mark.slow

@@ -3,14 +3,16 @@ import random
 
 import pytest
 
+from p2p.blobs import content_id, pack
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_BODY
 from p2p.fairqueue import FairQueue
+from p2p.fetching import Fetcher, Want, answer
 from p2p.identity import Identity
 from p2p.inbox import Limits
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Handlers, PeerId, Reason, Verdict
+from p2p.types import Handlers, PeerId, Reason, Unanswered, Verdict
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
@@ -133,6 +135,31 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
     swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # c was restarted: its old self is gone
     c.publish("rollouts", b"from the dead")
     assert not b.received()
+
+
+@pytest.mark.trio
+async def test_who_was_heard_is_asked_for_a_blob_also_where_there_is_no_connection() -> None:
+    swarm, blob = MemorySwarm(), pack(b"rollouts")
+    a, b, c = (member(swarm, n) for n in (1, 2, 3))
+    asked: list[PeerId] = []
+
+    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+        asked.append(peer)
+        if peer == b.identity.peer_id:
+            raise Unanswered("it has left")
+        return answer([blob])
+
+    a.fetcher = Fetcher(ask, a.blobs, a.report)
+    author, holder = b.identity.peer_id, c.identity.peer_id
+    b.publish("rollouts", b"a set")
+    swarm.partition([a.identity.peer_id])
+    assert not a.peers()
+    want = Want(content_id(blob), len(blob), [author])
+    assert await a.fetch(want) is None and asked == [author]
+    swarm.heal()
+    c.publish("rollouts", b"a set of its own")
+    swarm.partition([a.identity.peer_id])
+    assert await a.fetch(want) == blob and asked == [author, author, holder]
 
 
 def test_what_was_refused_is_told_once() -> None:

@@ -1,13 +1,14 @@
-"""Fetching a chosen blob: the order of holders, the hedge and the patience of `p2p.fetching`, over simulated lines.
+"""Fetching a chosen blob: whom `p2p.holders` would ask, with the hedge and the patience of `p2p.fetching`, over simulated lines.
 
 Whoever is asked and not connected is dialled first, and the connection is kept for a while (`p2p.neighbours.Visits`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from p2p.fetching import HEDGE, HOLDERS, answer, question
+from p2p.fetching import HEDGE, answer, question
 from p2p.neighbours import IDLE
+from p2p.types import PeerId
 from swarmd.exchange.offers import Offered
 from swarmd.lab.simulation.events import Events
 from swarmd.lab.simulation.gossip import PACKET, STREAM, Gossip
@@ -35,15 +36,26 @@ class Fetch:
 
 
 class Fetches:
-    """nodes: by number. done: called once for each fetch, with whether the blob is here."""
+    """nodes: by number. numbers: of a peer id. done: called once for each fetch, with whether the blob is here."""
 
-    def __init__(self, events: Events, internet: Internet, ledger: Ledger, gossip: Gossip, nodes: Sequence[Node], done: Done) -> None:
+    def __init__(
+        self,
+        events: Events,
+        internet: Internet,
+        ledger: Ledger,
+        gossip: Gossip,
+        nodes: Sequence[Node],
+        numbers: Mapping[PeerId, int],
+        done: Done,
+    ) -> None:
         self._events, self._internet, self._ledger, self._gossip = events, internet, ledger, gossip
-        self._nodes, self._done = nodes, done
+        self._nodes, self._numbers, self._done = nodes, numbers, done
 
     def begin(self, node: Node, item: Offered, author: int, via: int) -> Fetch:
         fetch = Fetch(node, item, self._events.now, node.life)
-        fetch.holders = list(dict.fromkeys([author, via, *self._gossip.links[node.number]]))[:HOLDERS]
+        connected = (self._nodes[other].name for other in self._gossip.links[node.number])
+        likely = node.holders.likely([self._nodes[author].name, self._nodes[via].name], connected, lambda _: True)
+        fetch.holders = [self._numbers[name] for name in likely]
         self._next(fetch)
         return fetch
 

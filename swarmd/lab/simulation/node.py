@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from p2p.blobs import content_id
 from p2p.envelope import Frame, check, seal
+from p2p.holders import Holders
 from p2p.identity import Identity
 from p2p.inbox import Inbox
 from p2p.shards import Placement, Shards
@@ -57,6 +58,7 @@ class Node:
     board: Board
     held: dict[bytes, int] = field(default_factory=dict)  # blob -> the round in which it came here
     came: dict[bytes, tuple[float, float, int]] = field(default_factory=dict)  # blob on offer -> sealed, arrived, via
+    holders: Holders = field(default_factory=Holders)
     visits: dict[int, float] = field(default_factory=dict)  # connections made to ask, and when they were last of use
     placement: Placement = UNPLACED
     sequence: int = 0

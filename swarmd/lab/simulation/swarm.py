@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2p.holders import Holders
 from p2p.shards import HELLO, Hello, Shards, authors_of, decode_hello, shards_of
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId
@@ -50,9 +51,9 @@ class Swarm:
         self.internet = Internet(random.Random(self.rng.getrandbits(64)), plan.weather)
         self.nodes: list[Node] = []
         self.gossip = Gossip(self.events, self.internet, self.ledger, random.Random(self.rng.getrandbits(64)), self._delivered)
-        self._fetches = Fetches(self.events, self.internet, self.ledger, self.gossip, self.nodes, self._fetched)
+        self._numbers: dict[PeerId, int] = {}
+        self._fetches = Fetches(self.events, self.internet, self.ledger, self.gossip, self.nodes, self._numbers, self._fetched)
         self._under_way: dict[int, dict[bytes, Fetch]] = {}
-        self._numbers: dict[str, int] = {}
         self._present_seconds = self._counted_at = 0.0
         self._earlier = [PeerId(f"earlier {i}") for i in range(30)]
         self._swarm_id = Topic("simulated", "0" * 16).swarm_id
@@ -133,7 +134,7 @@ class Swarm:
         node.held.clear()
         node.came.clear()
         node.visits.clear()
-        node.board, node.gathering, node.waiting = new_board(), None, None
+        node.board, node.holders, node.gathering, node.waiting = new_board(), Holders(), None, None
         self.events.after(node.rng.expovariate(1 / self.plan.absence), self._again, node)
 
     def _again(self, node: Node) -> None:
@@ -201,6 +202,7 @@ class Swarm:
                 node.shards.told(envelope.author, hello, now)
             return True
         node.shards.heard(envelope.author, message.shard, now)
+        node.holders.heard(envelope.author)
         self.tally.ways.append(now - message.sent)
         found = offered_in(envelope)
         node.board.add(found)
