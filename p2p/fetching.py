@@ -14,6 +14,7 @@ from typing import Protocol
 import trio
 
 from p2p.blobs import ID_BYTES, MAX_BLOB, BlobStore, content_id
+from p2p.holders import HOLDERS
 from p2p.types import PeerId, Reason, Unanswered
 
 FETCH = 1
@@ -23,7 +24,6 @@ TOGETHER = 128 * 1024  # bytes of an answer to several ids that we ask for: more
 ASK_AT_ONCE = 64  # questions under way: those to peers that are gone may take a while, and must not keep others waiting
 HEDGE = 0.5  # seconds after which the next holder is asked too
 PATIENCE = 10.0  # seconds for one holder
-HOLDERS = 32  # asked for one blob at most, some of which may be gone
 _LENGTH = struct.Struct(">I")
 _PEERS = 4096  # whose use of our upload is remembered
 

@@ -7,10 +7,10 @@ swarm of more than about a dozen: the only one left who holds something may well
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from p2p.fetching import HOLDERS
 from p2p.types import PeerId
 
-STRANGERS = 12  # of those asked for one blob, at most: each has to be dialled first
+HOLDERS = 32  # asked for one blob at most, some of which may be gone
+STRANGERS = 12  # of them, at most: each has to be dialled first
 HEARD = 64  # authors that are remembered
 
 

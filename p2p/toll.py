@@ -70,7 +70,7 @@ class Toll:
         if purse.frames >= 0 and purse.broken >= 0:
             return True
         del self._purses[peer]
-        self._ran_dry(peer, now)
+        self.ran_dry(peer, now)
         return False
 
     def ban(self, peer: str, now: float, seconds: float) -> None:
@@ -79,7 +79,8 @@ class Toll:
         if len(self._banned) > _PEERS:
             self._banned.popitem(last=False)
 
-    def _ran_dry(self, peer: str, now: float) -> None:
+    def ran_dry(self, peer: str, now: float) -> float:
+        """Shut out as one who could not pay; for how many seconds."""
         times, until = self._again.get(peer, (0, now))
         times = times if now - until < _DAY else 0
         seconds = min(LONGEST, self.ban_seconds * float(1 << times))
@@ -88,3 +89,4 @@ class Toll:
         self._again.move_to_end(peer)
         if len(self._again) > _PEERS:
             self._again.popitem(last=False)
+        return seconds

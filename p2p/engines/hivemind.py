@@ -4,7 +4,8 @@ What differs from `Libp2pEngine`, because p2pd's control socket knows no validat
 
 - A frame is admitted after p2pd has passed it on. Each frame's libp2p signature is checked before that, ours and all other rules
   after. So what a hostile peer signs travels through nodes with this engine, once, and is stopped by the others; the others may
-  cut off the node that passed it on (`p2p.toll`). Here its author pays, and is disconnected as often as it connects to us.
+  cut off the node that passed it on (`p2p.toll`). Here its author pays, and is disconnected as often as it connects to us. What p2pd
+  itself drops has no author that it tells us of: who sends that is found by what the kernel counts (`hivemind_watch`).
 - Whether a peer dialled us or p2pd's DHT dialled it cannot be told: only what we dialled is "outbound".
 """
 
@@ -18,6 +19,7 @@ import trio
 from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
 from p2p.engines.hivemind_asking import Asker, serve
 from p2p.engines.hivemind_discovery import HEARTBEAT, Discovery, direct, texts
+from p2p.engines.hivemind_watch import Watch
 from p2p.engines.networked import Networked
 from p2p.engines.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
 from p2p.errors import EngineMissing
@@ -25,7 +27,7 @@ from p2p.identity import Identity
 from p2p.listening import dialable, with_ports
 from p2p.toll import Toll
 from p2p.topic import Topic
-from p2p.types import Handlers, Peer, Started, Verdict
+from p2p.types import Handlers, Peer, PeerId, Started, Verdict
 
 IDENTIFY_EVERY = 10.0  # seconds between looks at where others see us
 RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
@@ -93,11 +95,13 @@ class HivemindEngine(Networked):
                 await self._subscribe(p2pd, inbox, 0)
                 discovery = Discovery(p2pd, self._topic, self._shards, self._book, self._clock, self._rng, self._shut_out)
                 self._finding = self._discovery = discovery
-                self._asking = asking = Asker(p2pd, discovery.visit)
+                watch = Watch(p2pd, self._cut_off_for_junk)
+                self._asking = asking = Asker(p2pd, discovery.visit, watch.came)
 
                 async with asking, trio.open_nursery() as nursery:
-                    nursery.start_soon(self._receive, p2pd, inbox, discovery)
-                    nursery.start_soon(self._keep_subscribed, p2pd, discovery)
+                    nursery.start_soon(self._receive, p2pd, inbox, discovery, watch)
+                    nursery.start_soon(self._keep_subscribed, p2pd, discovery, watch)
+                    nursery.start_soon(watch.run)
                     nursery.start_soon(serve, p2pd, self._desk)
                     nursery.start_soon(self._outbox.send_all, lambda shard: not discovery.members(shard), partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
@@ -147,7 +151,7 @@ class HivemindEngine(Networked):
         pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(self._topic.of(shard))}
         await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
 
-    async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery) -> None:
+    async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery, watch: Watch) -> None:
         """Enter and leave topics as `subscribe` said last."""
         inside: dict[int, trio.CancelScope] = {}
 
@@ -155,7 +159,7 @@ class HivemindEngine(Networked):
             with scope:
                 async with p2pd.wire() as inbox:
                     await self._subscribe(p2pd, inbox, shard)
-                    await self._receive(p2pd, inbox, discovery)
+                    await self._receive(p2pd, inbox, discovery, watch)
 
         async with trio.open_nursery() as nursery:
             while True:
@@ -174,11 +178,12 @@ class HivemindEngine(Networked):
         except P2pdRefused as error:
             log.warning("p2pd did not send a frame: %s", error)
 
-    async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery) -> None:
+    async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: Watch) -> None:
         """p2pd keeps 32 messages for us and drops what comes beyond: nothing here may wait for long."""
         async with trio.open_nursery() as nursery:
             while True:
                 message = await inbox.receive(p2pd.pb.PSMessage)
+                watch.came(len(message.data))
                 author = peer_of(getattr(message, "from"))  # proved by the signature that p2pd checked
                 if author is None or author == self.me:
                     continue
@@ -189,3 +194,7 @@ class HivemindEngine(Networked):
                 if not self._toll.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
                     log.warning("cut off %s: too many messages, or too many broken ones", author)
                     nursery.start_soon(discovery.hang_up, author)
+
+    def _cut_off_for_junk(self, peer: PeerId) -> None:
+        log.warning("cut off %s: it sends much that p2pd has no use for", peer)
+        self.shut_out(peer, self._toll.ran_dry(peer, self._clock()))

@@ -69,15 +69,19 @@ async def _serve_one(p2pd: P2pd, desk: Desk, stream: trio.SocketStream) -> None:
 
 
 class Asker:
-    """reach: sees to it that p2pd is connected, where an address is known; False where the peer is not to be asked. Raises P2pdGone."""
+    """reach: sees to it that p2pd is connected, where an address is known; False where the peer is not to be asked. Raises P2pdGone.
+    came: called with the bytes of each answer.
+    """
 
-    def __init__(self, p2pd: P2pd, reach: Callable[[PeerId], Awaitable[bool]]) -> None:
-        self._p2pd, self._visit = p2pd, reach
+    def __init__(self, p2pd: P2pd, reach: Callable[[PeerId], Awaitable[bool]], came: Callable[[int], None]) -> None:
+        self._p2pd, self._visit, self._came = p2pd, reach, came
         self._streams = KeptStreams(self._reach, self._new)
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
-        return await self._streams.ask(peer, question, limit)
+        answer = await self._streams.ask(peer, question, limit)
+        self._came(len(answer))
+        return answer
 
     async def __aenter__(self) -> "Asker":
         return self

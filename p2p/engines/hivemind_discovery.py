@@ -20,7 +20,8 @@ from p2p.outbound import TARGET, Outbound
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
-TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks at who is there; the second while nobody is, or somebody is new
+TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks at who is there; the second while nobody is, somebody is new, or one shut out
+BACK = 5.0  # was here within so many seconds
 HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
 MESHED = 1.5 * HEARTBEAT  # seconds after which it is in the mesh; before, nobody passes anything on to it
 DIAL_TIMEOUT = 8  # seconds; whole ones, as p2pd takes them
@@ -55,6 +56,7 @@ class Discovery:
         self._dialling: set[PeerId] = set()
         self._dialled: set[PeerId] = set()  # those of the connected that we dialled
         self._hanging_up: set[PeerId] = set()
+        self._was_back = -BACK  # when one who is shut out was here last
         self._unidentified: set[PeerId] = set()  # connected, and we have not heard yet where they listen
 
     async def run(self) -> None:
@@ -67,6 +69,7 @@ class Discovery:
                 await self._identify()
                 await self._keep_enough(nursery)
                 settled = self._members[0] and all(len(self._members[shard]) == len(there) for shard, there in self._subscribed.items())
+                settled = settled and self._clock() - self._was_back > BACK
                 await trio.sleep(TICK if settled else QUICK_TICK)
 
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
@@ -158,6 +161,7 @@ class Discovery:
                 since = self._connected[peer].connected_at if peer in self._connected else now
                 connected[peer] = Peer(peer, next(iter(texts(info.addrs)), ""), direction, since)
         for peer in [peer for peer in connected if self._shut_out(peer)]:
+            self._was_back = now
             await self.hang_up(peer)
             del connected[peer]
         self._note(connected, now)

@@ -127,9 +127,10 @@ class Wire:
 class P2pd:
     """A p2pd that answers. `open_p2pd` makes one."""
 
-    def __init__(self, control: Path) -> None:
+    def __init__(self, control: Path, pid: int) -> None:
         self.pb = messages()
         self.folder = control.parent  # nobody else can enter it
+        self.pid = pid
         self._control = control
 
     @contextlib.asynccontextmanager
@@ -175,7 +176,7 @@ async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_hear, process, last_words)
-                p2pd = P2pd(folder / "control")
+                p2pd = P2pd(folder / "control", process.pid)
                 async with await _leash(p2pd, process, last_words):
                     yield p2pd
                 nursery.cancel_scope.cancel()

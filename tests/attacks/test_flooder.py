@@ -159,8 +159,9 @@ def test_what_is_no_message_is_paid_for(amount: float) -> None:
 
 @pytest.mark.net
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
-def test_with_p2pd_it_is_cut_off_as_often_as_it_comes(tmp_path: Path) -> None:
-    result = attack(tmp_path, "hivemind", seconds=5.0)
+@pytest.mark.parametrize("kind", ["frames", "forged"])  # p2pd tells nobody of the second
+def test_with_p2pd_it_is_cut_off_as_often_as_it_comes(kind: str, tmp_path: Path) -> None:
+    result = attack(tmp_path, "hivemind", kind, seconds=5.0)
     assert result.never == 0
     assert result.written_again < RATE * 5  # it is let in again and again: p2pd keeps nobody out
     assert result.honest_lost <= result.honest_sent // 20

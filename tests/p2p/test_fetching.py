@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.blobs import ID_BYTES, BlobStore, content_id
-from p2p.fetching import HOLDERS, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Server, Want, answer, answered, asked, question
+from p2p.fetching import MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Server, Want, answer, answered, asked, question
+from p2p.holders import HOLDERS
 from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
 
 BLOB = b"blob" * 100

@@ -1,0 +1,43 @@
+"""Which connection brings more than what came of it explains. Pure; what passed is an argument.
+
+An engine that is told of good messages alone sees how much each connection brings, and not what it is. But it knows a bound: a neighbour
+hands on each message once at most, so what it sends is no more than all messages that anybody handed on, all that was asked for, and some
+gossip and routing. What is beyond that is junk, of whatever kind.
+"""
+
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+RATE = 64 * 1024.0  # bytes a second that need no explanation: gossip, routing, questions, what is relayed
+BURST = 2 * 1024 * 1024.0  # bytes: a second of 10,000 messages. What came and was not yet looked into has to fit in, too
+AROUND = 600  # bytes with a message: its signature and names, three heartbeats of gossip about it, the layers below
+
+Connection = TypeVar("Connection", bound=Hashable)
+
+
+class Unexplained(Generic[Connection]):
+    """Each connection owes what it brought and nothing explains, less `rate` a second; `burst` at most, and as much to its credit."""
+
+    def __init__(self, rate: float = RATE, burst: float = BURST) -> None:
+        self._rate, self._burst = rate, burst
+        self._owed: dict[Connection, float] = {}  # bytes, at the last look
+        self._brought: Mapping[Connection, int] = {}  # ever, at the last look
+        self._allowed = 0.0  # bytes to each since then
+        self._most = 0.0  # no connection owes more by now, whoever brought what came
+
+    def passed(self, seconds: float, brought: int, explained: int) -> bool:
+        """So much time, in which all connections together brought so many bytes, `explained` of them of use. Whether one may be over its
+        limit by now; to find out, `over` wants to know what each has brought.
+        """
+        allowed = explained + self._rate * seconds
+        self._allowed += allowed
+        self._most = max(-self._burst, self._most + brought - allowed)
+        return self._most > self._burst
+
+    def over(self, brought: Mapping[Connection, int]) -> list[Connection]:
+        """brought: bytes since it began, by connection, of all there are. Those over the limit; what they owe is forgotten."""
+        owed = {each: self._owed.get(each, 0.0) + size - self._brought.get(each, 0) - self._allowed for each, size in brought.items()}
+        found = [each for each, size in owed.items() if size > self._burst]
+        self._owed = {each: max(-self._burst, size) for each, size in owed.items() if each not in found}
+        self._brought, self._allowed, self._most = dict(brought), 0.0, max(self._owed.values(), default=0.0)
+        return found

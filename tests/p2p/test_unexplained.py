@@ -1,0 +1,127 @@
+"""Who brings more than what came of it explains, by an account and by what the kernel says."""
+
+import logging
+import os
+import socket
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.engines import hivemind_watch
+from p2p.engines.hivemind_watch import Watch
+from p2p.engines.p2pd_sockets import sockets_of
+from p2p.unexplained import BURST, RATE, Unexplained
+
+HERE = ("a", "b", "c")
+LINUX = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts bytes by connection on Linux only")
+
+
+class Line:
+    """Connections, and what they have brought so far."""
+
+    def __init__(self) -> None:
+        self.account = Unexplained[str]()
+        self.brought = dict.fromkeys(HERE, 0)
+
+    def passes(self, seconds: float, more: dict[str, int], explained: int) -> list[str]:
+        for each, size in more.items():
+            self.brought[each] += size
+        if self.account.passed(seconds, sum(more.values()), explained):
+            return self.account.over(self.brought)
+        return []
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3 * int(BURST)), max_size=5), st.floats(0.01, 10)), max_size=30), st.data())
+def test_who_hands_on_each_message_once_is_never_over(ticks: list[tuple[list[int], float]], data: st.DataObject) -> None:
+    line = Line()
+    for messages, seconds in ticks:
+        gossip = data.draw(st.integers(0, int(RATE * seconds)))
+        some = {each: sum(size for size in messages if data.draw(st.booleans())) + gossip for each in HERE}
+        assert line.passes(seconds, some, sum(messages)) == []
+
+
+def test_junk_is_found_within_a_second_and_the_others_are_left_alone() -> None:
+    line, found, ticks = Line(), list[str](), 0
+    while not found:
+        ticks += 1
+        found = line.passes(0.5, {"a": 400_000 + 10_000 * 250 // 2, "b": 400_000, "c": 400_000}, 400_000)
+    assert found == ["a"] and ticks <= 3
+
+
+def test_below_the_rate_nothing_is_found_and_above_it_sooner_or_later_everything() -> None:
+    line = Line()
+    assert not any(line.passes(0.5, {"a": int(RATE / 2)}, 0) for _ in range(1000))
+    assert any(line.passes(0.5, {"a": int(RATE)}, 0) for _ in range(1000))
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, int(BURST)), min_size=3, max_size=3), st.integers(0, int(BURST))), max_size=40))
+def test_who_is_over_is_always_suspected(ticks: list[tuple[list[int], int]]) -> None:
+    line = Line()
+    for sizes, explained in ticks:
+        for each, size in zip(HERE, sizes, strict=True):
+            line.brought[each] += size
+        if line.account.passed(0.5, sum(sizes), explained):
+            line.account.over(line.brought)
+        else:
+            assert deepcopy(line.account).over(line.brought) == []
+
+
+def test_what_a_connection_owed_ends_with_it_and_pulses_are_no_way_around() -> None:
+    line = Line()
+    assert line.passes(0.5, {"a": int(BURST)}, 0) == []
+    line.brought.pop("a")
+    assert line.account.over(line.brought) == []
+    line.brought["a"] = 0
+    assert line.passes(0.5, {"a": int(BURST)}, 0) == []  # a new one of that name
+    pulses = [line.passes(0.5, {"a": int(BURST) if n % 2 else 0}, 0) for n in range(8)]
+    assert ["a"] in pulses
+
+
+@LINUX
+@pytest.mark.net
+@pytest.mark.parametrize("family, host", [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "127.0.0.1")])
+def test_the_kernel_counts_what_came_over_a_connection(family: socket.AddressFamily, host: str) -> None:
+    wildcard = "::" if family == socket.AF_INET6 else "127.0.0.1"
+    with socket.create_server((wildcard, 0), family=family, dualstack_ipv6=family == socket.AF_INET6) as server:
+        with socket.create_connection((host, server.getsockname()[1])) as ours, server.accept()[0] as theirs:
+            ours.sendall(b"x" * 12_345)
+            received = 0
+            while received < 12_345:
+                received += len(theirs.recv(4096))
+            found = {each.inode: each for each in sockets_of(os.getpid())}
+            there = found[os.fstat(theirs.fileno()).st_ino]
+            assert (there.host, there.port, there.received) == (host, ours.getsockname()[1], 12_345)
+            assert found[os.fstat(ours.fileno()).st_ino].received == 0
+        assert not {os.fstat(server.fileno()).st_ino} & {each.inode for each in sockets_of(os.getpid())}  # it listens
+
+
+@LINUX
+def test_a_process_that_is_gone_is_told_of() -> None:
+    with pytest.raises(OSError):
+        sockets_of(2**22 + 1)
+
+
+@LINUX
+@pytest.mark.trio
+async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: Any
+) -> None:
+    def forbidden(pid: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(hivemind_watch, "sockets_of", forbidden)
+    cut: list[str] = []
+    p2pd: Any = SimpleNamespace(pid=os.getpid())
+    with caplog.at_level(logging.INFO), trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Watch(p2pd, cut.append).run)
+            await trio.sleep(1.1)
+            with Path("/dev/zero").open("rb", buffering=0) as zeros:
+                zeros.read(int(2 * BURST))
+    assert not cut and "cannot be seen" in caplog.text and "Operation not permitted" in caplog.text
