@@ -2,6 +2,7 @@
 
     python -m benchmarks.replay [--model tiny|tiny-latent] [--rounds 120] [--seeds 3] [--json]
     python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     a sweep: each side at its own best
+    python -m benchmarks.replay --rounds 60 --every 4 --first-seed 4 --seeds 6 --answers 6 --unguarded     on seeds that chose nothing
     python -m benchmarks.replay --rates 5e-4 --replay-rates 5e-4 --updates 8 --size 64 --importance-cap 0 --max-kl 0.1 [--unguarded]
                                                                               the guard, and what happens without it
 
@@ -40,9 +41,9 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Task, TaskRef
 
 REACHED = 0.9  # of the plain side's gain: the target
-LOOK = 3  # answers to a held-out question for a point of the curve
 PASS_AT = 8
 BEST = {"tiny": (5e-4, 2e-4), "tiny-latent": (3e-4, 3e-4)}  # rates found, plain and with replay (docs/performance.md)
+SETTING = {"tiny": (4, 32), "tiny-latent": (2, 24)}  # and updates a round, and the pool's size
 FIGURES = ("pass_1", "pass_8", "clip_fraction", "drift", "staleness", "rests", "cpu_seconds")
 
 
@@ -98,10 +99,10 @@ def main() -> None:
     runs: dict[str, list[Run]] = {"plain": [], "replay": []}
     curriculum = curriculum_of(_config(arguments, "plain", 0.0)).name
     with Verifier(curriculum) as verifier:
-        for seed in range(1, arguments.seeds + 1):
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
             for side in ("plain", "replay") if seed % 2 else ("replay", "plain"):
                 for rate in arguments.rates if side == "plain" else arguments.replay_rates:
-                    one = run(_config(arguments, side, rate), seed, arguments.rounds, arguments.every, arguments.items, verifier)
+                    one = run(_config(arguments, side, rate), seed, arguments, verifier)
                     runs[side].append(one)
                     print(f"seed {seed} {side:7} {rate:g} {_line(one)}", file=sys.stderr, flush=True)
     told = compare(runs["plain"], runs["replay"], arguments.mu)
@@ -122,8 +123,9 @@ def _arguments() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__.split("\n")[0] if __doc__ else None)
     for name, kind, default in (
-        ("rounds", int, 120), ("seeds", int, 3), ("rates", rates, ()), ("replay-rates", rates, ()), ("local", int, 8),
-        ("updates", int, 2), ("batch", int, 8), ("size", int, 24), ("age", int, 32), ("bias", float, 0.9), ("strategy", str, "uniform"),
+        ("rounds", int, 120), ("seeds", int, 3), ("first-seed", int, 1), ("rates", rates, ()), ("replay-rates", rates, ()),
+        ("local", int, 8), ("answers", int, 3),
+        ("updates", int, 0), ("batch", int, 8), ("size", int, 0), ("age", int, 32), ("bias", float, 0.9), ("strategy", str, "uniform"),
         ("importance-cap", float, 2.0), ("max-kl", float, 1.0), ("mu", float, 6.0), ("every", int, 10), ("items", int, 24),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default)
@@ -131,7 +133,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--unguarded", action="store_true", help="the guard's limits out of reach")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    best = BEST[arguments.model]
+    best, setting = BEST[arguments.model], SETTING[arguments.model]
+    arguments.updates, arguments.size = arguments.updates or setting[0], arguments.size or setting[1]
     arguments.rates, arguments.replay_rates = arguments.rates or best[:1], arguments.replay_rates or best[1:]
     return arguments
 
@@ -205,11 +208,12 @@ def _line(one: Run) -> str:
     return f"pass@1 {one.pass_1:.3f} pass@{PASS_AT} {one.pass_8:.3f} {guard} | {curve}"
 
 
-def run(config: NodeConfig, seed: int, rounds: int, every: int, items: int, verifier: Verifier) -> Run:
+def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: Verifier) -> Run:
     """One node alone. Looks at held-out items draw from the policy's own randomness, alike on both sides."""
+    rounds, every, items, answers = arguments.rounds, arguments.every, arguments.items, arguments.answers
     node, policy = _alone(config, seed, verifier)
     result, trained, tokens, drawn = Run(config.train.learning_rate, seed), 0, 0, 0
-    result.curve.append((0, 0.0, _held_out(config, policy, verifier, items, LOOK)[0]))
+    result.curve.append((0, 0.0, _held_out(config, policy, verifier, items, answers)[0]))
     for t in range(1, rounds + 1):
         begun = time.process_time()
         report = run_round(t, node)
@@ -219,7 +223,7 @@ def run(config: NodeConfig, seed: int, rounds: int, every: int, items: int, veri
         result.drift += report.update.drift / rounds
         result.staleness += report.staleness_mean / rounds
         if t % every == 0:
-            result.curve.append((drawn, trained * drawn / tokens, _held_out(config, policy, verifier, items, LOOK)[0]))
+            result.curve.append((drawn, trained * drawn / tokens, _held_out(config, policy, verifier, items, answers)[0]))
     result.rests = node.schedule.state.rests
     result.pass_1, result.pass_8 = _held_out(config, policy, verifier, items, PASS_AT)
     return result
