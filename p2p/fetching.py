@@ -24,6 +24,7 @@ TOGETHER = 128 * 1024  # bytes of an answer to several ids that we ask for: more
 ASK_AT_ONCE = 64  # questions under way: those to peers that are gone may take a while, and must not keep others waiting
 HEDGE = 0.5  # seconds after which the next holder is asked too
 PATIENCE = 10.0  # seconds for one holder
+AGAIN = 1.0  # seconds after which a holder that could not be asked is asked once more: it may be the only one
 _LENGTH = struct.Struct(">I")
 _PEERS = 4096  # whose use of our upload is remembered
 
@@ -121,6 +122,7 @@ class _Question:
         self.size = 0  # bytes of the answer, as offered
         self.over = trio.Event()
         self.blobs: dict[bytes, bytes | None] | None = None  # None: it was given up before there was an answer, or a refusal
+        self.failed: Unanswered | None = None  # in place of an answer
 
     @property
     def limit(self) -> int:
@@ -148,7 +150,8 @@ class Fetcher:
     async def fetch(self, want: Want) -> bytes | None:
         """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
 
-        A holder that lets us wait is not given up when the next is asked: whoever answers first wins, the others are hung up on.
+        A holder that lets us wait is not given up when the next is asked: whoever answers first wins, the others are hung up on. One
+        that could not be asked is asked once more, while the others go on.
         """
         found = self._store.get(want.id)
         if found is not None:
@@ -158,7 +161,7 @@ class Fetcher:
             async def ask(holder: PeerId, settled: trio.Event) -> None:
                 nonlocal found
                 try:
-                    blob = await self._ask_one(holder, want)
+                    blob = await self._ask_up_to_twice(holder, want, settled)
                     if blob is not None and found is None:
                         found = blob
                         self._store.put(blob)
@@ -173,8 +176,23 @@ class Fetcher:
                     await settled.wait()
         return found
 
+    async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event) -> bytes | None:
+        """settled: set where it could not be asked the first time, for nobody else is to wait for the second."""
+        try:
+            return await self._ask_one(holder, want)
+        except Unanswered:
+            settled.set()
+        await trio.sleep(AGAIN)
+        try:
+            return await self._ask_one(holder, want)
+        except Unanswered:
+            return None
+
     async def _ask_one(self, holder: PeerId, want: Want) -> bytes | None:
-        """Blobs that are wanted of one holder at one moment are one question: who wants the first asks, the others wait."""
+        """Blobs that are wanted of one holder at one moment are one question: who wants the first asks, the others wait.
+
+        Raises Unanswered where the holder could not be asked.
+        """
         while True:
             shared = self._unsent.get(holder)
             if shared is not None and shared.takes(want):
@@ -186,9 +204,14 @@ class Fetcher:
                     async with self._at_once:  # a checkpoint: those who choose at the same moment join in
                         self._close(holder, shared)
                         shared.blobs = await self._asked(holder, shared)
+                except Unanswered as error:
+                    log.debug("%d blobs were not fetched from %s: %s", len(shared.wants), holder, error)
+                    shared.failed = error
                 finally:
                     self._close(holder, shared)
                     shared.over.set()
+            if shared.failed is not None:
+                raise Unanswered(str(shared.failed))
             if shared.blobs is not None:
                 return shared.blobs[want.id]
 
@@ -197,13 +220,10 @@ class Fetcher:
             del self._unsent[holder]
 
     async def _asked(self, holder: PeerId, wanted: _Question) -> dict[bytes, bytes | None]:
+        """Raises Unanswered where it could not be asked; that it took too long is an answer, too."""
         ids, nothing = list(wanted.wants), dict[bytes, bytes | None].fromkeys(wanted.wants)
         with trio.move_on_after(PATIENCE):
-            try:
-                reply = await self._ask(holder, question(ids), wanted.limit)
-            except Unanswered as error:
-                log.debug("%d blobs were not fetched from %s: %s", len(ids), holder, error)
-                return nothing
+            reply = await self._ask(holder, question(ids), wanted.limit)
             self.received += len(reply)
             if not reply:
                 return nothing

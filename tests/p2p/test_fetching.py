@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.blobs import ID_BYTES, BlobStore, content_id
-from p2p.fetching import MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Server, Want, answer, answered, asked, question
+from p2p.fetching import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Server, Want, answer, answered, asked, question
 from p2p.holders import HOLDERS
 from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
 
@@ -132,7 +132,19 @@ async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.
     peers = Peers(a=silent, b=gone, **{str(n): (lambda: b"") for n in range(40)})
     start = trio.current_time()
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
-    assert len(peers.asked) == HOLDERS and trio.current_time() - start <= PATIENCE + 1
+    assert len(peers.asked) == HOLDERS + 1 and peers.asked.count(B) == 2 and trio.current_time() - start <= PATIENCE + 1
+
+
+@pytest.mark.trio
+async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(autojump_clock: trio.testing.MockClock) -> None:
+    tries = iter([gone, has])
+    peers = Peers(a=lambda: next(tries)(), b=lambda: answer([None]))
+    start = trio.current_time()
+    assert await peers.fetch([A, B]) == BLOB and peers.asked == [A, B, A]
+    assert AGAIN <= trio.current_time() - start < AGAIN + 0.1
+    for last, often in ((gone, 2), (lambda: answer([None]), 1)):
+        peers = Peers(a=last)
+        assert await peers.fetch([A]) is None and peers.asked == often * [A]
 
 
 @pytest.mark.trio
