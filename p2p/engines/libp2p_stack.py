@@ -13,7 +13,7 @@ The library's defaults do not suit a daemon that talks to strangers; each depart
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +32,13 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.tools.anyio_service import TrioManager
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
 from p2p.engines.libp2p_metered import ITEM, READ, Meter, Metered, cost
 from p2p.engines.libp2p_network import MUXERS, Muxing, Network
+from p2p.engines.libp2p_services import keep_running, running
 from p2p.envelope import MAX_FRAME
 from p2p.errors import CannotListen
 from p2p.identity import Identity
@@ -108,26 +108,6 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
             await super()._identify_task_entry(peer_id, reason)
         except Exception as error:  # a system task of trio: what it raises would end the process; the peer stays unidentified
             log.debug("identify failed: %r", error)
-
-
-class Tasks(TrioManager):  # type: ignore[misc]
-    """Runs a service whose one-off tasks may fail alone. Its daemon tasks may not: the engine then starts all anew."""
-
-    def run_task(
-        self, async_fn: Callable[..., Awaitable[Any]], *args: Any, daemon: bool = False, name: str | None = None, _internal: bool = False
-    ) -> None:
-        if daemon or _internal:
-            super().run_task(async_fn, *args, daemon=daemon, name=name, _internal=_internal)
-            return
-
-        async def alone() -> None:
-            try:
-                await async_fn(*args)
-            except Exception as error:  # one message or one peer that the library could not handle; the log hears of it
-                log.debug("%s failed: %r", name or async_fn, error)
-
-        if self._task_nursery is not None and not self.is_cancelled:  # straight into it: the library would look through all its tasks first
-            self._task_nursery.start_soon(alone, name=name)
 
 
 @dataclass(slots=True)
@@ -330,14 +310,14 @@ async def open_stack(
             if len(host.get_transport_addrs()) < len(wanted):
                 raise CannotListen(f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen")
             dht = KadDHT(host, DHTMode.SERVER)
-            async with _running(pubsub), _running(router):
+            async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
                 subscription = await pubsub.enter(topic)
                 try:
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(drain, subscription)
                         nursery.start_soon(_tidy, router)
-                        nursery.start_soon(_keep_running, dht)
+                        nursery.start_soon(keep_running, dht)
                         yield Stack(host, pubsub, router, dht)
                         nursery.cancel_scope.cancel()
                 finally:
@@ -363,30 +343,6 @@ def _host(identity: Identity) -> Host:
         connection_config=ConnectionConfig(min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0),
     )
     return Host(network, addrs_factory=lambda found: [multiaddr.Multiaddr(text) for text in dialable([str(address) for address in found])])
-
-
-@contextlib.asynccontextmanager
-async def _running(service: Any) -> AsyncIterator[None]:
-    async with trio.open_nursery() as nursery:
-        manager = Tasks(service)
-        service._manager = manager
-        nursery.start_soon(manager.run)
-        await manager.wait_started()
-        try:
-            yield
-        finally:
-            await manager.stop()
-
-
-async def _keep_running(dht: Any) -> None:
-    """The DHT is only for finding peers: when it breaks, it starts again by itself and nothing else stops."""
-    while True:
-        try:
-            async with _running(dht):
-                await dht.manager.wait_finished()
-        except Exception as error:  # whatever broke in it; the log hears of it
-            log.warning("the DHT broke and starts again in a minute: %r", error)
-        await trio.sleep(60)
 
 
 async def drain(subscription: Any) -> None:
