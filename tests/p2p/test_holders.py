@@ -34,6 +34,11 @@ def test_a_crowd_of_connected_leaves_room_for_strangers_and_strangers_for_them()
     assert after([A]).likely([], PEERS[:50], lambda _: True) == PEERS[:HOLDERS]  # nobody strange was heard
 
 
+def test_who_was_heard_long_ago_is_forgotten() -> None:
+    assert A in after([A, *PEERS[1:HEARD]]).likely([], [], {A}.__contains__)
+    assert A not in after([A, *PEERS[1 : HEARD + 1]]).likely([], [], {A}.__contains__)
+
+
 @given(
     st.lists(st.sampled_from(PEERS), max_size=300),
     st.lists(st.sampled_from(PEERS), max_size=2),
