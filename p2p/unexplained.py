@@ -23,21 +23,21 @@ class Unexplained(Generic[Connection]):
         self._owed: dict[Connection, float] = {}  # bytes, at the last look
         self._brought: Mapping[Connection, int] = {}  # ever, at the last look
         self._allowed = 0.0  # bytes to each since then
-        self._most = 0.0  # no connection owes more by now, whoever brought what came
+        self._most = 0.0  # no connection owes more by now, new ones included, whoever brought what came
 
     def passed(self, seconds: float, brought: int, explained: int) -> bool:
-        """So much time, in which all connections together brought so many bytes, `explained` of them of use. Whether one may be over its
-        limit by now; to find out, `over` wants to know what each has brought.
+        """So much time, in which all connections together brought so many bytes, `explained` of them of use. Whether to call `over`: one
+        may be over its limit, or so much was allowed since the last look that a new connection would have much to its credit.
         """
         allowed = explained + self._rate * seconds
         self._allowed += allowed
-        self._most = max(-self._burst, self._most + brought - allowed)
-        return self._most > self._burst
+        self._most = max(0.0, self._most + brought - allowed)
+        return self._most > self._burst or self._allowed > self._burst / 4
 
     def over(self, brought: Mapping[Connection, int]) -> list[Connection]:
         """brought: bytes since it began, by connection, of all there are. Those over the limit; what they owe is forgotten."""
         owed = {each: self._owed.get(each, 0.0) + size - self._brought.get(each, 0) - self._allowed for each, size in brought.items()}
         found = [each for each, size in owed.items() if size > self._burst]
         self._owed = {each: max(-self._burst, size) for each, size in owed.items() if each not in found}
-        self._brought, self._allowed, self._most = dict(brought), 0.0, max(self._owed.values(), default=0.0)
+        self._brought, self._allowed, self._most = dict(brought), 0.0, max([0.0, *self._owed.values()])
         return found

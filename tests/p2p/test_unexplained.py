@@ -53,6 +53,16 @@ def test_junk_is_found_within_a_second_and_the_others_are_left_alone() -> None:
     assert found == [[], ["a"]]
 
 
+@pytest.mark.parametrize("calm", [0.0, 3600.0])
+def test_who_comes_after_a_long_calm_has_no_more_to_his_credit(calm: float) -> None:
+    line = Line()
+    for _ in range(int(2 * calm)):
+        line.passes(0.5, dict.fromkeys(HERE, 1000), 1000)
+    line.brought["new"] = 0
+    found = [line.passes(0.5, {"new": 1_250_000, **dict.fromkeys(HERE, 1000)}, 1000) for _ in range(3)]
+    assert ["new"] in found
+
+
 def test_below_the_rate_nothing_is_found_and_above_it_sooner_or_later_everything() -> None:
     line = Line()
     assert not any(line.passes(0.5, {"a": int(RATE / 2)}, 0) for _ in range(1000))
