@@ -63,6 +63,13 @@ def test_who_comes_after_a_long_calm_has_no_more_to_his_credit(calm: float) -> N
     assert ["new"] in found
 
 
+def test_what_the_others_have_to_their_credit_hides_nobody_new() -> None:
+    line = Line()
+    line.passes(0.5, {}, int(3 * BURST))
+    line.brought["new"] = 0
+    assert line.passes(0.5, {"new": int(BURST + RATE)}, 0) == ["new"]
+
+
 def test_below_the_rate_nothing_is_found_and_above_it_sooner_or_later_everything() -> None:
     line = Line()
     assert not any(line.passes(0.5, {"a": int(RATE / 2)}, 0) for _ in range(1000))
