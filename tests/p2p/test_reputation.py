@@ -248,7 +248,7 @@ async def test_nothing_is_fetched_from_who_is_shunned(tmp_path: Path, autojump_c
     for _ in range(3):
         life.member.report(B, Reason.NOT_ASKED_FOR)
     assert await life.member.fetch(Want(bytes(12), 10, [B, C])) is None
-    assert asked == [C, A, C, A]
+    assert asked[:2] == [C, A] and sorted(asked[2:]) == sorted([C, A])  # whom it could not ask it asks once more, at one moment
 
 
 def test_who_is_shunned_and_talks_on_is_shut_out_and_who_passes_on_what_it_says_is_not(tmp_path: Path) -> None:
