@@ -46,6 +46,18 @@ def group_of_host(host: str) -> str | None:
     return LOCAL if any(ip in network for network in _LOCAL_4) else f"{ip.packed[0]}.{ip.packed[1]}"
 
 
+def machine_of_host(host: str) -> str:
+    """What a machine cannot change by itself: its address of IPv4, its /64 of IPv6 (RFC 4291 2.5.4). What is no address stays as it is."""
+    try:
+        ip = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return host
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = _inner(ip)
+        return ip.packed[:8].hex() if inner is None else str(inner)
+    return str(ip)
+
+
 @lru_cache(maxsize=1 << 14)
 def only_here(address: str) -> bool:
     """Loopback and link-local: means another machine to whoever says it and to whoever hears it."""

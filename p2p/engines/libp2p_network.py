@@ -24,7 +24,9 @@ from libp2p.stream_muxer.yamux.yamux import (
     Yamux,
 )
 
+from p2p.doorstep import Doorstep
 from p2p.netgroup import group_of_host
+from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
 WITHHELD = 64 * 1024  # bytes
@@ -129,13 +131,15 @@ class Network(Swarm):  # type: ignore[misc]
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__  # who is hung up on; `libp2p_stack` knows
+        self.doorstep = Doorstep()
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """The library keeps a place and a task for every connection that ever came in: after the 160th in its life nobody is let in."""
-        group = group_of_host((read_write_closer.get_remote_address() or ("",))[0]) or ""
-        if not await self._make_room(group):
+        host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
+        group = group_of_host(host) or ""
+        if not self.doorstep.open_to(host, trio.current_time()) or not await self._make_room(group):
             await read_write_closer.close()
             return
         self.inbound.setdefault(group, []).append(read_write_closer)
@@ -149,6 +153,8 @@ class Network(Swarm):  # type: ignore[misc]
             log.debug("a connection that came in failed: %r", error)
         finally:
             self._gone(group, read_write_closer)
+            if muxed is not None and self.shut_out(str(muxed.peer_id)):
+                self.doorstep.shut_out(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):  # it may be closed already
                 await read_write_closer.close()
 

@@ -20,6 +20,7 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from p2p import neighbours, outbound
 from p2p.address import parse_bootstrap, parse_listen
+from p2p.doorstep import PEERS
 from p2p.engines import libp2p_network
 from p2p.engines.asking import SERVED_EACH
 from p2p.engines.libp2p import Libp2pEngine
@@ -39,6 +40,7 @@ pytestmark = [pytest.mark.trio, pytest.mark.net]
 TOPIC = Topic("main", "0123456789abcdef")
 
 
+MULTISTREAM = b"\x13/multistream/1.0.0\n"  # whoever is let in is answered the same
 QUIET = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: b"")
 
 
@@ -379,10 +381,11 @@ async def test_a_connection_that_ended_leaves_its_place(monkeypatch: pytest.Monk
         nursery.cancel_scope.cancel()
 
 
-async def refused(stream: trio.SocketStream) -> bool:
+async def refused(stream: trio.SocketStream, say: bytes = b"") -> bool:
     """Whether the other end hangs up at once, instead of answering."""
     with trio.move_on_after(5):
         try:
+            await stream.send_all(say)
             return await stream.receive_some(1) == b""
         except trio.BrokenResourceError:
             return True
@@ -433,6 +436,38 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
         await until(lambda: taken() == {"127.7": 2, "127.8": 2})
         assert await refused(await come("127.8.0.1"))
         assert len(crowd) == 4 and a_engine.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
+async def test_a_machine_that_sends_one_hostile_peer_after_another_is_not_let_in() -> None:
+    """Not as somebody new either; those who are here already from the same address stay, and another address is let in."""
+    a, a_engine = member(1)
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(a.run)
+        _, endpoint = parse_bootstrap(addresses[0])
+
+        async def greeted(source: str) -> bool:
+            caller = await trio.open_tcp_stream(endpoint.host, endpoint.port, local_address=source)
+            async with caller:
+                if not await refused(caller, MULTISTREAM):
+                    return True
+            return False
+
+        async def offend(stack: Stack, target: Any) -> None:
+            a_engine.shut_out(PeerId(str(stack.host.get_id())), 60)
+            await until(lambda: not stack.host.get_network().get_connections(target))
+
+        b, _ = member(2, bootstrap=addresses[:1])
+        await nursery.start(b.run)
+        await until(b.peers)
+        for n in range(int(PEERS) + 1):
+            assert await greeted("127.0.0.1")
+            await hostile_stack(addresses, offend, 60 + n)
+            await until(lambda: a_engine._stack and len(a_engine._stack.host.get_network().get_connections()) == 1)
+        assert not await greeted("127.0.0.1") and await greeted("127.0.0.2")
+        await heard(a, b)
+        assert a_engine.restarts == 0
         nursery.cancel_scope.cancel()
 
 

@@ -1,0 +1,86 @@
+"""Whom nobody lets in any more, because of who came from there before."""
+
+import ipaddress
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.doorstep import _KNOWN, CLOSED, EVERY, PEERS, Doorstep
+from p2p.netgroup import machine_of_host
+from p2p.types import PeerId
+
+HERE, THERE = "11.0.0.1", "11.0.0.2"
+KEYS = (PeerId(f"new {n}") for n in itertools.count())
+
+
+def come(doorstep: Doorstep, count: int, now: float, host: str = HERE) -> None:
+    """So many hostile peers."""
+    for peer in itertools.islice(KEYS, count):
+        doorstep.shut_out(peer, host, now)
+
+
+def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone() -> None:
+    doorstep = Doorstep()
+    come(doorstep, int(PEERS), 0.0)
+    assert doorstep.open_to(HERE, 0.0)  # a few may be anybody's neighbours
+    come(doorstep, 1, 0.0)
+    assert not doorstep.open_to(HERE, CLOSED - 1) and doorstep.open_to(THERE, CLOSED - 1)
+    assert doorstep.open_to(HERE, CLOSED)
+
+
+def test_who_goes_on_waits_longer_each_time() -> None:
+    doorstep, now, waits = Doorstep(), 0.0, list[float]()
+    while len(waits) < 8:
+        come(doorstep, 1, now)
+        closed = now
+        while not doorstep.open_to(HERE, now):
+            now += CLOSED
+        if now > closed:
+            waits.append(now - closed)
+    assert waits == [60, 120, 240, 480, 960, 960, 960, 960]
+
+
+def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> None:
+    doorstep = Doorstep()
+    for n in range(1000):
+        doorstep.shut_out(PeerId("the same"), HERE, float(n))
+    assert doorstep.open_to(HERE, 1000.0)
+    for n in range(100):
+        come(doorstep, 1, 1000 + n * EVERY)
+        assert doorstep.open_to(HERE, 1000 + n * EVERY)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    doorstep = Doorstep()
+    for n in range(10_000):
+        come(doorstep, 1, float(n), f"11.1.{n // 256}.{n % 256}")
+    assert len(doorstep._known) == _KNOWN and len(doorstep._toll._purses) <= _KNOWN
+
+
+@pytest.mark.parametrize(
+    "host, machine",
+    [
+        ("11.0.0.1", "11.0.0.1"),
+        ("::ffff:11.0.0.1", "11.0.0.1"),
+        ("2a01:4f8::1", "2a0104f800000000"),
+        ("2a01:4f8::ffff:ffff:ffff:ffff", "2a0104f800000000"),
+        ("2a01:4f8:0:1::1", "2a0104f800000001"),
+        ("fe80::1%eth0", "fe80000000000000"),
+        ("", ""),
+    ],
+)
+def test_a_machine_is_an_address_of_ipv4_or_a_64_of_ipv6(host: str, machine: str) -> None:
+    assert machine_of_host(host) == machine
+
+
+@given(st.text() | st.ip_addresses().map(str))
+def test_every_host_is_some_machine(host: str) -> None:
+    machine = machine_of_host(host)
+    try:
+        ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        assert machine == host
+    else:
+        assert machine_of_host(machine) == machine or len(machine) == 16
