@@ -23,13 +23,19 @@ class Doorstep:
         self._known: OrderedDict[PeerId, None] = OrderedDict()  # who was charged for
 
     def shut_out(self, peer: PeerId, host: str, now: float) -> None:
-        """A peer that came from there, an IP address as text, was shut out. It counts once: its own ban is for when it comes again."""
-        if peer in self._known:
+        """A peer was shut out that came from there: an IP address as text, or "" where that is not known, which counts for nothing. Each
+        peer counts once: its own ban is for when it comes again.
+        """
+        if not host or self.knows(peer):
             return
         self._known[peer] = None
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
         self._toll.pay(machine_of_host(host), now)
 
+    def knows(self, peer: PeerId) -> bool:
+        """Whether it was counted."""
+        return peer in self._known
+
     def open_to(self, host: str, now: float) -> bool:
-        return not self._toll.banned(machine_of_host(host), now)
+        return not host or not self._toll.banned(machine_of_host(host), now)

@@ -93,7 +93,7 @@ class HivemindEngine(Networked):
                 await self._note_addresses(p2pd, listen)
                 self._listen = listen  # and so the ports are the same after a restart
                 await self._subscribe(p2pd, inbox, 0)
-                discovery = Discovery(p2pd, self._topic, self._shards, self._book, self._clock, self._rng, self._shut_out)
+                discovery = Discovery(p2pd, self._topic, self._shards, self._book, self._clock, self._rng, self._shut_out, self._doorstep)
                 self._finding = self._discovery = discovery
                 watch = Watch(p2pd, self._cut_off_for_junk)
                 self._asking = asking = Asker(p2pd, discovery.visit, watch.came)

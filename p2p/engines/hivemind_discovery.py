@@ -11,7 +11,9 @@ import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from p2p.address import parse_endpoint
 from p2p.addressbook import AddressBook
+from p2p.doorstep import Doorstep
 from p2p.engines.lasting import Shards
 from p2p.engines.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
 from p2p.neighbours import Neighbours, Visits
@@ -33,7 +35,9 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """`shut_out`: whether a peer is to stay away; it is disconnected as often as it comes."""
+    """`shut_out`: whether a peer is to stay away; it is disconnected as often as it comes. p2pd lets in whoever dials: who comes from where
+    nobody is let in (`doorstep`) is disconnected at the next look.
+    """
 
     def __init__(
         self,
@@ -44,9 +48,10 @@ class Discovery:
         clock: Callable[[], float],
         rng: random.Random,
         shut_out: Callable[[PeerId], bool],
+        doorstep: Doorstep,
     ) -> None:
         self._p2pd, self._topic, self._shards, self._book = p2pd, topic, shards, book
-        self._clock, self._rng, self._shut_out = clock, rng, shut_out
+        self._clock, self._rng, self._shut_out, self._doorstep = clock, rng, shut_out, doorstep
         self._subscribed: dict[int, dict[PeerId, float]] = {0: {}}  # shard -> connected peers in its topic, and since when, in trio's time
         self._members: dict[int, set[PeerId]] = {0: set()}  # those of them that are in the mesh by now
         self._neighbours, self._visits = Neighbours(), Visits()
@@ -144,6 +149,10 @@ class Discovery:
         for there in self._members.values():
             there.discard(peer)
         try:
+            if self._shut_out(peer) and peer not in self._dialled and not self._doorstep.knows(peer):
+                came_from = (await self._listed()).get(peer)
+                if came_from is not None:
+                    self._doorstep.shut_out(peer, _host(came_from), self._clock())
             await self._p2pd.ask(type=self._p2pd.pb.Request.DISCONNECT, disconnect={"peer": peer_bytes(peer)})
         except P2pdRefused as error:  # it is gone already
             log.debug("could not disconnect %s: %s", peer, error)
@@ -151,19 +160,17 @@ class Discovery:
             self._hanging_up.discard(peer)
 
     async def _look(self) -> None:
-        pb, now = self._p2pd.pb, self._clock()
-        listed = (await self._p2pd.ask(type=pb.Request.LIST_PEERS)).peers
+        now, listed = self._clock(), await self._listed()
         in_topic = {shard: await self._in_topic(shard) for shard in [0, *sorted(self._shards.wanted)]}
         connected: dict[PeerId, Peer] = {}
-        for info in listed:  # one of each connection
-            if (peer := peer_of(info.id)) is not None and peer not in connected:
+        for peer, address in listed.items():
+            if self._unwelcome(peer, address, now):
+                self._was_back = now
+                await self.hang_up(peer)
+            else:
                 direction = "outbound" if peer in self._dialled else "inbound"
                 since = self._connected[peer].connected_at if peer in self._connected else now
-                connected[peer] = Peer(peer, next(iter(texts(info.addrs)), ""), direction, since)
-        for peer in [peer for peer in connected if self._shut_out(peer)]:
-            self._was_back = now
-            await self.hang_up(peer)
-            del connected[peer]
+                connected[peer] = Peer(peer, address, direction, since)
         self._note(connected, now)
         moment = trio.current_time()
         known = self._subscribed
@@ -173,6 +180,18 @@ class Discovery:
         self._members = {
             shard: {peer for peer, since in there.items() if moment - since >= MESHED} for shard, there in self._subscribed.items()
         }
+
+    def _unwelcome(self, peer: PeerId, address: str, now: float) -> bool:
+        new = peer not in self._connected and peer not in self._dialled
+        return self._shut_out(peer) or (new and not self._doorstep.open_to(_host(address), now))
+
+    async def _listed(self) -> dict[PeerId, str]:
+        """Connected peers, and the other end's address of one connection each: "" where it is of a kind that we do not know."""
+        listed: dict[PeerId, str] = {}
+        for info in (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers:  # one of each connection
+            if (peer := peer_of(info.id)) is not None:
+                listed.setdefault(peer, next(iter(texts(info.addrs)), ""))
+        return listed
 
     async def _in_topic(self, shard: int) -> set[PeerId]:
         pubsub = {"type": self._p2pd.pb.PSRequest.LIST_PEERS, "topic": str(self._topic.of(shard))}
@@ -301,6 +320,12 @@ def texts(addresses: Iterable[bytes]) -> list[str]:
         with contextlib.suppress(MultiaddrError, ValueError, LookupError):  # a peer may say anything of itself
             found.append(str(Multiaddr(bytes(raw))))
     return found
+
+
+def _host(address: str) -> str:
+    """The IP address in it; what comes by a relay comes from nowhere that we know."""
+    endpoint = parse_endpoint(address) if "/p2p-circuit" not in address else None
+    return endpoint.host if endpoint is not None else ""
 
 
 def direct(addresses: Iterable[str]) -> list[str]:

@@ -54,7 +54,10 @@ class Libp2pEngine(Networked):
     async def _live(self, up: Callable[[], None]) -> None:
         handlers, topic = self._handlers, self._topic
         try:
-            async with open_stack(self._identity, topic, handlers.deliver, self._listen, self._clock, self._toll, handlers.score) as stack:
+            opened = open_stack(
+                self._identity, topic, handlers.deliver, self._listen, self._clock, self._toll, self._doorstep, handlers.score
+            )
+            async with opened as stack:
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
                 stack.host.set_stream_handler(PROTOCOL, serve(self._desk))

@@ -36,6 +36,7 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
+from p2p.doorstep import Doorstep
 from p2p.engines.libp2p_metered import ITEM, READ, Meter, Metered, cost
 from p2p.engines.libp2p_network import MUXERS, Muxing, Network
 from p2p.engines.libp2p_services import keep_running, running
@@ -277,12 +278,14 @@ async def open_stack(
     listen: Sequence[Endpoint],
     clock: Callable[[], float],
     toll: Toll | None = None,
+    doorstep: Doorstep | None = None,
     score: Score = lambda _: 0.0,
 ) -> AsyncIterator[Stack]:
     """The running stack, listening and subscribed. Raises CannotListen; later an exception group, where a service broke."""
     toll = toll or Toll()
     host = _host(identity)
-    host.get_network().shut_out = lambda peer: toll.banned(peer, clock())
+    network = host.get_network()
+    network.shut_out, network.doorstep = (lambda peer: toll.banned(peer, clock())), doorstep or network.doorstep
     router = Router(
         protocols=MESHSUB,
         degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come

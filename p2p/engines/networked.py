@@ -8,6 +8,7 @@ from typing import Protocol
 
 from p2p.address import Endpoint, parse_listen
 from p2p.addressbook import NEARBY
+from p2p.doorstep import Doorstep
 from p2p.engines.asking import Desk
 from p2p.engines.lasting import BookFile, Lasting, Outbox, Shards, pinned_book
 from p2p.identity import Identity
@@ -65,7 +66,7 @@ class Networked:
         self._file = BookFile(self._book, addressbook)
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)
-        self._toll = toll
+        self._toll, self._doorstep = toll, Doorstep()
         self._questions = Toll(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
         self._desk = Desk(handlers.answer, self._may_ask)
         self._shards = Shards()

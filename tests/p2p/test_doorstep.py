@@ -52,6 +52,12 @@ def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> No
         assert doorstep.open_to(HERE, 1000 + n * EVERY)
 
 
+def test_what_comes_from_nowhere_that_is_known_counts_for_nothing() -> None:
+    doorstep = Doorstep()
+    come(doorstep, 100, 0.0, "")
+    assert doorstep.open_to("", 0.0)
+
+
 def test_what_is_remembered_is_bounded() -> None:
     doorstep = Doorstep()
     for n in range(10_000):

@@ -23,14 +23,17 @@ import trio.testing
 
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
+from p2p.doorstep import PEERS
 from p2p.engines import choose, engine
 from p2p.engines import p2pd as p2pd_module
+from p2p.engines.libp2p_stack import Stack
 from p2p.engines.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
 from p2p.errors import BadAddress, CannotListen, EngineMissing, PortInUse
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, Verdict
+from p2p.types import Engine, Handlers, PeerId, Verdict
+from tests.p2p.hostile import hostile_stack
 from tests.p2p.waiting import SECONDS, heard, until
 
 NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
@@ -206,6 +209,31 @@ async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Pa
 
 
 # Its peers.
+
+
+@with_p2pd
+async def test_a_machine_that_sends_one_hostile_peer_after_another_is_hung_up_on() -> None:
+    """p2pd lets in whoever dials; who is new from there is not kept, though nobody shut him out. Those who are here stay."""
+    a = member(1)
+
+    async def offend(stack: Stack, target: Any) -> None:
+        a.engine.shut_out(PeerId(str(stack.host.get_id())), 60)
+        await hung_up_on(stack, target)
+
+    async def hung_up_on(stack: Stack, target: Any) -> None:
+        await until(lambda: not stack.host.get_network().get_connections(target))
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(a.run)
+        b = member(2, "libp2p", bootstrap=a.addresses()[:1])
+        await nursery.start(b.run)
+        await until(a.peers)
+        for n in range(int(PEERS) + 1):
+            await hostile_stack(TOPIC, a.addresses(), offend, 60 + n)
+        await hostile_stack(TOPIC, a.addresses(), hung_up_on, 70, meet=False)
+        await heard(b, a)
+        assert [peer.id for peer in a.peers()] == [b.identity.peer_id]
+        nursery.cancel_scope.cancel()
 
 
 @with_p2pd

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.topic import Topic
 from p2p.types import Engine, Handlers, PeerId, Verdict
+from tests.p2p.hostile import hostile_stack
 from tests.p2p.waiting import SECONDS, heard, until
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
@@ -247,19 +248,6 @@ async def test_a_broken_dht_stops_nothing() -> None:
         nursery.cancel_scope.cancel()
 
 
-async def hostile_stack(addresses: Sequence[str], attack: Callable[[Stack, Any], Any], n: int = 66) -> None:
-    """A peer with the library in its hands and no manners."""
-    identity = Identity.from_seed(bytes([n]) * 32)
-    listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
-    async with open_stack(identity, TOPIC, lambda frame, via, shard: Verdict.ACCEPT, listen, time.time) as stack:
-        from libp2p.peer.peerinfo import info_from_p2p_addr
-
-        target = info_from_p2p_addr(multiaddr.Multiaddr(addresses[0]))
-        await stack.host.connect(target)
-        await stack.pubsub.wait_for_peer(target.peer_id, 20)
-        await attack(stack, target.peer_id)
-
-
 async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
     protocols = ["/meshsub/1.1.0", "/ipfs/kad/1.0.0", "/ipfs/id/1.0.0", "/ipfs/id/push/1.0.0", "/ipfs/ping/1.0.0"]
     payloads = [b"\x05hello", b"\xff" * 40, b"\x00", bytes(300), b"\xff\xff\xff\xff\x7f", os.urandom(2000), b"\x02\x0a\xff"]
@@ -303,7 +291,7 @@ async def test_what_a_peer_sends_breaks_nothing(attack: Callable[[Stack, Any], A
         b, b_engine = member(2, bootstrap=addresses[:1])
         await nursery.start(b.run)
         await heard(b, a)
-        await hostile_stack(addresses, attack)
+        await hostile_stack(TOPIC, addresses, attack)
         assert a_engine.restarts == b_engine.restarts == 0
         assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection stood
         await heard(b, a)
@@ -328,7 +316,7 @@ async def test_a_stream_that_breaks_does_not_unsubscribe_the_peer() -> None:
                     await trio.sleep(0.02)
                     assert me in a_engine._discovery.members()
 
-        await hostile_stack(addresses, break_one)
+        await hostile_stack(TOPIC, addresses, break_one)
         nursery.cancel_scope.cancel()
 
 
@@ -353,7 +341,7 @@ async def test_who_floods_is_cut_off_and_the_honest_are_heard() -> None:
                     await trio.sleep(0.005)
 
         with trio.fail_after(SECONDS):
-            await hostile_stack(addresses, flood)
+            await hostile_stack(TOPIC, addresses, flood)
         assert cut and sum(a.rejected.values()) < 100
         await heard(b, a)
         assert a_engine.restarts == 0
@@ -377,7 +365,7 @@ async def test_a_connection_that_ended_leaves_its_place(monkeypatch: pytest.Monk
 
         assert a_engine._stack is not None
         network = a_engine._stack.host.get_network()
-        await hostile_stack(addresses, come_and_go)
+        await hostile_stack(TOPIC, addresses, come_and_go)
         nursery.cancel_scope.cancel()
 
 
@@ -463,7 +451,7 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_not_let_in
         await until(b.peers)
         for n in range(int(PEERS) + 1):
             assert await greeted("127.0.0.1")
-            await hostile_stack(addresses, offend, 60 + n)
+            await hostile_stack(TOPIC, addresses, offend, 60 + n)
             await until(lambda: a_engine._stack and len(a_engine._stack.host.get_network().get_connections()) == 1)
         assert not await greeted("127.0.0.1") and await greeted("127.0.0.2")
         await heard(a, b)
@@ -499,7 +487,7 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch:
             with trio.fail_after(SECONDS):
                 assert await b_engine.request(a_engine.me, b"x", 1000) == b"x" * 1000
 
-        await hostile_stack(addresses, loiter)
+        await hostile_stack(TOPIC, addresses, loiter)
         await until(lambda: not a_engine._desk._open)
         assert a_engine.restarts == 0
         nursery.cancel_scope.cancel()
@@ -532,7 +520,7 @@ async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_not
             await until(lambda: len(connection.get_streams()) <= before and len(connection.muxed_conn.streams) <= before + 1)
             assert connection.muxed_conn.stream_backlog_semaphore.value >= 250
 
-        await hostile_stack(addresses, never_answer)
+        await hostile_stack(TOPIC, addresses, never_answer)
         nursery.cancel_scope.cancel()
 
 
@@ -560,7 +548,7 @@ async def test_a_peer_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.Mon
             assert scope.cancelled_caught and time.monotonic() - began < 0.7
             await until(lambda: connection not in network.get_connections())
 
-        await hostile_stack(addresses, take_nothing)
+        await hostile_stack(TOPIC, addresses, take_nothing)
         nursery.cancel_scope.cancel()
 
 
