@@ -5,6 +5,7 @@ something: where several peers that came from one had to be shut out, nobody is 
 a neighbour, behind one router, keeps the connections that he has, and we dial him as before.
 """
 
+import logging
 from collections import OrderedDict
 
 from p2p.netgroup import machine_of_host
@@ -16,6 +17,8 @@ EVERY = 600.0  # and one more in so many seconds,
 CLOSED = 60.0  # before nobody is let in for so many, and for twice as long each time
 _KNOWN = 1024
 
+log = logging.getLogger(__name__)
+
 
 class Doorstep:
     def __init__(self) -> None:
@@ -24,14 +27,16 @@ class Doorstep:
 
     def shut_out(self, peer: PeerId, host: str, now: float) -> None:
         """A peer was shut out that came from there: an IP address as text, or "" where that is not known, which counts for nothing. Each
-        peer counts once: its own ban is for when it comes again.
+        peer counts once: its own ban is for when it comes again. Says so where nobody else is let in now.
         """
         if not host or self.knows(peer):
             return
+        machine = machine_of_host(host)
         self._known[peer] = None
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
-        self._toll.pay(machine_of_host(host), now)
+        if not self._toll.pay(machine, now):
+            log.warning("several peers that came from %s had to be shut out: nobody new is let in from there for a while", machine)
 
     def knows(self, peer: PeerId) -> bool:
         """Whether it was counted."""
