@@ -63,10 +63,10 @@ FULL = Plan(
 )  # fmt: skip
 QUICK = Plan(
     texts=200,
-    clean=replace(FULL.clean, steps=10),
-    deep=replace(FULL.deep, steps=5),
-    noisy=replace(FULL.noisy, steps=5),
-    dark=replace(FULL.dark, steps=5),
+    clean=replace(FULL.clean, steps=10, batch=16),
+    deep=replace(FULL.deep, steps=5, batch=16),
+    noisy=replace(FULL.noisy, steps=5, batch=16),
+    dark=replace(FULL.dark, steps=5, batch=16),
     dial_items=4, card_items=4, turns=2,
 )  # fmt: skip
 
