@@ -56,11 +56,12 @@ class Sharding:
         hello = self._shards.hello_due(now)
         try:
             while self._home is not None and self._waiting:
-                self.publish(*self._waiting.popleft())
+                self.publish(*self._waiting[0])
+                self._waiting.popleft()  # not before: with a full disk it waits on
             if hello is not None:
                 self._engine.publish(self._seal(HELLO, hello, 0))
         except StateUnwritable as error:  # a full disk has no sequence number to give; there will be other hellos
-            log.warning("nothing was said of the swarm's size: %s", error)
+            log.warning("nothing was published: %s", error)
 
     def publish(self, kind: str, body: bytes) -> None:
         """In our home; a newcomer's newest wait until it knows where that is. Raises ValueError and StateUnwritable, as sealing does."""

@@ -14,7 +14,7 @@ from p2p.errors import StateUnwritable
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sharding import LOOK_EVERY
-from p2p.shards import HELLO, HELLO_EVERY, Hello, Shards
+from p2p.shards import COMPANY, HELLO, HELLO_EVERY, PATIENCE, Hello, Shards
 from p2p.topic import Topic
 from p2p.types import PeerId, Reason
 
@@ -147,3 +147,18 @@ def test_a_full_disk_says_nothing_of_the_size_and_ends_nothing(caplog: pytest.Lo
         b.publish("offer", random.randbytes(8))
         a.sharding.look()
     assert "the disk is full" in caplog.text
+
+
+def test_what_waits_for_a_place_waits_on_while_the_disk_is_full() -> None:
+    swarm, clock = MemorySwarm(), Clock()
+    others = [member(swarm, n, clock) for n in range(1, COMPANY + 1)]
+    late = member(swarm, 99, clock)
+    late.sharding.look()
+    late.publish("offer", b"first")
+    late._sequence, numbers = Full(), late._sequence
+    clock.now += max(PATIENCE)
+    late.sharding.look()
+    assert late.sharding._home is not None and not any(m.received() for m in others)
+    late._sequence = numbers
+    late.sharding.look()
+    assert [[envelope.body for envelope in m.received()] for m in others] == [[b"first"]] * len(others)
