@@ -9,6 +9,7 @@ import logging
 import random
 import socket
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -36,9 +37,13 @@ DHT_TIMEOUT = 20.0
 SIMULTANEOUS = 5.0  # seconds within which two peers that dial each other make two connections in good faith
 FORGOTTEN = 10.0  # seconds a connected member may be missing from the topic
 DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds; doubling from the first to the last
-PING_EVERY, PING_TIMEOUT = 20.0, 10.0
+PING_AFTER, PING_TIMEOUT = 20.0, 10.0  # seconds of silence
+NOTED_FOR = 10.0  # seconds for which what a member says of itself stays noted
 
 log = logging.getLogger(__name__)
+
+
+_id_of = lru_cache(maxsize=4096)(ID.from_string)  # decodes base58, which takes the library a tenth of a millisecond
 
 
 class Discovery:
@@ -52,6 +57,7 @@ class Discovery:
         self._connected: set[PeerId] = set()
         self._were_members: set[PeerId] = set()
         self._missed: dict[PeerId, float] = {}
+        self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}  # member -> its addresses, and when they were noted
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -69,11 +75,11 @@ class Discovery:
 
     def hang_up_soon(self, peer: PeerId) -> None:
         if self._nursery is not None:
-            self._nursery.start_soon(self._hang_up, ID.from_string(peer))
+            self._nursery.start_soon(self._hang_up, _id_of(peer))
 
     async def visit(self, peer: PeerId) -> bool:
         """Make sure that it is connected, to ask it something."""
-        if not self._stack.host.get_network().get_connections(ID.from_string(peer)):
+        if not self._stack.host.get_network().get_connections(_id_of(peer)):
             if not await self._reach(peer):
                 return False
             self._visits.begin(peer, self._clock())
@@ -97,7 +103,7 @@ class Discovery:
             over += self._visits.over(connected, now) if len(members) > TARGET else []
             for peer in over:
                 log.debug("%s is hung up on: not needed, or shut out", peer)
-                await self._hang_up(ID.from_string(peer))
+                await self._hang_up(_id_of(peer))
             dials = self._outbound.choose(connected, members, now, self._rng)
             feeler = self._outbound.feeler(connected, now, self._rng)
             for peer, addresses in [*dials, *([feeler] if feeler else [])]:
@@ -111,22 +117,29 @@ class Discovery:
         now, members = self._clock(), self.members()
         for peer in self._connected - connected:
             self._book.lost(peer, now)
-            self._stack.host.get_network().unprotect(ID.from_string(peer), "outbound")
+            self._stack.host.get_network().unprotect(_id_of(peer), "outbound")
         store = self._stack.host.get_peerstore()
         for peer in connected:
-            known = ID.from_string(peer)
             with contextlib.suppress(Exception):  # nothing is known of a peer that has not identified itself yet
                 if peer in members:
-                    self._book.heard(peer, [str(address) for address in store.addrs(known)], now, source=self._group(known))
+                    self._note_addresses(peer, tuple(store.addrs(_id_of(peer))), now)
             if peer not in self._connected:
                 self._book.succeeded(peer, None, now)
                 if not self._chosen(peer):
                     self._visits.begin(peer, now)
         self._connected = connected
+        self._noted = {peer: noted for peer, noted in self._noted.items() if peer in connected}
+
+    def _note_addresses(self, peer: PeerId, addresses: Sequence[Any], now: float) -> None:
+        """Where they are others than before, or it is time again: to make them text takes the library a while."""
+        before, at = self._noted.get(peer, ((), 0.0))
+        if addresses != before or not 0 <= now - at < NOTED_FOR:
+            self._noted[peer] = (addresses, now)
+            self._book.heard(peer, [str(address) for address in addresses], now, source=self._group(_id_of(peer)))
 
     def _chosen(self, peer: PeerId) -> bool:
         """Not so for one that the library's DHT dialled, to ask it something: it would stay for good."""
-        connections = self._stack.host.get_network().get_connections(ID.from_string(peer))
+        connections = self._stack.host.get_network().get_connections(_id_of(peer))
         ours = any(connection.direction.name.lower() == "outbound" for connection in connections)
         return not ours or peer in self._outbound.links or peer in self._neighbours
 
@@ -152,7 +165,7 @@ class Discovery:
         for peer, since in self._missed.items():
             if now - since > FORGOTTEN:
                 log.info("%s is connected and not in the topic; connecting anew", peer)
-                await self._hang_up(ID.from_string(peer))
+                await self._hang_up(_id_of(peer))
 
     async def _hang_up(self, peer: Any) -> None:
         with contextlib.suppress(Exception):  # it may be gone by now
@@ -160,7 +173,7 @@ class Discovery:
 
     async def _dial(self, peer: PeerId, addresses: list[str]) -> None:
         """Each address by itself: the library tries one address of a kind and then refuses the peer for a minute."""
-        found = ID.from_string(peer)
+        found = _id_of(peer)
         answered = "" if self._shut_out(peer) else await self._first_to_answer(found, addresses)
         # Where the peer dialled us in the meantime, the library is content with that connection, and the address is unproved.
         connections = self._stack.host.get_network().get_connections(found)
@@ -181,7 +194,7 @@ class Discovery:
 
     async def _reach(self, peer: PeerId) -> bool:
         """Connected, if need be by a dial at the addresses that we know."""
-        found = ID.from_string(peer)
+        found = _id_of(peer)
         lock = self._reaching.setdefault(peer, trio.Lock())
         async with lock:
             if self._stack.host.get_network().get_connections(found):
@@ -285,11 +298,16 @@ class Discovery:
                         log.debug("asking the DHT for a shard failed: %r", error)
 
     async def _ping(self) -> None:
-        """A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour."""
+        """A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour. Who says anything
+        else is alive, and is spared: a ping is a stream of its own.
+        """
+        pubsub = self._stack.pubsub
         while True:
-            await trio.sleep(PING_EVERY)
+            await trio.sleep(PING_AFTER / 4)
+            now, connected = trio.current_time(), self._stack.host.get_connected_peers()
+            pubsub.heard_at = {peer: pubsub.heard_at.get(peer, now) for peer in connected}
             async with trio.open_nursery() as nursery:
-                for peer in self._stack.host.get_connected_peers():
+                for peer in [peer for peer, at in pubsub.heard_at.items() if now - at >= PING_AFTER]:
                     nursery.start_soon(self._ping_one, peer)
 
     async def _ping_one(self, peer: Any) -> None:
@@ -298,6 +316,7 @@ class Discovery:
                 await PingService(self._stack.host).ping(peer)
             except Exception as error:  # it answered something, if only that it knows no ping: it is alive, or about to be dropped
                 log.debug("ping of %s: %r", peer, error)
+            self._stack.pubsub.heard_at[peer] = trio.current_time()
             return
         log.info("%s does not answer and is disconnected", peer)
         await self._hang_up(peer)

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,15 +13,7 @@ from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
-from libp2p.stream_muxer.yamux.yamux import (
-    FLAG_FIN,
-    FLAG_RST,
-    HEADER_SIZE,
-    PROTOCOL_ID,
-    TYPE_WINDOW_UPDATE,
-    YAMUX_HEADER_FORMAT,
-    Yamux,
-)
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux, YamuxStream
 
 from p2p.doorstep import Doorstep
 from p2p.netgroup import group_of_host
@@ -30,9 +21,6 @@ from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
 WITHHELD = 64 * 1024  # bytes
-# The library doubles a stream's window with its first reads, up to 16 MiB, and tells the peer each time. 256 KiB are enough for what is
-# sent here, and no peer makes us hold more.
-yamux.MAX_WINDOW_SIZE = yamux.DEFAULT_WINDOW_SIZE
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
 OWED = 64 * 1024  # bytes, of frames of 12
 CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
@@ -40,12 +28,28 @@ CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library 
 log = logging.getLogger(__name__)
 
 
-class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
+class Stream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
+    """Tells the peer how much more it may send when that is worth a frame of its own. After every read, as the library does, it would be
+    three frames for each small message. And the window stays at 256 KiB, enough for what is sent here: the library doubles it with the
+    first reads, up to 16 MiB that a peer could make us hold.
+    """
+
+    _untold = 0  # bytes that were read, and that the peer has not been told of
+
+    async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
+        self._untold += bytes_read
+        if self._untold >= WITHHELD:
+            increment, self._untold = self._untold, 0
+            self.recv_window += increment
+            await self.send_window_update(increment)
+
+
+yamux.YamuxStream = Stream  # the library makes its streams itself
+
+
+class Muxer(Yamux):  # type: ignore[misc]
     """What is written is written whole. A write that is cancelled half way, or after Noise has counted it, would break the connection
     for everything else on it, and an opening that is cancelled would keep one of its 256 places for good.
-
-    And after every read the library tells the peer how much it may send more, three times for each small message: here that waits until it
-    is worth a frame of its own. A stream's window is 256 KiB, so nobody waits for what is held back.
 
     The task that reads the connection never waits for a write: what it owes the peer (an ACK for a stream, the answer to a ping) goes out
     behind it. Else, where both sides have more to say than the connection holds, each would wait for the other to read.
@@ -53,7 +57,6 @@ class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._withheld: dict[int, int] = {}  # stream -> bytes that its peer has not been told of
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
 
@@ -65,17 +68,6 @@ class Muxer(Yamux):  # type: ignore[misc]  # the library is not typed for us
         if trio.lowlevel.current_task() is self._reader:
             await self._owe(data)
             return
-        if len(data) == HEADER_SIZE:
-            version, kind, flags, stream, increment = struct.unpack(YAMUX_HEADER_FORMAT, data)
-            if kind == TYPE_WINDOW_UPDATE and not flags:
-                increment += self._withheld.pop(stream, 0)
-                if increment < WITHHELD:
-                    self._withheld[stream] = increment
-                    await trio.lowlevel.checkpoint()
-                    return
-                data = struct.pack(YAMUX_HEADER_FORMAT, version, kind, flags, stream, increment)
-            elif flags & (FLAG_FIN | FLAG_RST):
-                self._withheld.pop(stream, None)
         owed = bytes(self._owed)  # first: the ACK before what is written on a stream
         self._owed.clear()
         await self._write(owed + data)

@@ -148,6 +148,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._visit = _Visit(True)
         self.meter = Meter(toll, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being gone through
+        self.heard_at: dict[Any, float] = {}  # peer -> when anything came of it, in trio's time
         self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
 
     async def enter(self, topic: Topic) -> Any:
@@ -177,7 +178,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         await super().continuously_read_stream(Metered(stream, self._heard))
 
     def _heard(self, peer: Any) -> None:
-        self._reading = peer
+        self._reading, self.heard_at[peer] = peer, trio.current_time()
         self.meter.talks(peer, READ)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:

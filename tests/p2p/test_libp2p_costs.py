@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import trio
+from libp2p.host.ping import PingService
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_DATA, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
-from p2p.engines.libp2p_network import WITHHELD, Muxer
+from p2p.engines import libp2p_discovery
+from p2p.engines.libp2p_network import WITHHELD, Muxer, Stream
 from p2p.engines.libp2p_stack import Router
 from p2p.member import Member
 from tests.p2p.test_libp2p import TOPIC, member
@@ -32,30 +34,26 @@ async def two_that_hear_each_other(nursery: trio.Nursery) -> tuple[Member, Any, 
 
 
 async def test_a_stream_goes_on_beyond_its_window_with_fewer_updates_than_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int, int]] = []  # connection, stream, bytes that its peer may send more
-    sent: list[tuple[int, int, int]] = []
-    real, written = Muxer._write_frame, Muxer.__mro__[1]._write_frame
+    read: list[tuple[int, int, int]] = []  # connection, stream, bytes
+    told: list[tuple[int, int, int]] = []  # and bytes that its peer may send more
+    reads, written = Stream._auto_tune_and_send_window_update, Muxer.__mro__[1]._write_frame
 
-    def updates(of: object, frames: bytes) -> list[tuple[int, int, int]]:
-        found = []
+    async def note_read(self: Any, *, bytes_read: int = 0) -> None:
+        read.append((id(self.conn), self.stream_id, bytes_read))
+        await reads(self, bytes_read=bytes_read)
+
+    async def note_written(self: Any, data: bytes) -> None:
+        frames = data
         while frames:
             _, kind, flags, stream, length = struct.unpack(YAMUX_HEADER_FORMAT, frames[:HEADER_SIZE])
             if (kind, flags) == (TYPE_WINDOW_UPDATE, 0):
-                found.append((id(of), stream, length))
+                told.append((id(self), stream, length))
             frames = frames[HEADER_SIZE + (length if kind == TYPE_DATA else 0) :]
-        return found
-
-    async def asks(self: Muxer, data: bytes) -> None:
-        asked.extend(updates(self, data))
-        await real(self, data)
-
-    async def writes(self: Any, data: bytes) -> None:
-        sent.extend(updates(self, data))
         await written(self, data)
 
     monkeypatch.setattr(Muxer, "rtt", lambda self: 1000.0)  # the library's reason to let a window grow
-    monkeypatch.setattr(Muxer, "_write_frame", asks)
-    monkeypatch.setattr(Muxer.__mro__[1], "_write_frame", writes)
+    monkeypatch.setattr(Stream, "_auto_tune_and_send_window_update", note_read)
+    monkeypatch.setattr(Muxer.__mro__[1], "_write_frame", note_written)
     async with trio.open_nursery() as nursery:
         a, _, b = await two_that_hear_each_other(nursery)
         total = 0
@@ -68,11 +66,43 @@ async def test_a_stream_goes_on_beyond_its_window_with_fewer_updates_than_reads(
                 assert body in got
                 total += len(body)
         nursery.cancel_scope.cancel()
-    assert sent and len(sent) <= len(asked) / 2 and WITHHELD < WINDOW / 2
-    assert min(more for *_, more in sent) >= WITHHELD
-    for stream in {update[:2] for update in asked}:
-        granted, told = (sum(update[2] for update in which if update[:2] == stream) for which in (asked, sent))
-        assert 0 <= granted - told < WITHHELD
+    assert told and len(told) <= len(read) / 2 and WITHHELD < WINDOW / 2
+    assert min(more for *_, more in told) >= WITHHELD
+    for stream in {which[:2] for which in read}:
+        came, granted = (sum(entry[2] for entry in entries if entry[:2] == stream) for entries in (read, told))
+        assert 0 <= came - granted < WITHHELD
+
+
+async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_discovery, "PING_AFTER", 0.5)
+    monkeypatch.setattr(libp2p_discovery, "PING_TIMEOUT", 3.0)
+    pinged: list[str] = []
+    real = PingService.ping
+
+    async def ping(self: Any, peer: Any, amount: int = 1) -> Any:
+        pinged.append(str(peer))
+        if str(peer) == dead:
+            await trio.sleep_forever()
+        return await real(self, peer, amount)
+
+    monkeypatch.setattr(PingService, "ping", ping)
+    dead = ""
+    async with trio.open_nursery() as nursery:
+        a, a_engine, b = await two_that_hear_each_other(nursery)
+        await until(lambda: pinged.count(b.identity.peer_id) > 2)
+        assert [peer.id for peer in a.peers()] == [b.identity.peer_id]
+        assert a_engine._stack is not None
+        peer = ID.from_string(b.identity.peer_id)
+        before = trio.current_time()
+        await heard(b, a)
+        assert a_engine._stack.pubsub.heard_at[peer] >= before
+        a_engine._stack.pubsub.heard_at[peer] += 3.0  # as one who goes on speaking so long
+        often = pinged.count(peer.to_string())
+        await trio.sleep(2.0)
+        assert pinged.count(peer.to_string()) <= often + 1  # one may have been under way
+        dead = b.identity.peer_id
+        await until(lambda: not a.peers())
+        nursery.cancel_scope.cancel()
 
 
 async def test_messages_carry_no_addresses_and_who_was_pruned_is_let_in_again(monkeypatch: pytest.MonkeyPatch) -> None:
