@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class Doorstep:
+    """Who may come in, by where he comes from."""
+
     def __init__(self) -> None:
         self._toll = Toll(rate=1 / EVERY, burst=PEERS, ban=CLOSED)
         self._known: OrderedDict[PeerId, None] = OrderedDict()  # who was charged for

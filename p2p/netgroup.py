@@ -47,14 +47,18 @@ def group_of_host(host: str) -> str | None:
 
 
 def machine_of_host(host: str) -> str:
-    """What a machine cannot change by itself: its address of IPv4, its /64 of IPv6 (RFC 4291 2.5.4). What is no address stays as it is."""
+    """What a machine cannot change by itself: its address of IPv4, its /64 of IPv6 (RFC 4291 2.5.4), but for link-local addresses, of which
+    all machines on a link share one. What is no address stays as it is.
+    """
     try:
         ip = ipaddress.ip_address(host.split("%")[0])
     except ValueError:
         return host
     if isinstance(ip, ipaddress.IPv6Address):
         inner = _inner(ip)
-        return ip.packed[:8].hex() if inner is None else str(inner)
+        if inner is None:
+            return str(ip) if ip.is_link_local else ip.packed[:8].hex()
+        ip = inner
     return str(ip)
 
 
