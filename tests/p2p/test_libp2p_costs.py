@@ -5,6 +5,7 @@ import struct
 import time
 from typing import Any
 
+import multiaddr
 import pytest
 import trio
 from libp2p.host.ping import PingService
@@ -102,6 +103,19 @@ async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(mon
         assert pinged.count(peer.to_string()) <= often + 1  # one may have been under way
         dead = b.identity.peer_id
         await until(lambda: not a.peers())
+        nursery.cancel_scope.cancel()
+
+
+async def test_where_a_member_says_it_is_now_is_noted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not only when it is time to note again what it said before."""
+    monkeypatch.setattr(libp2p_discovery, "NOTED_FOR", 1000.0)
+    async with trio.open_nursery() as nursery:
+        _, a_engine, b = await two_that_hear_each_other(nursery)
+        me, there = b.identity.peer_id, "/ip4/127.0.0.1/tcp/4321"
+        await until(lambda: me in a_engine._discovery._noted)
+        assert there not in a_engine._book[me].addresses
+        a_engine._stack.host.get_peerstore().add_addrs(ID.from_string(me), [multiaddr.Multiaddr(there)], 1000)
+        await until(lambda: there in a_engine._book[me].addresses)
         nursery.cancel_scope.cancel()
 
 
