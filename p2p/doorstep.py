@@ -45,4 +45,4 @@ class Doorstep:
         return peer in self._known
 
     def open_to(self, host: str, now: float) -> bool:
-        return not host or not self._toll.banned(machine_of_host(host), now)
+        return not self._toll.banned(machine_of_host(host), now)

@@ -442,6 +442,9 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_not_let_in
                     return True
             return False
 
+        async def leave(stack: Stack, target: Any) -> None:
+            await stack.host.disconnect(target)
+
         async def offend(stack: Stack, target: Any) -> None:
             a_engine.shut_out(PeerId(str(stack.host.get_id())), 60)
             await until(lambda: not stack.host.get_network().get_connections(target))
@@ -449,6 +452,8 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_not_let_in
         b, _ = member(2, bootstrap=addresses[:1])
         await nursery.start(b.run)
         await until(b.peers)
+        for n in range(int(PEERS) + 1):  # others come and go: they do not count
+            await hostile_stack(TOPIC, addresses, leave, 40 + n)
         for n in range(int(PEERS) + 1):
             assert await greeted("127.0.0.1")
             await hostile_stack(TOPIC, addresses, offend, 60 + n)
