@@ -32,34 +32,24 @@ def group_of(address: str) -> str | None:
 @lru_cache(maxsize=1 << 14)
 def group_of_host(host: str) -> str | None:
     """The group of an IP address as text, or None where it is none that a peer can have (multicast, reserved, not an address)."""
-    try:
-        ip = ipaddress.ip_address(host.split("%")[0])
-    except ValueError:
+    ip = _ip(host)
+    if ip is None or ip.is_multicast or ip.is_unspecified:
         return None
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = _inner(ip)
-        if inner is None:
-            return None if ip.is_multicast or ip.is_unspecified else _group_6(ip)
-        ip = inner
-    if ip.is_multicast or ip.is_reserved or ip.is_unspecified:
+        return _group_6(ip)
+    if ip.is_reserved:
         return None
     return LOCAL if any(ip in network for network in _LOCAL_4) else f"{ip.packed[0]}.{ip.packed[1]}"
 
 
 def machine_of_host(host: str) -> str:
-    """What a machine cannot change by itself: its address of IPv4, its /64 of IPv6 (RFC 4291 2.5.4), but for link-local addresses, of which
-    all machines on a link share one. What is no address stays as it is.
+    """What a machine cannot change by itself: its address of IPv4, its /64 of IPv6 (RFC 4291 2.5.4), but a link-local address whole, for
+    its /64 is that of all machines on the link. What is no address stays as it is.
     """
-    try:
-        ip = ipaddress.ip_address(host.split("%")[0])
-    except ValueError:
-        return host
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = _inner(ip)
-        if inner is None:
-            return str(ip) if ip.is_link_local else ip.packed[:8].hex()
-        ip = inner
-    return str(ip)
+    ip = _ip(host)
+    if isinstance(ip, ipaddress.IPv6Address) and not ip.is_link_local:
+        return ip.packed[:8].hex()
+    return host if ip is None else str(ip)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -70,6 +60,15 @@ def only_here(address: str) -> bool:
         return False
     ip = ipaddress.ip_address(endpoint.host)
     return ip.is_loopback or ip.is_link_local
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Without its zone; of IPv4 where it is such an address inside IPv6."""
+    try:
+        ip = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return None
+    return (_inner(ip) or ip) if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def _group_6(ip: ipaddress.IPv6Address) -> str:

@@ -286,7 +286,8 @@ async def open_stack(
     toll = toll or Toll()
     host = _host(identity)
     network = host.get_network()
-    network.shut_out, network.doorstep = (lambda peer: toll.banned(peer, clock())), doorstep or network.doorstep
+    network.shut_out = lambda peer: toll.banned(peer, clock())
+    network.doorstep = doorstep or network.doorstep
     router = Router(
         protocols=MESHSUB,
         degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come
