@@ -25,6 +25,17 @@ class Sharding:
         self._engine, self._shards, self._clock, self._seal = engine, shards, clock, seal
         self._home: int | None = 0
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
+        self.heard_at: float | None = None  # when a member was last heard; None: never
+
+    @property
+    def home(self) -> int | None:
+        """The shard that we publish in; None where we do not know it yet."""
+        return self._home
+
+    @property
+    def shards(self) -> int:
+        """Into how many shards we take the swarm to be cut."""
+        return self._shards.shards if self._shards is not None else 1
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -74,6 +85,7 @@ class Sharding:
         """What was admitted counts for the swarm's size. True: it was a hello, and is for nobody else."""
         now = self._clock()
         if envelope.kind != HELLO:
+            self.heard_at = now
             if self._shards is not None:
                 self._shards.heard(envelope.author, shard, now)
             return False

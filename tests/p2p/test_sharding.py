@@ -77,6 +77,15 @@ def test_a_small_swarm_is_one_shard() -> None:
     assert live(members, clock, 1800) == [5] * 6
 
 
+def test_it_says_where_it_is_and_when_it_last_heard_a_member() -> None:
+    swarm, clock = MemorySwarm(), Clock()
+    a, b = member(swarm, 1, clock), member(swarm, 2, clock)
+    assert (a.sharding.home, a.sharding.shards, a.sharding.heard_at) == (0, 1, None)
+    clock.now += 7
+    b.publish("offer", b"body")
+    assert a.sharding.heard_at == NOW + 7 and b.sharding.heard_at is None
+
+
 def test_a_hello_is_for_nobody_but_the_count() -> None:
     swarm, clock = MemorySwarm(), Clock()
     a, b = member(swarm, 1, clock), member(swarm, 2, clock)
