@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,28 @@ from p2p.errors import OperatorError
 
 SCHEMA = 1
 INTERRUPTED = 130
+EXTRA = ("fastapi", "uvicorn")  # the packages of the `judge` extra
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
+class NotInstalled(OperatorError):
+    """The judge needs packages that are not installed. Run `pip install 'swarmd[judge]'`."""
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(f"swarmd-judge {version('swarmd')}")
+        except PackageNotFoundError:  # run from a checkout
+            print("swarmd-judge, not installed")
+        raise typer.Exit
+
+
 @app.callback()
-def root() -> None:
+def root(
+    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")] = False,
+) -> None:
     """The judge of a swarm: asks nodes fresh questions, scores their answers, keeps a leaderboard."""
 
 
@@ -44,7 +61,12 @@ def serve(
     ] = False,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    from judge.serving import serve as serve_until_stopped  # FastAPI and ReasoningGYM take a second that --help need not
+    try:
+        from judge.serving import serve as serve_until_stopped  # FastAPI and ReasoningGYM take a second that --help need not
+    except ModuleNotFoundError as missing:
+        if missing.name not in EXTRA:
+            raise
+        raise NotInstalled from None
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = JudgeSettings(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="swarmd",
-    help="Train a language model together with others: your node trains, and shares what it tried with a swarm that has no centre.",
     epilog="Example: swarmd join --model tiny. Every command has --help; those that answer have --json.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a fault of ours shows an ordinary traceback, without the values of variables
@@ -36,6 +35,19 @@ app.command(epilog="Example: swarmd export --out my-model")(cli_model.export)
 cli_model.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(cli_network.doctor_network)
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(cli_network.bootstrap)
 app.add_typer(cli_plan.app, name="plan")
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"swarmd {_installed('swarmd')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")] = False,
+) -> None:
+    """Train a language model together with others: your node trains, and shares what it tried with a swarm that has no centre."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -230,16 +242,18 @@ def demo(
 @app.command(epilog="Example: swarmd version --json")
 def version(as_json: AsJson = False) -> None:
     """Versions of swarmd and of what a report of a fault should name."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    versions = {"python": sys.version.split()[0]}
-    for package in ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym"):
-        try:
-            versions[package] = installed(package)
-        except PackageNotFoundError:  # run from a checkout, or without what only some need
-            versions[package] = "not installed"
+    packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
+    versions = {"python": sys.version.split()[0]} | {package: _installed(package) for package in packages}
     if as_json:
         print_json({"schema": 1, "versions": versions})
     else:
         print("\n".join(f"{package} {number}" for package, number in versions.items()))
+
+
+def _installed(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a checkout, or without what only some need
+        return "not installed"

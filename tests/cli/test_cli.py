@@ -271,6 +271,12 @@ def test_help_and_version_import_nothing_heavy() -> None:
     assert versions["versions"]["reasoning-gym"] == "0.1.25"
 
 
+def test_the_version_as_an_option(run: Run) -> None:
+    said = run("--version")
+    assert said.code == 0
+    assert said.out.splitlines() == [f"swarmd {json.loads(run('version', '--json').out)['versions']['swarmd']}"]
+
+
 def test_every_command_has_help_with_an_example(run: Run) -> None:
     groups = {
         "": "join status peers pause resume stop demo version",

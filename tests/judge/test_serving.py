@@ -254,6 +254,19 @@ def test_plain_line_and_environment(tmp_path: Path) -> None:
         process.communicate(timeout=30)
 
 
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_without_its_extra_it_says_what_to_install(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from judge.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("swarmd-judge: ") and "pip install 'swarmd[judge]'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_version_as_an_option() -> None:
+    done = subprocess.run([sys.executable, "-m", "judge.cli", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("swarmd-judge") and done.stdout.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
