@@ -42,7 +42,7 @@ from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFold
 from swarmd.status import StatusBoard
 from swarmd.supervision import Death, TrainerChild
 from swarmd.telemetry import read_metrics, set_up_logging
-from swarmd.view import View
+from swarmd.view import View, many
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +157,9 @@ class Daemon:
             refused = self.member.refused()
             peers = {peer.id for peer in self.member.peers()}
             for peer in peers - connected:
-                self.view.talk(f"connected to {nickname(peer)} ({len(peers)} peers)")
+                self.view.talk(f"connected to {nickname(peer)} ({many(len(peers), 'peer')})")
             for peer in connected - peers:
-                self.view.talk(f"{nickname(peer)} is gone ({len(peers)} peers)")
+                self.view.talk(f"{nickname(peer)} is gone ({many(len(peers), 'peer')})")
             if refused or peers != connected:
                 self.child.tell(link.News(len(peers), {reason.name: count for reason, count in refused.items()}))
             connected = peers

@@ -28,6 +28,7 @@ class StatusBoard:
         self.round = 0
         self.verifier_pid: int | None = None
         self.last: Mapping[str, Any] | None = None
+        self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
         self.rewards: deque[float] = deque(maxlen=REWARDS_KEPT)
         self.frames: Counter[PeerId] = Counter()  # admitted, by author
         self.refused_authors: Counter[PeerId] = Counter()  # admitted, and then found bad by the trainer
@@ -39,6 +40,8 @@ class StatusBoard:
     def round_done(self, done: link.RoundDone) -> None:
         self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
         self.rewards.append(done.line["reward_mean"])
+        if done.line.get("kl") is not None:  # not every update measures it
+            self.kl = {"round": self.round, "value": done.line["kl"]}
         self.authors.update({PeerId(author): (said[0], said[1]) for author, said in done.authors.items()})
 
     def document(
@@ -68,6 +71,7 @@ class StatusBoard:
             "rounds": self.config.round.rounds or None,
             "last": self.last,
             "rewards": list(self.rewards),
+            "kl": self.kl,
             "peers": peers,
             "addresses": list(addresses),
             "rejected": {reason.value: count for reason, count in rejected.items() if count},

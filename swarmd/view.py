@@ -117,7 +117,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
         f"loss {number(line['loss'])}",
         f"{line['local']} own + {line['external']} of others",
         f"pool {line['pool']['size']}",
-        f"{line['peers']} peers",
+        many(line["peers"], "peer"),
         f"{seconds:.1f} s" + (f" ({split})" if split else ""),
         f"refused {refused}" if refused else "",
         f"not trained on: {gated}" if gated else "",
@@ -130,6 +130,11 @@ def counts(refused: Mapping[str, int]) -> str:
     return printable(
         ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])) if count)
     )
+
+
+def many(count: int, noun: str) -> str:
+    """ "1 peer", "2 peers"."""
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def number(value: float | None) -> str:

@@ -19,17 +19,18 @@ from swarmd.mistakes import printable
 from swarmd.view import SMOOTH, counts, judge_words, model_words, number, recent, workers_words
 
 EVENTS = 6
+_NAMES = 9  # columns of the facts' names and the gap behind them
 _MARKS = {"training": "green", "starting": "cyan", "paused": "yellow", "restarting": "red", "stopping": "magenta"}
 _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
 
 
 class LiveView:
-    """A page that stays in place on a terminal. What others print meanwhile scrolls above it."""
+    """A page on the terminal's other screen, so that a resize leaves no torn frames. The last page stays on the ordinary one."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
         self._page = Page(clock)
-        console = console or Console(stderr=True)
-        self._live = Live(self._page, console=console, refresh_per_second=4, redirect_stdout=False, vertical_overflow="crop")
+        self._console = console or Console(stderr=True)
+        self._live = Live(self._page, console=self._console, refresh_per_second=4, redirect_stdout=False, screen=True)
         self._live.start()
 
     def status(self, document: Mapping[str, Any]) -> None:
@@ -42,8 +43,11 @@ class LiveView:
         self._page.say(text)
 
     def close(self) -> None:
+        if not self._live.is_started:
+            return
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             self._live.stop()
+            self._console.print(self._page)
 
 
 class Page:
@@ -63,7 +67,8 @@ class Page:
             yield Text("starting …")
             return
         width, height = options.max_width - 4, options.size.height
-        rows = _facts(document)
+        facts = _facts(document)
+        rows = _wrapped(facts, width - _NAMES, max(0, height - 5 - len(facts)))
         events = list(self._events)
         fixed = 2 + 2 + len(rows)  # the frame, the header, the facts
         room = height - fixed - 1
@@ -74,7 +79,7 @@ class Page:
         if rewards and curve_rows >= 2:
             parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
         table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True, min_width=7)
+        table.add_column(style="dim", no_wrap=True, min_width=_NAMES - 2)
         table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
         for name, text in rows:
             table.add_row(name, text)
@@ -115,53 +120,71 @@ def _header(document: Mapping[str, Any], now: float) -> Text:
     return text
 
 
-def _facts(document: Mapping[str, Any]) -> list[tuple[str, Text]]:
+def _facts(document: Mapping[str, Any]) -> list[tuple[str, list[Text]]]:
+    """Name and parts of each fact; between its parts a fact may go on in a further line."""
     last, judge, trainer = document.get("last"), document.get("judge"), document.get("trainer") or {}
-    rows = [("node", Text(str(document.get("peer_id", "")))), ("model", Text(model_words(document.get("model") or {})))]
+    facts = [("node", [Text(str(document.get("peer_id", "")))]), ("model", [Text(model_words(document.get("model") or {}))])]
     if last:
-        rows.append(("seconds", _split(last["seconds"])))
-        rows.append(("batch", _batch(last)))
-        update = f"loss {number(last['loss'])} · gradient {number(last['grad_norm'])} · entropy {number(last['entropy'])}"
-        if last.get("kl") is not None:  # not every round measures it
-            update += f" · KL from the start {number(last['kl'])}"
-        if last.get("skipped"):
-            update += f" · {last['skipped']} steps left out: not finite"
-        rows.append(("update", Text(f"{update} · {last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained")))
-    dialled = " ".join(str(address).partition("/p2p/")[0] for address in document.get("addresses") or ())  # the id is the first row's
-    peers = Text.assemble((str(document.get("peers", 0)), "bold"), (f" · we listen on {printable(dialled)}" if dialled else "", "dim"))
-    rows.append(("peers", peers))
+        facts.append(("seconds", _split(last["seconds"])))
+        facts.append(("batch", _batch(last)))
+        facts.append(("update", _update(last, document.get("kl"))))
+    dialled = [str(address).partition("/p2p/")[0] for address in document.get("addresses") or ()]  # the id is the first row's
+    peers = [Text(str(document.get("peers", 0)), "bold"), *(Text(f"we listen on {printable(address)}", "dim") for address in dialled)]
+    facts.append(("peers", peers))
     refused = counts(document.get("rejected") or {})
-    rows.append(("refused", Text(refused or "nothing", style="yellow" if refused else "dim")))
+    facts.append(("refused", _parts(refused or "nothing", ", ", "yellow" if refused else "dim")))
     if judge:
-        rows.append(("judge", Text(judge_words(judge))))
+        facts.append(("judge", _parts(judge_words(judge), ": ")))
     if last and last.get("workers"):
-        rows.append(("workers", Text(workers_words(last["workers"]))))
+        facts.append(("workers", _parts(workers_words(last["workers"]), ", ")))
     if trainer.get("restarts"):
-        rows.append(("trainer", Text(f"lost and started again: {trainer['restarts']}", style="yellow")))
-    return rows
+        facts.append(("trainer", [Text(f"lost and started again: {trainer['restarts']}", style="yellow")]))
+    return facts
 
 
-def _batch(last: Mapping[str, Any]) -> Text:
+def _parts(words: str, between: str, style: str = "") -> list[Text]:
+    *firsts, last = words.split(between)
+    return [*(Text(first + between.rstrip(), style) for first in firsts), Text(last, style)]
+
+
+def _wrapped(facts: Sequence[tuple[str, Sequence[Text]]], width: int, more: int) -> list[tuple[str, Text]]:
+    """The facts as lines: a part that does not fit begins a further line, at most `more` of those; what is too long then is cut."""
+    lines: list[tuple[str, Text]] = []
+    for name, parts in facts:
+        line = parts[0].copy()
+        for part in parts[1:]:
+            if more and line.cell_len + 3 + part.cell_len > width:
+                lines.append((name, line))
+                name, line, more = "", part.copy(), more - 1
+            else:
+                line.append(" " if line.plain.endswith((",", ":")) else " · ", "dim").append_text(part)
+        lines.append((name, line))
+    return lines
+
+
+def _update(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[Text]:
+    parts = [f"loss {number(last['loss'])}", f"gradient {number(last['grad_norm'])}", f"entropy {number(last['entropy'])}"]
+    parts += [f"KL from the start {number(kl['value'])}"] if kl else []  # the last that was measured: not every update is
+    parts += [f"{last['skipped']} steps left out: not finite"] if last.get("skipped") else []
+    return list(map(Text, [*parts, f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained"]))
+
+
+def _batch(last: Mapping[str, Any]) -> list[Text]:
     pool = last["pool"]
-    return Text.assemble(
-        (f"{last['local']} own + {last['external']} of others", "bold"),
-        f" · pool {pool['size']}, {pool['fresh']} new · {last['zero_advantage_dropped']} without advantage dropped",
-        f" · age {last['staleness']['mean']:.1f} rounds" if last["external"] else "",
-    )
+    parts = [f"pool {pool['size']}, {pool['fresh']} new", f"{last['zero_advantage_dropped']} without advantage dropped"]
+    parts += [f"age {last['staleness']['mean']:.1f} rounds"] if last["external"] else []
+    return [Text(f"{last['local']} own + {last['external']} of others", "bold"), *map(Text, parts)]
 
 
-def _split(seconds: Mapping[str, float]) -> Text:
+def _split(seconds: Mapping[str, float]) -> list[Text]:
     """The round's seconds as a bar of 20 blocks, coloured by stage, and in figures, the longest first."""
     total = sum(seconds.values())
-    text = Text.assemble((f"{total:.1f} ", "bold"))
     colours = dict(zip(seconds, _COLOURS, strict=False))
+    bar = Text.assemble((f"{total:.1f} ", "bold"))
     for stage, value in seconds.items():
-        text.append("█" * round(20 * value / total) if total else "", colours[stage])
-    for stage, value in sorted(seconds.items(), key=lambda item: -item[1]):
-        if value >= 0.005:
-            text.append(" " + stage, colours[stage])
-            text.append(f" {value:.2f}")
-    return text
+        bar.append("█" * round(20 * value / total) if total else "", colours[stage])
+    longest = sorted(seconds.items(), key=lambda item: -item[1])
+    return [bar, *(Text.assemble((stage, colours[stage]), f" {value:.2f}") for stage, value in longest if value >= 0.005)]
 
 
 def _duration(seconds: float) -> str:

@@ -100,6 +100,19 @@ def test_the_page_says_who_how_and_why() -> None:
     assert "you paused it → swarmd resume" in paused
 
 
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (80, 24), (120, 40)])
+def test_no_figure_is_cut_off_where_there_is_room_for_a_line_more(width: int, height: int) -> None:
+    lines = drawn(document(kl={"round": 110, "value": 0.00731}, peers=1), width, height)
+    text = " ".join(line.strip("│ ") for line in lines)
+    for said in ("loss 0.0123", "KL from the start 0.00731", "512 tokens made, 900 trained", "age 0.5 rounds", "checkpoint 0.20", "tcp/40123"):
+        assert said in text, said
+    assert len(lines) <= height
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(LAST | {"peers": 0})
+
+
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
     assert drawn(None, 60, 24) == ["starting …"]
     for shown in ({}, {"state": "starting"}, document(rewards=[0.5], round=1), document(rewards=[None, 0.5], judge=None, swarm=None)):
@@ -232,6 +245,8 @@ def test_a_live_view_draws_what_it_is_told_and_can_be_closed_twice() -> None:
     view.close()
     view.close()
     assert "something happened" in out.getvalue()
+    _, _, left = out.getvalue().partition("\x1b[?1049l")  # back on the ordinary screen, for good
+    assert "\x1b[?1049h" in out.getvalue() and left.count("● training") == 1
 
 
 def test_the_status_and_the_peers_as_lines() -> None:
