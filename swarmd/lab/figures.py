@@ -29,15 +29,19 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
+    """Write `reward_figure` as a PNG."""
+    reward_figure(curves, title).savefig(to, dpi=120)
+
+
+def reward_figure(curves: Sequence[Curve], title: str) -> Any:
     """Above: reward of each node per round with its moving mean. Below: rollouts of others it trained on."""
     try:
-        import matplotlib as mpl
+        from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlib from None
-    mpl.use("Agg")
-    from matplotlib import pyplot
 
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6.5), sharex=True, height_ratios=(3, 1), layout="constrained")
+    figure = Figure(figsize=(9, 6.5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     for number, (curve, colour) in enumerate(zip(curves, COLOURS * (1 + len(curves) // len(COLOURS)), strict=False)):
         rounds = [line["round"] for line in curve.lines]
         rewards = [line["reward_mean"] for line in curve.lines]
@@ -53,14 +57,13 @@ def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
                 f"{curve.name}:\nkilled, rejoined", (curve.lost_at + 0.5, 0.02), xycoords=("data", "axes fraction"), color=colour,
                 fontsize=8, xytext=(4, 0), textcoords="offset points", va="bottom",
             )  # fmt: skip
-    above.set_title(title, loc="right")
+    figure.suptitle(title)
     above.set(ylabel="reward of own completions\n(bold: mean of the last rounds)")
     above.set_ylim(bottom=0)
-    above.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=min(4, len(curves)))
+    figure.legend(frameon=False, loc="outside lower center", ncols=min(5, len(curves)))
     below.set(xlabel="round of the node", ylabel="external\nrollouts")
     below.set_ylim(bottom=0)
     for panel in (above, below):
         panel.grid(alpha=0.2)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(to, dpi=120)
-    pyplot.close(figure)
+    return figure

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.lab.figures import moving_mean
+from swarmd.lab.figures import Curve, moving_mean, reward_figure
 from swarmd.telemetry import read_metrics
 
 ROUNDS = 12
@@ -41,3 +41,16 @@ def test_the_demo(tmp_path: Path) -> None:
 
 def test_the_moving_mean_is_of_what_is_there() -> None:
     assert moving_mean([1, 0, 1, 1], 2) == [0.5, 0.5, 1]
+
+
+@pytest.mark.parametrize("nodes", [3, 16])
+def test_in_the_figure_nothing_runs_into_the_legend_or_out_of_the_page(nodes: int) -> None:
+    lines = [{"round": number, "reward_mean": 0.5, "external": 4} for number in range(1, 31)]
+    figure = reward_figure([Curve("fancy-crocodile", lines, 15)] * nodes, f"{nodes} nodes sharing experience: tiny model, tiny-9")
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box, page = legend.get_window_extent(), figure.bbox
+    parts = [*figure.texts, *figure.axes]
+    assert figure.get_suptitle() in {text.get_text() for text in figure.texts}
+    assert not any(box.overlaps(part.get_tightbbox()) for part in parts)
+    assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1
