@@ -104,7 +104,9 @@ def test_the_page_says_who_how_and_why() -> None:
 def test_no_figure_is_cut_off_where_there_is_room_for_a_line_more(width: int, height: int) -> None:
     lines = drawn(document(kl={"round": 110, "value": 0.00731}, peers=1), width, height)
     text = " ".join(line.strip("│ ") for line in lines)
-    for said in ("loss 0.0123", "KL from the start 0.00731", "512 tokens made, 900 trained", "age 0.5 rounds", "checkpoint 0.20", "tcp/40123"):
+    for said in (
+        "loss 0.0123", "KL from the start 0.00731", "512 tokens made, 900 trained", "age 0.5 rounds", "checkpoint 0.20", "tcp/40123",
+    ):  # fmt: skip
         assert said in text, said
     assert len(lines) <= height
 
