@@ -2,7 +2,7 @@
 
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
-NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, poisoner; `python -m benchmarks.attack NAME --help`
+NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, poisoner; `python -m benchmarks.attack NAME --help`
 lists its options. The figures as a table: docs/admission.md. With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most}, "held": bool}
 A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do not.
@@ -25,6 +25,7 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
     "eclipse": {"eclipsed": 0.01},
     "slow": {"never": 1.0, "dribble": 1.0, "half_longest": 1.0, "question_longest": 1.0},
     "bomb": {"taken": 0, "ms": 5, "more_MiB": 16},
+    "names": {"kept": 1024, "reply_KiB": 512, "honest_hidden": 0},
     "poisoner": {},
 }
 

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,6 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.netgroup import only_here
 from p2p.sequence import SequenceFile
-from p2p.types import PeerId
 from swarmd import control
 from swarmd.config import NodeConfig
 from swarmd.errors import ConfigError
@@ -33,7 +31,9 @@ from swarmd.judge_records import JUDGES, Notice
 from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.mistakes import printable
 from swarmd.network_survey import survey
+from swarmd.roster import Roster
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, StateFolder
+from swarmd.status import peers_document
 from swarmd.telemetry import set_up_logging
 
 PORT = 4001  # where it listens unless told otherwise: others write it down, so it must stay the same
@@ -78,7 +78,7 @@ class BootstrapNode:
         self._engine = choose(config.swarm.engine)
         curriculum = curriculum_of(config)
         identity, topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
-        self._frames: Counter[PeerId] = Counter()  # admitted, by author
+        self._roster = Roster()
         self._started_at = time.time()
         self.member = Member(
             identity,
@@ -117,7 +117,7 @@ class BootstrapNode:
 
     def _count(self) -> None:
         for envelope in self.member.received():
-            self._frames[envelope.author] += 1
+            self._roster.heard(envelope.author, time.time())
 
     async def _watch_signals(self, *, task_status: control.Started) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -128,36 +128,23 @@ class BootstrapNode:
                 self._stop.set()
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        peers = len(self.member.peers())
+        connected = len(self.member.peers())
         document = self._self.document()
         return document | {
             "role": "bootstrap",
             "state": "helping",
             "cause": "it trains nothing: others find each other through it",
-            "remedy": "nothing to do" if peers else "give its address to others, for --bootstrap",
+            "remedy": "nothing to do" if connected else "give its address to others, for --bootstrap",
             "started_at": self._started_at,
-            "peers": peers,
+            "peers": len(self._roster.present(time.time())),
+            "connected": connected,
             "addresses": [entry["address"] for entry in document["addresses"]],
             "rejected": {reason.value: count for reason, count in self.member.rejected.items() if count},
             "last": None,
         }
 
     async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        rows = [
-            {
-                "id": peer.id,
-                "name": nickname(peer.id),
-                "address": peer.address,
-                "direction": peer.direction,
-                "connected_at": peer.connected_at,
-                "frames": self._frames[peer.id],
-                "rejected": 0,
-                "round": None,
-                "model": None,
-            }
-            for peer in self.member.peers()
-        ]
-        return {"schema": 1, "peers": rows}
+        return peers_document(self._roster, self.member.peers(), time.time())
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return await survey(self.member, self._engine, self._config)

@@ -134,7 +134,11 @@ async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
         # A fault of ours in one handler: the log has the traceback, the caller is told, and the node goes on training.
         log.exception("a control request failed")
         reply = {"ok": False, "error": "The node failed to answer; its log says why. Please report it.", "exit_code": 1}
-    return json.dumps(reply).encode() + b"\n"
+    message = json.dumps(reply).encode() + b"\n"
+    if len(message) <= MAX_REPLY:
+        return message
+    too_long = f"The answer has {len(message)} bytes, over the {MAX_REPLY} that one may have. The node goes on. Please report it."
+    return json.dumps({"ok": False, "error": too_long, "exit_code": 1}).encode() + b"\n"
 
 
 def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mapping[str, Any]]:
@@ -192,8 +196,10 @@ def _receive_line(connection: socket.socket) -> bytes:
     received = bytearray()
     while not received.endswith(b"\n"):
         some = connection.recv(64 * 1024)
-        if not some or len(received) > MAX_REPLY:
+        if not some:
             raise ConnectionResetError(0, "it hung up")
+        if len(received) > MAX_REPLY:
+            raise SwarmdError(f"The node answers more than {MAX_REPLY} bytes. It may be another version of swarmd: restart it.")
         received += some
     return bytes(received)
 

@@ -29,7 +29,7 @@ from p2p.types import Envelope, PeerId, Reason
 from swarmd import control, link
 from swarmd.config import NodeConfig
 from swarmd.errors import SwarmdError
-from swarmd.exchange import offers
+from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.topic import curriculum_of
@@ -42,7 +42,7 @@ from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFold
 from swarmd.status import StatusBoard
 from swarmd.supervision import Death, TrainerChild
 from swarmd.telemetry import read_metrics, set_up_logging
-from swarmd.view import View, many
+from swarmd.view import View
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,8 @@ class Daemon:
     def _sort(self) -> None:
         """What came is on offer, or is for the trainer."""
         for envelope in self.member.received():
-            self.status.frames[envelope.author] += 1
+            if envelope.kind in (offers.KIND, wire.KIND):
+                self.status.roster.heard(envelope.author, time.time())
             if envelope.kind == offers.KIND:
                 self.gatherer.hear(envelope)
             else:
@@ -153,16 +154,18 @@ class Daemon:
 
     async def _tell_news(self) -> None:
         connected: set[PeerId] = set()
+        told = 0
         while True:
             refused = self.member.refused()
-            peers = {peer.id for peer in self.member.peers()}
-            for peer in peers - connected:
-                self.view.talk(f"connected to {nickname(peer)} ({many(len(peers), 'peer')})")
-            for peer in connected - peers:
-                self.view.talk(f"{nickname(peer)} is gone ({many(len(peers), 'peer')})")
-            if refused or peers != connected:
-                self.child.tell(link.News(len(peers), {reason.name: count for reason, count in refused.items()}))
-            connected = peers
+            now_connected = {peer.id for peer in self.member.peers()}
+            for peer in now_connected - connected:
+                self.view.talk(f"connected to {nickname(peer)} ({len(now_connected)} connected)")
+            for peer in connected - now_connected:
+                self.view.talk(f"{nickname(peer)} is gone ({len(now_connected)} connected)")
+            peers = self._peers()
+            if refused or peers != told:
+                self.child.tell(link.News(peers, {reason.name: count for reason, count in refused.items()}))
+            connected, told = now_connected, peers
             await trio.sleep(SEEN_SWARM)
 
     # The trainer's side.
@@ -175,9 +178,10 @@ class Daemon:
                 self.member.hold(blob)
             case link.Report(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
-                self.status.refused_authors[PeerId(author)] += 1
+                self.status.roster.bad(PeerId(author))
             case link.Vouch(author, useful):
                 self.member.vouch(PeerId(author), useful)
+                self.status.roster.useful(PeerId(author))
             case link.State(state, cause, remedy):
                 self.status.state, self.status.cause, self.status.remedy = state, cause, remedy
             case link.Ready():
@@ -205,7 +209,7 @@ class Daemon:
         self.status.model, self.status.round = ready.model, ready.round
         for note in ready.notes:
             self.view.talk(note)
-        self.child.tell(link.News(len(self.member.peers()), {}))
+        self.child.tell(link.News(self._peers(), {}))
         if self.paused:
             self.child.tell(link.Pause())
 
@@ -247,9 +251,14 @@ class Daemon:
 
     # The operator's side.
 
+    def _peers(self) -> int:
+        """How many are heard, connected or not: the number of peers, wherever one is shown."""
+        return len(self.status.roster.present(time.time()))
+
     def _document(self) -> dict[str, Any]:
         return self.status.document(
-            peers=len(self.member.peers()),
+            peers=self._peers(),
+            connected=len(self.member.peers()),
             addresses=self.member.addresses(),
             rejected=self.member.rejected,
             trainer={"pid": self.child.pid, "restarts": self.child.restarts},
@@ -261,7 +270,7 @@ class Daemon:
         return self._document()
 
     async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        document = self.status.peers_document(self.member.peers())
+        document = self.status.peers_document(self.member.peers(), time.time())
         for row in document["peers"]:
             _, established = self.member.standing(row["id"])
             row |= {"score": round(self.member.score(row["id"]), 1), "newcomer": not established}

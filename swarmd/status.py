@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Reason
 from swarmd import link
 from swarmd.config import NodeConfig
+from swarmd.roster import Author, Roster
 
 REWARDS_KEPT = 500  # rounds of the reward curve
+SHOWN = 500  # peers in one answer, at least; all that are connected are in it
 
 
 class StatusBoard:
@@ -30,9 +32,7 @@ class StatusBoard:
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
         self.rewards: deque[float] = deque(maxlen=REWARDS_KEPT)
-        self.frames: Counter[PeerId] = Counter()  # admitted, by author
-        self.refused_authors: Counter[PeerId] = Counter()  # admitted, and then found bad by the trainer
-        self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its round, its model), as it says itself
+        self.roster = Roster()
 
     def say(self, state: str, cause: str, remedy: str) -> None:
         self.state, self.cause, self.remedy = state, cause, remedy
@@ -42,12 +42,14 @@ class StatusBoard:
         self.rewards.append(done.line["reward_mean"])
         if done.line.get("kl") is not None:  # not every update measures it
             self.kl = {"round": self.round, "value": done.line["kl"]}
-        self.authors.update({PeerId(author): (said[0], said[1]) for author, said in done.authors.items()})
+        for author, said in done.authors.items():
+            self.roster.says(PeerId(author), said[0], said[1])
 
     def document(
         self,
         *,
         peers: int,
+        connected: int,
         addresses: Sequence[str],
         rejected: Mapping[Reason, int],
         trainer: Mapping[str, Any],
@@ -73,6 +75,7 @@ class StatusBoard:
             "rewards": list(self.rewards),
             "kl": self.kl,
             "peers": peers,
+            "connected": connected,
             "addresses": list(addresses),
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
             "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
@@ -81,23 +84,29 @@ class StatusBoard:
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }
 
-    def peers_document(self, peers: Sequence[Peer]) -> dict[str, Any]:
-        """Connected peers first, then authors that others forwarded to us."""
-        connected = {peer.id: peer for peer in peers}
-        rows = []
-        for peer_id in [*connected, *(author for author in self.frames if author not in connected)]:
-            peer, said = connected.get(peer_id), self.authors.get(peer_id)
-            rows.append(
-                {
-                    "id": peer_id,
-                    "name": nickname(peer_id),
-                    "address": peer.address if peer else None,
-                    "direction": peer.direction if peer else "relayed",
-                    "connected_at": peer.connected_at if peer else None,
-                    "frames": self.frames[peer_id],
-                    "rejected": self.refused_authors[peer_id],
-                    "round": said[0] if said else None,
-                    "model": said[1] if said else None,
-                }
-            )
-        return {"schema": 1, "peers": rows}
+    def peers_document(self, peers: Sequence[Peer], now: float) -> dict[str, Any]:
+        return peers_document(self.roster, peers, now)
+
+
+def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
+    """Connected peers first, then authors that are heard through others. left_out: how many more of these there are."""
+    connected = {peer.id: peer for peer in peers}
+    relayed = [author for author in roster.present(now) if author not in connected]
+    shown = relayed[: max(0, SHOWN - len(connected))]
+    rows = [_row(peer_id, connected.get(peer_id), roster.get(peer_id)) for peer_id in [*connected, *shown]]
+    return {"schema": 1, "peers": rows, "left_out": len(relayed) - len(shown)}
+
+
+def _row(peer_id: PeerId, peer: Peer | None, author: Author | None) -> dict[str, Any]:
+    return {
+        "id": peer_id,
+        "name": nickname(peer_id),
+        "address": peer.address if peer else None,
+        "direction": peer.direction if peer else "relayed",
+        "connected_at": peer.connected_at if peer else None,
+        "heard_at": author.last if author else None,
+        "frames": author.frames if author else 0,
+        "rejected": author.rejected if author else 0,
+        "round": author.round if author else None,
+        "model": author.model if author else None,
+    }

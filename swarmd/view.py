@@ -155,7 +155,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("model", model_words(document.get("model") or {})),
         ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}"),
         ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
-        ("peers", str(document.get("peers", 0))),
+        ("peers", peers_words(document)),
         ("exchange", exchange_words(document.get("exchange") or {})),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
@@ -179,7 +179,14 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     if len(rows) == 1:
         return ["no peers: the node trains alone until it meets some"]
-    return [printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows]
+    lines = [printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows]
+    left_out = document.get("left_out")
+    return lines + ([f"and {left_out} more that are heard through others"] if left_out else [])
+
+
+def peers_words(document: Mapping[str, Any]) -> str:
+    """The peers that are heard, and how many connections there are: most are heard through others."""
+    return f"{document.get('peers', 0)} heard, {document.get('connected', 0)} connected"
 
 
 def workers_words(workers: Mapping[str, Any]) -> str:

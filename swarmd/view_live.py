@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarmd.mistakes import printable
-from swarmd.view import SMOOTH, counts, judge_words, model_words, number, recent, workers_words
+from swarmd.view import SMOOTH, counts, judge_words, model_words, number, peers_words, recent, workers_words
 
 EVENTS = 6
 _NAMES = 9  # columns of the facts' names and the gap behind them
@@ -129,7 +129,7 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, list[Text]]]:
         facts.append(("batch", _batch(last)))
         facts.append(("update", _update(last, document.get("kl"))))
     dialled = [str(address).partition("/p2p/")[0] for address in document.get("addresses") or ()]  # the id is the first row's
-    peers = [Text(str(document.get("peers", 0)), "bold"), *(Text(f"we listen on {printable(address)}", "dim") for address in dialled)]
+    peers = [Text(peers_words(document), "bold"), *(Text(f"we listen on {printable(address)}", "dim") for address in dialled)]
     facts.append(("peers", peers))
     refused = counts(document.get("rejected") or {})
     facts.append(("refused", _parts(refused or "nothing", ", ", "yellow" if refused else "dim")))

@@ -6,13 +6,14 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from swarmd.control import MAX_REQUEST, call, serve, wait_until_gone
+from swarmd.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state_folder import StateFolder
 
@@ -94,6 +95,20 @@ def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tm
             with pytest.raises(Unreachable, match="did not answer"):
                 await ask(tmp_path, "stop", timeout=0.1)
             assert await ask(tmp_path, "status") == {"schema": 1, "got": {}}
+
+    trio.run(scenario)
+
+
+def test_an_answer_that_is_too_large_says_so_and_does_not_pass_for_a_node_that_starts(tmp_path: Path) -> None:
+    async def everything(_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"schema": 1, "peers": "x" * MAX_REPLY}
+
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(serve, tmp_path, {"peers": everything}))
+            with pytest.raises(SwarmdError, match=f"over the {MAX_REPLY} that one may have"):
+                await ask(tmp_path, "peers")
+            nursery.cancel_scope.cancel()
 
     trio.run(scenario)
 

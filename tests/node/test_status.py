@@ -21,7 +21,8 @@ def board() -> StatusBoard:
 
 
 def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
-    return of.document(peers=0, addresses=[], rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, exchange=EXCHANGE, judge=None)
+    trainer = {"pid": 1, "restarts": 0}
+    return of.document(peers=0, connected=0, addresses=[], rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, judge=None)
 
 
 def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
@@ -38,14 +39,16 @@ def test_every_state_but_training_has_a_cause_and_a_remedy() -> None:
     assert shown["state"] == "starting" and shown["cause"] and shown["remedy"]
 
 
-def test_peers_are_those_connected_and_those_whose_rollouts_arrive_through_others() -> None:
+def test_peers_are_those_connected_and_those_that_are_heard_through_others() -> None:
     of = board()
-    of.frames[OTHER] = 4
+    for _ in range(4):
+        of.roster.heard(OTHER, 100.0)
     of.round_done(link.RoundDone({"round": 3, "reward_mean": 0.5}, {OTHER: [7, "qwen2.5-0.5b"]}, None))
-    relayed = of.peers_document([])["peers"]
+    relayed = of.peers_document([], 110.0)["peers"]
     assert [(p["id"], p["direction"], p["frames"], p["round"], p["model"]) for p in relayed] == [(OTHER, "relayed", 4, 7, "qwen2.5-0.5b")]
-    connected = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)])["peers"]
+    connected = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "inbound", 1.0)], 110.0)["peers"]
     assert [(p["direction"], p["address"]) for p in connected] == [("inbound", "/ip4/192.0.2.1/tcp/1")]
+    assert of.peers_document([], 1000.0)["peers"] == []  # it is gone
 
 
 def test_the_document_says_what_is_and_what_was() -> None:
@@ -56,24 +59,33 @@ def test_the_document_says_what_is_and_what_was() -> None:
         of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
     judge = {"score": 0.5}
     shown = of.document(
-        peers=2, addresses=["/ip4/192.0.2.1/tcp/1"], rejected={}, trainer={"pid": 9, "restarts": 3}, exchange=EXCHANGE, judge=judge
+        peers=2,
+        connected=1,
+        addresses=["/ip4/192.0.2.1/tcp/1"],
+        rejected={},
+        trainer={"pid": 9, "restarts": 3},
+        exchange=EXCHANGE,
+        judge=judge,
     )
     assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
     assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {"round": REWARDS_KEPT + 2, "reward_mean": (REWARDS_KEPT + 2) / 1000}
     assert shown["rewards"] == [n / 1000 for n in range(3, REWARDS_KEPT + 3)]
     assert shown["trainer"] == {"pid": 9, "restarts": 3, "verifier_pid": 42}
     assert (shown["judge"], shown["peers"], shown["addresses"]) == (judge, 2, ["/ip4/192.0.2.1/tcp/1"])
+    assert "peers    2 heard, 1 connected" in status_lines(shown | {"last": None, "judge": None})
     assert shown["peer_id"] == ME and shown["state_dir"] == "/state" and shown["pid"] == os.getpid()
 
 
 def test_an_author_of_bad_rollouts_is_shown_as_one_and_nothing_is_advised_for_what_was_not_refused() -> None:
     of = board()
-    of.refused_authors[OTHER] += 2
-    of.frames[OTHER] += 5
-    (peer,) = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)])["peers"]
+    for _ in range(5):
+        of.roster.heard(OTHER, 9.0)
+    for _ in range(2):
+        of.roster.bad(OTHER)
+    (peer,) = of.peers_document([Peer(OTHER, "/ip4/192.0.2.1/tcp/1", "outbound", 1.5)], 9.0)["peers"]
     assert peer == {
         "id": OTHER, "name": nickname(OTHER), "address": "/ip4/192.0.2.1/tcp/1", "direction": "outbound", "connected_at": 1.5,
-        "frames": 5, "rejected": 2, "round": None, "model": None,
+        "heard_at": 9.0, "frames": 5, "rejected": 2, "round": None, "model": None,
     }  # fmt: skip
     shown = document(of, {Reason.WRONG_VERSION: 0, Reason.BAD_SIGNATURE: 1})
     assert (shown["rejected"], shown["advice"]) == ({"bad signature": 1}, {})

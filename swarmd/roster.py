@@ -1,0 +1,73 @@
+"""Authors heard lately, for `swarmd status` and `swarmd peers`. Bounded. Pure; `now` is an argument.
+
+An author is **heard** while its last rollout set or offer is not much older than usual: 2.5 of its own gaps, at least a minute and at
+most a quarter of an hour. So the dead leave within a minute or two, and a slow node stays. A crowd of new names pushes out only each
+other: an author whose rollouts were of use is forgotten last.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p.types import PeerId
+
+KEPT = 1024  # authors
+GAPS = 2.5  # of an author's mean gap
+LEAST, FIRST, MOST = 60.0, 150.0, 900.0  # seconds after which one is no longer heard: at least, after a first frame, at most
+_SHARE = 0.3  # of the newest gap in the mean
+
+
+@dataclass(slots=True)
+class Author:
+    last: float  # when it was heard
+    quiet: float = FIRST  # seconds after which it is no longer heard
+    frames: int = 0  # let in
+    rejected: int = 0  # let in, and then found bad by the trainer
+    round: int | None = None  # as it says itself
+    model: str | None = None
+
+
+class Roster:
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._useful: OrderedDict[PeerId, Author] = OrderedDict()  # their rollouts were of use; heard last at the end
+        self._others: OrderedDict[PeerId, Author] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._useful) + len(self._others)
+
+    def get(self, peer: PeerId) -> Author | None:
+        return self._useful.get(peer) or self._others.get(peer)
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """A rollout set or an offer of its was let in."""
+        author = self.get(peer)
+        if author is None:
+            author = self._others[peer] = Author(now)
+        else:
+            author.quiet += _SHARE * (min(MOST, max(LEAST, GAPS * (now - author.last))) - author.quiet)
+            author.last = now
+            (self._useful if peer in self._useful else self._others).move_to_end(peer)
+        author.frames += 1
+        while len(self) > self._kept:
+            self._others.popitem(last=False)
+
+    def useful(self, peer: PeerId) -> None:
+        """The trainer found rollouts of its to be of use."""
+        if (author := self._others.pop(peer, None)) is not None:
+            self._useful[peer] = author
+            if len(self._useful) > self._kept * 3 // 4:  # room for newcomers
+                self._useful.popitem(last=False)
+
+    def bad(self, peer: PeerId) -> None:
+        """The trainer found what it sent to be bad."""
+        if (author := self.get(peer)) is not None:
+            author.rejected += 1
+
+    def says(self, peer: PeerId, round_number: int, model: str) -> None:
+        if (author := self.get(peer)) is not None:
+            author.round, author.model = round_number, model
+
+    def present(self, now: float) -> Sequence[PeerId]:
+        """Those that are heard, the useful ones first."""
+        return [peer for those in (self._useful, self._others) for peer, author in those.items() if now - author.last <= author.quiet]
