@@ -88,6 +88,7 @@ class Envelope:
     via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
     group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
     established: bool = True  # no newcomer (`p2p.reputation`)
+    heard: int = 0  # when it came, in whatever the receiver counts its time; 0: it does not say
 
 
 @dataclass(frozen=True, slots=True)

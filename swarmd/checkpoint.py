@@ -61,6 +61,8 @@ class RunState:
     # Of replay; a checkpoint without them is from before it.
     last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
     updates: int = 0  # so far, as the pool counts them
+    since: tuple[int, ...] = ()  # updates before each of the pool was generated, or heard
+    used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
     guard: GuardState = field(default_factory=GuardState)
     gate: GateState = field(default_factory=GateState)  # likewise
 

@@ -41,7 +41,7 @@ class RoundConfig(_Section):
     local: Annotated[int, Field(ge=0, le=1024)] = 4  # I: questions we ask ourselves and answer
     external: Annotated[int, Field(ge=0, le=1024)] = 4  # J: rollouts of others in the batch, at most
     completions: Annotated[int, Field(ge=2, le=64)] = 8  # L
-    max_age: Annotated[int, Field(ge=1, le=1000)] = 2  # external rollouts older than this many of our own rounds are forgotten
+    max_age: Annotated[int, Field(ge=1, le=1000)] = 2  # our own rounds since an external rollout was heard; older ones are forgotten
     rounds: Annotated[int, Field(ge=0)] = 0  # stop after so many; 0: go on for ever
     pace: Annotated[float, Field(ge=0, le=86_400)] = 0.0  # seconds a round takes at least: leaves the machine to others
     checkpoint_every: Annotated[int, Field(ge=1)] = 1  # rounds

@@ -104,6 +104,7 @@ class Daemon:
         self._folder = folder
         self._advised: set[str] = set()  # reasons whose remedy was said
         self._mute = False  # what could not be shared has been said
+        self._behind: int | None = None  # rounds that the trainer has behind it; None: it has not said yet
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -150,7 +151,9 @@ class Daemon:
 
     def _hand_on(self, envelope: Envelope) -> None:
         e, (group, established) = envelope, self.member.standing(envelope.author)
-        self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, established))
+        age = self.gatherer.round - (e.heard or self.gatherer.round)  # rounds since it was heard: of what is gossiped whole none
+        heard = max(1, self._behind + 1 - age) if self._behind is not None else 0
+        self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, established, heard))
 
     async def _tell_news(self) -> None:
         connected: set[PeerId] = set()
@@ -207,6 +210,7 @@ class Daemon:
 
     def _trainer_ready(self, ready: link.Ready) -> None:
         self.status.model, self.status.round = ready.model, ready.round
+        self._behind = ready.round
         for note in ready.notes:
             self.view.talk(note)
         self.child.tell(link.News(self._peers(), {}))
@@ -215,6 +219,7 @@ class Daemon:
 
     def _round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
+        self._behind = done.line["round"]
         self.view.round(done.line)
         self.ration.begin()
         self.gatherer.next_round()
@@ -226,6 +231,7 @@ class Daemon:
             self._nursery.start_soon(self.evaluation.ask, done.line["round"], self.config.model.name)
 
     def _bury(self, death: Death) -> None:
+        self._behind = None
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
         self.status.say("restarting", f"the trainer was lost: {death.cause}", f"it starts again {wait}, from its last checkpoint")
         self.view.talk(f"the trainer was lost: {death.cause}; it starts again {wait}")

@@ -48,6 +48,7 @@ class Received(_Message, frozen=True):
     body: bytes
     group: str = ""  # the author's network group, and
     established: bool = True  # whether it is no newcomer: `p2p.types.Envelope`
+    heard: int = 0  # the trainer's round in which it was heard, as a gossiped set or as an offer; 0: before there was one
 
 
 class News(_Message, frozen=True):
@@ -310,8 +311,8 @@ class TrainerLink:
 
     def _take(self, message: ToTrainer) -> None:
         match message:
-            case Received(author, sequence, sent_at, kind, body, group, established):
-                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, group=group, established=established))
+            case Received(author, sequence, sent_at, kind, body, group, established, heard):
+                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, None, group, established, heard))
             case News(peers, refused):
                 self.peers = peers
                 self._refused.update({Reason[name]: count for name, count in refused.items()})

@@ -24,7 +24,7 @@ from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.exchange.topic import curriculum_of
 from swarmd.experience.gate import Gate, Gated, GateState
-from swarmd.experience.pool import Limits, Pool
+from swarmd.experience.pool import Kept, Limits, Pool
 from swarmd.experience.reuse import Schedule
 from swarmd.experience.sampling import SAMPLERS, Replay
 from swarmd.experience.theory import compute_ratio
@@ -311,15 +311,18 @@ def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple
 
 def run_state(rounds: int, seed: int, node: Node) -> RunState:
     """What the node's next rounds depend on, its policy apart. `resume` takes it up."""
+    kept = node.pool.kept()
     return RunState(
         rounds,
         seed,
         node.task_rng.getstate(),
         node.batch_rng.getstate(),
-        tuple(node.pool.snapshot()),
-        tuple(node.pool.uses()),
-        last_uses=tuple(node.pool.last_uses()),
+        tuple(k.scored for k in kept),
+        tuple(k.uses for k in kept),
+        last_uses=tuple(k.last_use for k in kept),
         updates=node.pool.updates,
+        since=tuple(k.since for k in kept),
+        used=tuple(node.pool.used),
         guard=node.schedule.state,
         gate=node.gate.state if node.gate else GateState(),
     )
@@ -334,7 +337,9 @@ def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tupl
     policy.restore(folder)
     node.task_rng.setstate(state.task_rng)
     node.batch_rng.setstate(state.batch_rng)
-    node.pool.restore(state.pool, state.uses, state.last_uses, state.updates)
+    nought = (0,) * len(state.pool)  # for what an older checkpoint does not say
+    kept = map(Kept, state.pool, state.uses, state.last_uses or nought, state.since or nought)
+    node.pool.restore(kept, state.updates, state.used)
     if node.schedule.configured > 1:
         node.schedule.state = state.guard
     if node.gate is not None:

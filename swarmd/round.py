@@ -112,14 +112,19 @@ def _score_own(t: int, node: Node, tasks: Sequence[Task], answers: Sequence[Gene
 
 def _score_others(t: int, node: Node, rollouts: Sequence[Rollout]) -> list[Scored]:
     """Regenerate each question from its reference, and score its completions ourselves."""
-    new = [r for r in rollouts if (r.author, r.ref) not in node.pool]
+    new = [r for r in rollouts if (r.author, r.ref) not in node.pool and not node.pool.too_old(_heard(r, t), t)]
     if len(new) > SCORED_PER_ROUND:  # under caps, or a crowd's would be all that we look at
         newest = range(len(new) - 1, -1, -1)
         chosen = first(newest, SCORED_PER_ROUND, lambda i: node.swarm.author(new[i].author), node.batch_rng)
         new = [new[i] for i in sorted(chosen)]
     known = [(rollout, task) for rollout in new if (task := node.tasks.task(rollout.ref)) is not None]
     rewards = node.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
-    return [Scored(rollout, task.question, r, t) for (rollout, task), r in zip(known, rewards, strict=True)]
+    return [Scored(rollout, task.question, r, _heard(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
+
+
+def _heard(rollout: Rollout, t: int) -> int:
+    """Our round in which it was heard. Not told: this one. A round that is still to come is of a trainer that was lost: this one, too."""
+    return min(rollout.heard or t, t)
 
 
 class _Stopwatch:
@@ -163,6 +168,7 @@ def _report(
     staleness = [t - kept.scored.round for kept in before]
     # Step i of this round is update `began` + i.
     idle = [node.pool.began + i - kept.last_use for i, step in enumerate(steps, 1) for kept in step.before if kept.uses]
+    off_policy = [node.pool.began + i - kept.since for i, step in enumerate(steps) for kept in step.before]
     rewards = [r for s in local for r in s.rewards]
     return RoundReport(
         round=t,
@@ -185,6 +191,8 @@ def _report(
         since_use_mean=_mean(idle),
         resting=resting,
         generated=len(local),
+        off_policy_mean=_mean(off_policy) or 0.0,
+        off_policy_max=max(off_policy, default=0),
         gated=node.gate.told() if node.gate else {},
     )
 

@@ -47,6 +47,7 @@ class Rollout:
     ref: TaskRef
     completions: tuple[Completion, ...]
     author: PeerId
+    heard: int = field(default=0, compare=False)  # our own round in which another's was heard; 0: in the one that collects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Scored:
     rollout: Rollout
     question: str  # regenerated here
     rewards: tuple[float, ...]  # one per completion, 0.0 or 1.0
-    round: int  # our own round in which it was generated (local) or arrived (external)
+    round: int  # our own round in which it was generated (local) or heard, as an offer or whole (external)
     tokens: Tokens | None = None  # None: external text, re-encoded with our own tokenizer when it is used
 
     @property
@@ -129,12 +130,14 @@ class RoundReport:
     reward_mean: float  # over our own completions of this round
     reward_sum: float
     # Of the rollouts of all batches that came from the pool: others' alone without replay, our own too with it.
-    staleness_mean: float  # own rounds since they arrived, or were generated
+    staleness_mean: float  # own rounds since they were heard, or generated
     staleness_max: int
-    replays_mean: float  # how often they had been trained on before
+    replays_mean: float  # how often they had been trained on before; 0 without replay
     external_authors: tuple[PeerId, ...]  # of the batch
     updates: int = 1
     since_use_mean: float | None = None  # updates since they were last trained on, of those that had been; None: none had
     resting: int = 0  # rounds for which the guard has ended reuse, this one included
     generated: int = 0  # our own rollouts
+    off_policy_mean: float = 0.0  # updates since they were heard, or generated
+    off_policy_max: int = 0
     gated: Mapping[str, int] = field(default_factory=dict)  # others' rollouts that were right, and too odd to train on: why -> count

@@ -26,12 +26,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Fetch:
+    item: Offered
     scope: trio.CancelScope
     since: float  # seconds, the gatherer's clock
 
 
 class Gatherer:
-    """wanted: rollouts to gather a round. hand_on: gets an envelope of kind `rollouts` for each. specialties: the curriculum's."""
+    """wanted: rollouts to gather a round. specialties: the curriculum's.
+
+    hand_on: gets an envelope of kind `rollouts` for each, whose `heard` is the board's round in which its offer came.
+    """
 
     def __init__(
         self,
@@ -74,14 +78,22 @@ class Gatherer:
             self._fill()
 
     def next_round(self) -> None:
-        """A round of ours is over: what was chosen for it comes too late now, unless it has only just been asked for."""
+        """A round of ours is over: what was chosen for it comes too late now, unless it has only just been asked for.
+
+        What would be too old to be trained on comes too late in any case.
+        """
         now = self._clock()
-        for fetch in self._under_way.values():
-            if now - fetch.since >= AT_LEAST:
-                fetch.scope.cancel()
         self._board.next_round()
+        for fetch in self._under_way.values():
+            if now - fetch.since >= AT_LEAST or self._board.too_old(fetch.item):
+                fetch.scope.cancel()
         self._missing = max(0, self._wanted - sum(not fetch.scope.cancel_called for fetch in self._under_way.values()))
         self._fill()
+
+    @property
+    def round(self) -> int:
+        """Of our own rounds, counted from 1 at the start of this process: what `Envelope.heard` is counted in here."""
+        return self._board.round
 
     def document(self) -> dict[str, int]:
         """Rollouts on offer now; since the start those fetched and those that nobody had in time; bytes fetched, and served to others."""
@@ -93,7 +105,7 @@ class Gatherer:
             return
         for item in self._board.choose(self._missing, self._rng, self._choice):
             self._missing -= 1
-            fetch = self._under_way[item.id] = _Fetch(trio.CancelScope(), self._clock())
+            fetch = self._under_way[item.id] = _Fetch(item, trio.CancelScope(), self._clock())
             self._nursery.start_soon(self._gather, item, fetch)
 
     async def _gather(self, item: Offered, fetch: _Fetch) -> None:
@@ -121,5 +133,5 @@ class Gatherer:
             self._member.report(item.author, Reason.UNDECODABLE)
             return False
         self.gathered += 1
-        self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body))
+        self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body, heard=item.heard))
         return True

@@ -13,7 +13,7 @@ one rollout.
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
@@ -27,6 +27,7 @@ KIND = "offer"  # the envelope's kind
 VERSION = 1
 MAX_OFFER = 1024  # bytes of one offer
 MAX_ITEMS = 64  # in one offer
+TAKEN = 8192  # chosen ids that a board remembers
 WHOLE = 2 * 1024  # bytes; a set up to this size is gossiped whole: an offer and a fetch would cost as much, and a way there and back
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
@@ -58,6 +59,7 @@ class Offered:
     id: bytes
     size: int  # bytes of the blob
     via: PeerId | None  # the peer that handed the offer to us
+    heard: int = 0  # the board's round in which the offer came; set when it is chosen
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
@@ -122,6 +124,9 @@ class Board:
 
     newcomer: where the board is full and newcomers have more than a quarter of it together, the oldest of theirs go first.
     A rollout of one author and task is there once, like in the pool, and what was chosen once is not on the board again.
+
+    kept_rounds: `round.max_age`. The age of a rollout is counted in our rounds, from the one in which its offer was heard. It is chosen
+    before it is that old, because what is fetched may be trained on in the next round only.
     """
 
     def __init__(
@@ -135,11 +140,11 @@ class Board:
     ) -> None:
         self._trainable, self._newcomer = trainable, newcomer
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
-        self._round = 0  # ours, counted by `next_round`
+        self.round = 1  # ours, counted by `next_round`
         self._offered: OrderedDict[bytes, tuple[int, Offered]] = OrderedDict()  # by id, with the round it came in, oldest first
         self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # what each has there, oldest first
         self._crowd: OrderedDict[bytes, None] = OrderedDict()  # what newcomers have there
-        self._taken: OrderedDict[bytes, int] = OrderedDict()  # chosen ids, and when
+        self._taken: OrderedDict[bytes, None] = OrderedDict()  # chosen ids, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
         """How many of them are for training. Others are not put up."""
@@ -151,7 +156,7 @@ class Board:
                 self._drop(next(iter(mine)))
             elif len(self._offered) >= self._in_all:
                 self._drop(next(iter(self._crowd if len(self._crowd) > self._in_all // 4 else self._offered)))
-            self._offered[item.id] = (self._round, item)
+            self._offered[item.id] = (self.round, item)
             self._authors.setdefault(item.author, OrderedDict())[item.id] = None
             if self._newcomer(item.author):
                 self._crowd[item.id] = None
@@ -160,22 +165,24 @@ class Board:
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
         """At most `count`, which are then off the board. One of those with the same author and task: they are the same experience."""
         distinct = {(item.author, item.ref): item for _, item in self._offered.values()}
-        chosen = choice(list(distinct.values()), count, rng) if count > 0 else ()
+        picked = choice(list(distinct.values()), count, rng) if count > 0 else ()
+        chosen = [replace(item, heard=self._offered[item.id][0]) for item in picked]
         for item in chosen:
             self._drop(item.id)
-            self._taken[item.id] = self._round
+            self._taken[item.id] = None
+        while len(self._taken) > TAKEN:
+            self._taken.popitem(last=False)
         return chosen
 
     def next_round(self) -> None:
-        """A round of ours begins: what is older than `kept_rounds` would be too old for the pool."""
-        self._round += 1
-        while self._offered and self._stale(next(iter(self._offered.values()))[0]):
+        """A round of ours begins: offers that could only be trained on when they are too old are taken down."""
+        self.round += 1
+        while self._offered and self.round - next(iter(self._offered.values()))[0] >= self._kept_rounds:
             self._drop(next(iter(self._offered)))
-        while self._taken and self._stale(next(iter(self._taken.values()))):
-            self._taken.popitem(last=False)
 
-    def _stale(self, since: int) -> bool:
-        return self._round - since >= self._kept_rounds
+    def too_old(self, item: Offered) -> bool:
+        """Whether what was chosen may no longer be trained on."""
+        return self.round - item.heard > self._kept_rounds
 
     def _drop(self, name: bytes) -> None:
         _, item = self._offered.pop(name)

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from p2p.blobs import MAX_BLOB, MAX_CONTENT
 from p2p.types import PeerId, Reason, Transport
@@ -57,7 +58,7 @@ class RolloutExchange:
                 continue
             self.authors[envelope.author] = (decoded.round, decoded.model)
             self._know(Author(envelope.author, envelope.group, envelope.established))
-            good = [r for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
+            good = [replace(r, heard=envelope.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
             if len(good) < len(decoded.rollouts):
                 refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
                 self.transport.report(envelope.author, Reason.UNKNOWN_TASK)

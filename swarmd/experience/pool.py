@@ -1,9 +1,10 @@
 """The pool: scored rollouts that we may train on. Pure; the caller says which round it is.
 
-Two uses. Without replay it holds others' rollouts only, and a round's own are trained on once and gone (the paper's round). With replay
-(`Limits.own` set) it holds the freshest N of our own and of others', and a rollout may be trained on several times.
+Two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's own are (the paper's round). With
+replay (`Limits.own` set) it holds the freshest N of our own and of others', and a rollout may be trained on several times.
 """
 
+import hashlib
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from swarmd.experience.shares import DEFAULT
 from swarmd.types import Author, Scored, TaskRef, Tokens
 
 CAPACITY = 1024  # rollouts; a swarm that publishes faster than this in max_age rounds loses its oldest here
+USED = 4096  # rollouts of others that we remember having trained on
 
 Key = tuple[PeerId, TaskRef]
 
@@ -36,13 +38,15 @@ class Kept:
     scored: Scored
     uses: int = 0  # how often it was trained on
     last_use: int = 0  # the update (counted from 1) that trained on it last; 0: none
+    since: int = 0  # updates before it was generated, or heard
 
 
 class Pool:
     """First in, first out. One rollout per (author, task): a second one from the same author is the same experience again.
 
-    A rollout of others that arrived in round r may be trained on in rounds r … r + max_age − 1. Fresh experience matters: a pool of
-    four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md).
+    A rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh experience matters: a pool of
+    four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md). What of others' was trained on does not come
+    in again, unless USED others were since.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class Pool:
         self.updates = 0  # so far: what last_use is counted in
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, Kept] = OrderedDict()  # oldest first
+        self._used: OrderedDict[bytes, None] = OrderedDict()  # digests of the keys of others' that were trained on, oldest first
+        self._before: OrderedDict[int, int] = OrderedDict()  # of the last rounds, updates before each
 
     def add(self, rollouts: Iterable[Scored]) -> int:
         """Take others' in; returns how many were new. Over a limit the oldest go.
@@ -61,8 +67,8 @@ class Pool:
         new = 0
         for scored in rollouts:
             key = _key(scored)
-            if key not in self._kept and (self.limits is None or scored.informative):
-                self._kept[key] = Kept(scored)
+            if key not in self and (self.limits is None or scored.informative):
+                self._kept[key] = Kept(scored, since=self._before.get(scored.round, self.began))
                 new += 1
         self._trim()
         return new
@@ -73,7 +79,7 @@ class Pool:
             return
         for scored in rollouts:
             self._kept.pop(_key(scored), None)
-            self._kept[_key(scored)] = Kept(scored)
+            self._kept[_key(scored)] = Kept(scored, since=self.began)
         self._trim()
 
     def drop(self, keys: Iterable[Key]) -> None:
@@ -86,7 +92,12 @@ class Pool:
         self.updates += 1
         before = [self._kept[key] for scored in batch if (key := _key(scored)) in self._kept]
         for kept in before:
-            self._kept[_key(kept.scored)] = replace(kept, uses=kept.uses + 1, last_use=self.updates)
+            key = _key(kept.scored)
+            self._kept[key] = replace(kept, uses=kept.uses + 1, last_use=self.updates)
+            if not self._ours(key):
+                self._used[_digest(key)] = None
+        while len(self._used) > USED:
+            self._used.popitem(last=False)
         return before
 
     def remember(self, batch: Sequence[Scored], logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]) -> Sequence[Scored]:
@@ -103,11 +114,20 @@ class Pool:
     def forget(self, round_number: int) -> None:
         """A round begins: drop what is too old to be trained on in it."""
         self.round, self.began = round_number, self.updates
+        self._before[round_number] = self.updates
+        while len(self._before) > self.max_age + 1:
+            self._before.popitem(last=False)
         for key, kept in list(self._kept.items()):
-            ours = self.limits is not None and key[0] == self.limits.own
-            limit = self.limits.max_age if self.limits is not None and ours else self.max_age  # of ours, of others'
-            if round_number - kept.scored.round >= limit:
+            limit = self.limits.max_age if self.limits is not None and self._ours(key) else self.max_age
+            if round_number - kept.scored.round > limit:
                 del self._kept[key]
+
+    def too_old(self, heard: int, round_number: int) -> bool:
+        """Whether a rollout of others that was heard in one round may no longer be trained on in the other."""
+        return round_number - heard > self.max_age
+
+    def _ours(self, key: Key) -> bool:
+        return self.limits is not None and key[0] == self.limits.own
 
     def _trim(self) -> None:
         """With replay: the freshest (1 − delta)·N, and of the rest the freshest delta·N that can still teach.
@@ -148,7 +168,8 @@ class Pool:
             del self._kept[key]
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._kept
+        """Whether it is here, or was trained on and is gone."""
+        return key in self._kept or _digest(key) in self._used
 
     def __iter__(self) -> Iterator[Scored]:
         return (kept.scored for kept in self._kept.values())
@@ -167,23 +188,20 @@ class Pool:
         return tuple(self._kept.values())
 
     def snapshot(self) -> Sequence[Scored]:
-        """Oldest first."""
-        return tuple(self)
+        """What a batch may be made of, oldest first. Without replay, only what was not trained on yet."""
+        return tuple(kept.scored for kept in self._kept.values() if self.limits is not None or not kept.uses)
 
-    def uses(self) -> Sequence[int]:
-        """How often each of `snapshot` was trained on."""
-        return tuple(kept.uses for kept in self._kept.values())
+    @property
+    def used(self) -> Sequence[bytes]:
+        """Digests of what others' rollouts were trained on, oldest first."""
+        return tuple(self._used)
 
-    def last_uses(self) -> Sequence[int]:
-        """The update that trained on each of `snapshot` last."""
-        return tuple(kept.last_use for kept in self._kept.values())
-
-    def restore(self, rollouts: Sequence[Scored], uses: Sequence[int], last_uses: Sequence[int] = (), updates: int = 0) -> None:
-        """What `snapshot`, `uses`, `last_uses` and `updates` gave. Under stricter limits than then, less comes back."""
-        self.updates = updates
-        for scored, used, last in zip(rollouts, uses, last_uses or [0] * len(uses), strict=True):
-            if self.limits is not None or scored.tokens is None:  # replay may have been switched off since
-                self._kept[_key(scored)] = Kept(scored, used, last)
+    def restore(self, kept: Iterable[Kept], updates: int, used: Iterable[bytes]) -> None:
+        """What `kept`, `updates` and `used` gave. Under stricter limits than then, less comes back."""
+        self.updates, self._used = updates, OrderedDict.fromkeys(used)
+        for each in kept:
+            if self.limits is not None or each.scored.tokens is None:  # replay may have been switched off since
+                self._kept[_key(each.scored)] = each
         self._trim()
 
 
@@ -194,3 +212,8 @@ def teaches(scored: Scored) -> bool:
 
 def _key(scored: Scored) -> Key:
     return scored.rollout.author, scored.rollout.ref
+
+
+def _digest(key: Key) -> bytes:
+    author, ref = key
+    return hashlib.blake2b(f"{author} {ref.specialty} {ref.n}".encode(), digest_size=8).digest()

@@ -78,7 +78,7 @@ class Replay:
         if not self.schedule.resting:
             return draw(self.pool.kept(), self.batch, STRATEGIES[self.strategy], self.pool.began, rng, self._author)
         own = {s.rollout.author for s in local}
-        theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round < self.fresh]
+        theirs = [s for s in pool if s.rollout.author not in own and self.pool.round - s.round <= self.fresh]
         return self.plain(local, theirs, rng)
 
     def _author(self, kept: Kept) -> Author | None:

@@ -32,6 +32,9 @@ def report(number: int, loss: float = 0.5) -> RoundReport:
         staleness_mean=0.5,
         staleness_max=1,
         replays_mean=0.5,
+        off_policy_mean=1.5,
+        off_policy_max=3,
+        generated=4,
         external_authors=(),
     )
 
@@ -46,6 +49,7 @@ def test_a_line_is_what_the_design_promises() -> None:
         "time": 1_700_000_000.5,
         "seconds": {"generate": 1.5, "score": 0.1, "share": 0.01, "collect": 0.02, "train": 2.0, "checkpoint": 0.3},
         "tokens": {"generated": 512, "trained": 900},
+        "generated": 4,
         "local": 4,
         "external": 3,
         "pool": {"size": 17, "fresh": 5, "external_share": 0.75},
@@ -58,6 +62,7 @@ def test_a_line_is_what_the_design_promises() -> None:
         "grad_norm": 0.25,
         "entropy": 1.25,
         "staleness": {"mean": 0.5, "max": 1},
+        "off_policy": {"mean": 1.5, "max": 3},
         "replays_mean": 0.5,
         "since_use_mean": None,
         "clip_fraction": 0.0,

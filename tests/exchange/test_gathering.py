@@ -189,6 +189,25 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump
         assert len(b.rollouts()) == 4 and b.gatherer.missed == 0
 
 
+async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    a, b = join(swarm, 1), join(swarm, 2, wanted=1)
+    slow(swarm, b, 0.5)
+    async with running(b):
+        a.share(1, 2)  # the second is chosen when its offer is a round old
+        heard = b.gatherer.round
+        for _ in range(2):
+            await settled(0.6)
+            b.gatherer.next_round()
+        assert [envelope.heard for envelope in b.got] == [heard, heard]
+        a.share(3)
+        for _ in range(3):  # three rounds are over before it could be here: older than max_age
+            await settled(0.1)
+            b.gatherer.next_round()
+        await settled(1)
+        assert len(b.got) == 2 and b.gatherer.missed == 1
+
+
 async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.testing.MockClock) -> None:
     swarm = MemorySwarm()
     liar, b = join(swarm, 1), join(swarm, 2)

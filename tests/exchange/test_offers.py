@@ -160,6 +160,19 @@ def test_old_offers_are_taken_down() -> None:
     assert [o.ref.n for o in on_offer] == [2]
 
 
+def test_what_was_chosen_keeps_the_age_of_its_offer() -> None:
+    on_offer = board(kept_rounds=2)
+    on_offer.add([offered(ME, 1)])
+    on_offer.next_round()
+    (item,) = on_offer.choose(1, random.Random(0))
+    assert on_offer.round - item.heard == 1
+    ages = {}
+    for _ in range(2):
+        on_offer.next_round()
+        ages[on_offer.round - item.heard] = on_offer.too_old(item)
+    assert ages == {2: False, 3: True}
+
+
 def test_an_author_pushes_out_his_own_oldest_and_nobody_elses() -> None:
     on_offer = board(per_author=3)
     on_offer.add([offered(OTHER, 500)])

@@ -1,11 +1,12 @@
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.types import PeerId
-from swarmd.experience.pool import Pool
+from swarmd.experience.pool import USED, Limits, Pool
 from swarmd.experience.sampling import uniform
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
@@ -15,12 +16,47 @@ def scored(n: int, *rewards: float, author: str = "other", arrived: int = 1) -> 
     return Scored(Rollout(TaskRef("bf", n), completions, PeerId(author)), "q", rewards, arrived)
 
 
-def test_a_rollout_may_be_trained_on_for_max_age_rounds_and_no_longer() -> None:
+def test_a_rollout_may_be_trained_on_until_it_is_older_than_max_age() -> None:
     pool = Pool(max_age=2)
     pool.add([scored(1, 0, 1, arrived=5)])
-    for now, there in ((5, 1), (6, 1), (7, 0)):
+    for now, there in ((5, 1), (6, 1), (7, 1), (8, 0)):
         pool.forget(now)
         assert len(pool) == there
+        assert pool.too_old(5, now) is not bool(there)
+
+
+def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:
+    pool = Pool(max_age=2)
+    first, second = scored(1, 0, 1), scored(2, 0, 1)
+    pool.add([first, second])
+    pool.use([first])
+    assert list(pool.snapshot()) == [second], "what was trained on is not offered to the next batch"
+    assert pool.add([first, replace(second, round=2)]) == 0
+    pool.forget(9)
+    assert len(pool) == 0
+    again = Pool(max_age=2)
+    again.restore(pool.kept(), pool.updates, pool.used)
+    for each in (pool, again):  # over a restart, too
+        late, unused = replace(first, round=9), replace(second, round=9)
+        assert each.add([late, unused]) == 1 and list(each.snapshot()) == [unused]
+
+
+def test_what_is_remembered_of_used_rollouts_is_bounded() -> None:
+    pool = Pool(max_age=1, capacity=USED + 9)
+    for n in range(USED + 5):
+        pool.add([scored(n, 0, 1)])
+        pool.use([scored(n, 0, 1)])
+    assert len(pool.used) == USED
+
+
+def test_off_policiness_counts_updates_since_a_rollout_was_heard() -> None:
+    pool = Pool(max_age=2)
+    for now in (1, 2, 3):
+        pool.forget(now)
+        pool.use([])
+        pool.use([])
+    pool.add([scored(n, 0, 1, arrived=n) for n in (1, 2, 3)])
+    assert [kept.since for kept in pool.kept()] == [0, 2, 4]
 
 
 def test_the_same_experience_counts_once_even_under_another_text() -> None:
@@ -36,13 +72,13 @@ def test_over_capacity_the_oldest_go() -> None:
 
 
 def test_uses_are_counted_and_survive_a_restart() -> None:
-    pool = Pool(max_age=2)
+    pool = Pool(max_age=2, limits=Limits(PeerId("me"), 2))
     first, second = scored(1, 0, 1), scored(2, 0, 1)
     pool.add([first, second])
     assert [k.uses for k in pool.use([first, scored(9, 0, 1, author="me")])] == [0]
     assert [(k.uses, k.last_use) for k in pool.use([first, second])] == [(1, 1), (0, 0)]
-    again = Pool(max_age=2)
-    again.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    again = Pool(max_age=2, limits=Limits(PeerId("me"), 2))
+    again.restore(pool.kept(), pool.updates, pool.used)
     assert [(k.uses, k.last_use) for k in again.use([first, second])] == [(2, 2), (1, 2)]
     assert again.updates == 3
 

@@ -89,7 +89,7 @@ def test_an_author_over_its_share_loses_its_own_oldest() -> None:
 def test_what_is_too_old_is_forgotten_ours_and_others_by_their_own_limits() -> None:
     pool = Pool(2, 10, Limits(ME, 4))
     fill(pool, [scored(1), scored(2, author="a")])
-    for t, there in ((2, [1, 2]), (3, [1]), (4, [1]), (5, [])):
+    for t, there in ((3, [1, 2]), (4, [1]), (5, [1]), (6, [])):
         pool.forget(t)
         assert numbers(pool) == there
 
@@ -132,13 +132,13 @@ def test_a_pool_comes_back_as_it_was() -> None:
     pool.use(pool.snapshot()[:3])
     pool.use(pool.snapshot()[:1])
     again = Pool(9, 10, Limits(ME, 9))
-    again.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    again.restore(pool.kept(), pool.updates, pool.used)
     assert again.kept() == pool.kept() and again.updates == 2
     smaller = Pool(9, 4, Limits(ME, 9))
-    smaller.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    smaller.restore(pool.kept(), pool.updates, pool.used)
     assert numbers(smaller) == [2, 3, 4, 5]
     off = Pool(9)
-    off.restore(pool.snapshot(), pool.uses(), pool.last_uses(), pool.updates)
+    off.restore(pool.kept(), pool.updates, pool.used)
     assert len(off) == 0, "replay was switched off: our own are no longer trained on again"
 
 

@@ -50,6 +50,12 @@ def test_what_the_daemon_admits_the_round_receives_once_and_in_order() -> None:
     assert not trainer.received()
 
 
+def test_when_it_was_heard_travels_with_it() -> None:
+    daemon, trainer, _ = opened()
+    say(daemon, trainer, link.Received("p", 1, 1.5, "rollouts", b"", heard=7), link.Received("p", 2, 1.5, "rollouts", b""))
+    assert [e.heard for e in trainer.received()] == [7, 0]
+
+
 def test_what_the_round_says_the_daemon_hears() -> None:
     daemon, trainer, _ = opened()
     trainer.publish("rollouts", b"body")

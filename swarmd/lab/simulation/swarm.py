@@ -218,14 +218,14 @@ class Swarm:
         if node.life != life:
             return
         gathering, node.gathering = node.gathering, None
-        for fetch in list(self._under_way[node.number].values()):
-            if self.events.now - fetch.since >= AT_LEAST:
-                self._fetches.cancel(fetch)
         if gathering is not None:
             self.tally.ended(gathering)
         node.round += 1
         body, blobs = node.produce(self._text, self.plan.rollouts, self.plan.rollout_bytes)
         node.board.next_round()
+        for fetch in list(self._under_way[node.number].values()):
+            if self.events.now - fetch.since >= AT_LEAST or node.board.too_old(fetch.item):
+                self._fetches.cancel(fetch)
         node.forget()
         node.held.update(dict.fromkeys(blobs, node.round))
         if node.placement.home is None:
