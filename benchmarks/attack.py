@@ -2,8 +2,10 @@
 
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
-NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, poisoner; `python -m benchmarks.attack NAME --help`
-lists its options. The figures as a table: docs/admission.md. With --json the last line is one object:
+NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, poisoner,
+or, against a judge, judge-readers, judge-sessions.
+`python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md.
+With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most}, "held": bool}
 A bound is the most that its figure may be. Exit code 1 where one does not hold; on a busy machine times do not.
 """
@@ -27,6 +29,8 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
     "bomb": {"taken": 0, "ms": 5, "more_MiB": 16},
     "names": {"kept": 1024, "reply_KiB": 512, "honest_hidden": 0},
     "poisoner": {},
+    "judge-readers": {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
+    "judge-sessions": {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},
 }
 
 
@@ -51,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = parser.parse_args(given[:1]).name
     options = [option for option in given[1:] if option != "--json"]
     with _quiet(), contextlib.redirect_stdout(sys.stderr if "--json" in given else sys.stdout):
-        figures = import_module(f"tests.attacks.test_{name}").figures(options)
+        figures = import_module(f"tests.attacks.test_{name.replace('-', '_')}").figures(options)
     bounds = BOUNDS[name]
     held = all(figures[figure] <= most for figure, most in bounds.items())
     for figure, most in bounds.items():

@@ -16,7 +16,6 @@ from judge.leaderboard import WINDOW, Record, Standing, Tally
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
-from judge.store import HISTORY_PAGE
 from p2p.identity import nickname
 from swarmd.tasks.scoring import Completion
 
@@ -56,7 +55,8 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     async def ask(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(Ask, body)
-        handed = await _service(request).ask(signed, wish.round, wish.model, wish.curriculum)
+        host = request.client.host if request.client else ""
+        handed = await _service(request).ask(signed, host, wish.round, wish.model, wish.curriculum)
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
 
     @app.post("/v1/evaluations/{id}/answer")
@@ -87,8 +87,7 @@ def _add_reading_routes(app: FastAPI) -> None:
         found = await _service(request).peer(peer, before)
         if found is None:
             raise Refused(Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard."))
-        record, history = found
-        more = history[-1]["number"] if len(history) == HISTORY_PAGE else None
+        record, history, more = found
         return JSONResponse({"schema": SCHEMA, **_record(record), "evaluations": history, "more_before": more})
 
     @app.get("/healthz")

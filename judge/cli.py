@@ -56,6 +56,10 @@ def serve(
             envvar="SWARMD_JUDGE_ORIGIN", help="URL nodes reach this judge by, as https://judge.example; refuses requests to another."
         ),
     ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(envvar="SWARMD_JUDGE_PROXY", help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
     ] = False,
@@ -69,9 +73,8 @@ def serve(
         raise NotInstalled from None
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = JudgeSettings(
-        database or default_database(curriculum), curriculum, deadline, host, port, frozenset(o.rstrip("/") for o in origin or ())
-    )
+    origins, proxies = frozenset(o.rstrip("/") for o in origin or ()), tuple(proxy or ())
+    settings = JudgeSettings(database or default_database(curriculum), curriculum, deadline, host, port, origins, proxies)
 
     def announce(url: str) -> None:
         if as_json:

@@ -10,12 +10,18 @@ MAX_ANSWER_BYTES = 128 * 1024  # an answer of MAX_ANSWER_CHARACTERS, every one o
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
 OPEN_QUESTIONS = 5_000  # of all peers together
+NEWCOMERS_QUESTIONS = 64  # open at once, of the peers of one network that have no record,
+NETWORK_QUESTIONS = 1_000  # and of those that have one
+RECORD_ANSWERS = 10  # make a record
 SCORING_BACKLOG = 128  # answers waiting for the verifier
 ASK_BURST = 10  # questions a peer may ask for at once,
 ASK_SECONDS = 1.0  # and then one each so many seconds
 BODY_SECONDS = 5.0  # for a body to arrive
 REQUEST_SECONDS = 10.0  # for a whole request to arrive, headers included
-RESPONSE_SECONDS = 30.0  # for the answer to be worked out and taken
+RESPONSE_SECONDS = 30.0  # for the answer to be worked out,
+TAKE_SECONDS = 10.0  # and to be taken
+SLOW_READERS = 256  # connections with an answer not yet taken; of one network:
+SLOW_READERS_OF_A_NETWORK = 16
 CONNECTIONS = 4_096
 EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
 LEADERBOARD_SECONDS = 2.0  # a leaderboard is worked out once for all who look within so many seconds
@@ -29,6 +35,7 @@ class JudgeSettings:
     host: str = "127.0.0.1"
     port: int = 8400  # 0: any free one
     origins: frozenset[str] = frozenset()  # names nodes reach this judge by; empty: any
+    proxies: tuple[str, ...] = ()  # addresses of reverse proxies, which say whom they speak for (X-Forwarded-For)
 
 
 def default_database(curriculum: str) -> Path:

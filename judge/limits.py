@@ -1,7 +1,10 @@
-"""How often one peer may ask. Pure: the time is an argument."""
+"""Limits by peer and by network: how often a peer may ask, how many may take their answers slowly. Pure: the time is an argument."""
 
+import ipaddress
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 REMEMBERED_PEERS = 10_000
 
@@ -37,3 +40,45 @@ class TokenBuckets:
             return (1 - bucket.tokens) * self._seconds
         bucket.tokens -= 1
         return 0.0
+
+
+def network_of(host: str) -> str:
+    """What one machine gets cheaply: the /24 of an IPv4 address, the /48 of an IPv6 address. Text that is no address is its own network."""
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
+
+
+R = TypeVar("R", bound=Hashable)
+
+
+class SlowReaders(Generic[R]):
+    """The connections with an answer that is not yet taken. A limit of them for each network, and one for all: memory is bounded."""
+
+    def __init__(self, of_a_network: int, of_all: int) -> None:
+        self._of_a_network, self._of_all = of_a_network, of_all
+        self._networks: OrderedDict[R, str] = OrderedDict()  # the one that has waited longest first
+
+    def __len__(self) -> int:
+        return len(self._networks)
+
+    def begin(self, reader: R, network: str) -> R | None:
+        """`reader` waits from now on. Returns the one to cut off for it: the one of its network, or of all, that has waited longest."""
+        if reader in self._networks:
+            return None
+        self._networks[reader] = network
+        near = [other for other, theirs in self._networks.items() if theirs == network]
+        if len(near) > self._of_a_network:
+            return self._drop(near[0])
+        return self._drop(next(iter(self._networks))) if len(self._networks) > self._of_all else None
+
+    def end(self, reader: R) -> None:
+        self._networks.pop(reader, None)
+
+    def _drop(self, reader: R) -> R:
+        del self._networks[reader]
+        return reader

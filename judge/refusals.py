@@ -30,6 +30,15 @@ TOO_LATE = Refusal(
     410, "the deadline of this question has passed", "Ask for a new one. If your node is slow, the judge's operator can raise --deadline."
 )
 BUSY = Refusal(503, "the judge has too much to do", "Ask again later.", retry_after=30)
+CROWDED = Refusal(
+    429,
+    "too many questions asked of your network are unanswered",
+    "Ask again when some are answered or have lapsed. Nodes with a record have more room.",
+    retry_after=30,
+)
+DISPLACED = Refusal(
+    503, "the judge needed the room of this question for nodes with a record", "Ask again later. It counts as nothing.", retry_after=30
+)
 TOO_LARGE = Refusal(413, "the request is too large", "Send a smaller one; an answer may hold 16,384 characters.")
 TOO_SLOW = Refusal(408, "the request did not arrive in time", "Send it again.")
 FAULT = Refusal(500, "the judge failed; this is a fault of its own", "Ask again later, and tell the operator of the judge.")

@@ -16,11 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from judge.config import ASK_BURST, ASK_SECONDS, EXPIRE_SECONDS, LEADERBOARD_SECONDS, OPEN_QUESTIONS, SCORING_BACKLOG, JudgeSettings
+from judge.config import (
+    ASK_BURST,
+    ASK_SECONDS,
+    EXPIRE_SECONDS,
+    LEADERBOARD_SECONDS,
+    NETWORK_QUESTIONS,
+    NEWCOMERS_QUESTIONS,
+    OPEN_QUESTIONS,
+    RECORD_ANSWERS,
+    SCORING_BACKLOG,
+    JudgeSettings,
+)
 from judge.leaderboard import Record, Standing, rank
-from judge.limits import TokenBuckets
+from judge.limits import TokenBuckets, network_of
 from judge.refusals import BUSY, FAULT, Refusal, Refused
-from judge.sessions import OpenQuestion, Sessions
+from judge.sessions import Asker, OpenQuestion, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
 from swarmd.tasks.curriculum import Curriculum, curriculum
@@ -75,7 +86,8 @@ class JudgeService:
         tasks = CurriculumTasks(curriculum)
         self.settings, self.curriculum = settings, curriculum
         self._store, self._mark, self._monotonic, self._wall = store, mark, monotonic, wall
-        self._sessions = Sessions(lambda r: tasks.draw_held_out(1, r)[0], rng, settings.deadline, OPEN_QUESTIONS)
+        room = Room(OPEN_QUESTIONS, NEWCOMERS_QUESTIONS, NETWORK_QUESTIONS)
+        self._sessions = Sessions(lambda r: tasks.draw_held_out(1, r)[0], rng, settings.deadline, room)
         self._buckets = TokenBuckets(ASK_BURST, ASK_SECONDS)
         self._sequences = Sequences()
         self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
@@ -84,8 +96,8 @@ class JudgeService:
         self._standings: tuple[float, list[Standing]] | None = None
         self._standings_lock = asyncio.Lock()
 
-    async def ask(self, signed: Signed, round_number: int, model: str, curriculum: str) -> Handed:
-        """Raises Refused."""
+    async def ask(self, signed: Signed, host: str, round_number: int, model: str, curriculum: str) -> Handed:
+        """host: the address it comes from. Raises Refused."""
         await self._claim(signed)
         mine = self.curriculum
         if curriculum != mine.digest:
@@ -100,13 +112,16 @@ class JudgeService:
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
         await self.expire()
+        asker = Asker(network_of(host), await self._write(self._store.answered, signed.peer) >= RECORD_ANSWERS)
         now = self._monotonic()
-        outcome = self._sessions.ask(signed.peer, now)
+        outcome = self._sessions.ask(signed.peer, asker, now)
         if isinstance(outcome, Refusal):
             raise Refused(outcome)
-        question, new = outcome
-        if new:
+        question = outcome.question
+        if outcome.new:
             try:
+                if outcome.displaced is not None:
+                    await self._write(self._store.void, outcome.displaced)
                 await self._write(self._store.asked, question, round_number, model, signed.sequence, self._wall())
             except Refused:
                 self._sessions.withdraw(question)
@@ -148,9 +163,10 @@ class JudgeService:
                 self._standings = (now, rank(await self._write(self._store.records)))
             return self._standings[1]
 
-    async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]]] | None:
+    async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]], int | None] | None:
+        """What is known of it, a page of its answers, and where the next page begins."""
         record = await self._write(self._store.record, peer)
-        return None if record is None else (record, await self._write(self._store.history, peer, before))
+        return None if record is None else (record, *await self._write(self._store.history, peer, before))
 
     def now(self) -> float:
         """Seconds since the epoch, by the judge's own clock."""

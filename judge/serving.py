@@ -13,8 +13,17 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from judge.app import create_app
-from judge.config import CONNECTIONS, REQUEST_SECONDS, RESPONSE_SECONDS, JudgeSettings
+from judge.config import (
+    CONNECTIONS,
+    REQUEST_SECONDS,
+    RESPONSE_SECONDS,
+    SLOW_READERS,
+    SLOW_READERS_OF_A_NETWORK,
+    TAKE_SECONDS,
+    JudgeSettings,
+)
 from judge.errors import CannotListen
+from judge.limits import SlowReaders, network_of
 from judge.service import open_service
 
 GRACE_SECONDS = 3  # for answers under way when the judge is stopped
@@ -22,15 +31,37 @@ GRACE_SECONDS = 3  # for answers under way when the judge is stopped
 
 class PatientProtocol(H11Protocol):
     """uvicorn gives a request for ever to arrive, and an answer for ever to be taken. Here a connection is cut after
-    REQUEST_SECONDS without a whole request (slow-loris), and after RESPONSE_SECONDS with an answer not yet taken."""
+    REQUEST_SECONDS without a whole request (slow-loris), after RESPONSE_SECONDS without an answer, after TAKE_SECONDS with an answer
+    that the other side does not take, and where too many do that at once."""
 
     request_seconds = REQUEST_SECONDS
     response_seconds = RESPONSE_SECONDS
+    take_seconds = TAKE_SECONDS
+    readers: SlowReaders["PatientProtocol"]
     _patience: asyncio.TimerHandle | None = None
+    _taking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's own
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # told of whatever the system's own buffer does not take at once
         self._wait(self.request_seconds)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._taking = self.loop.call_later(self.take_seconds, self.transport.abort)
+        cut = self.readers.begin(self, network_of(self.client[0] if self.client else ""))
+        if cut is not None:
+            cut.transport.abort()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _taken(self) -> None:
+        self.readers.end(self)
+        if self._taking is not None:
+            self._taking.cancel()
+            self._taking = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -52,6 +83,7 @@ class PatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._taken()
         super().connection_lost(exc)
 
     def _wait(self, seconds: float) -> None:
@@ -100,10 +132,14 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
 
 
 async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Callable[[str], None]) -> bool:
+    class Protocol(PatientProtocol):
+        readers = SlowReaders(SLOW_READERS_OF_A_NETWORK, SLOW_READERS)
+
     async with open_service(settings) as service:
         config = uvicorn.Config(
-            create_app(service), http=PatientProtocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
-            server_header=False, proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=5,
+            create_app(service), http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
+            server_header=False, proxy_headers=bool(settings.proxies), forwarded_allow_ips=list(settings.proxies),
+            limit_concurrency=CONNECTIONS, timeout_keep_alive=5,
             timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=16 * 1024,
         )  # fmt: skip
         server = Server(config, lambda: announce(url_of(listener)))

@@ -5,14 +5,16 @@ Rules
    and a node whose connection broke gets its question back.
 2. Taking a question to answer it closes it at once, before anything is scored: two answers that arrive together cannot both count.
 3. What was closed is remembered for a while (bounded), so that a second or a late answer is told what happened.
+4. Keys cost nothing, so room is limited by network, and more tightly for peers without a record. Where all is full, a peer with a record
+   takes the room of the newest question of one without.
 """
 
 import random
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from judge.refusals import ALREADY_ANSWERED, BUSY, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
+from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
 from p2p.types import PeerId
 from swarmd.tasks.source import Task
 
@@ -26,29 +28,65 @@ class OpenQuestion:
     task: Task
     asked: float  # monotonic seconds
     deadline: float  # monotonic seconds
+    asker: "Asker"
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """What the room for a peer's question depends on."""
+
+    network: str
+    record: bool  # it has answered before
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Questions open at once."""
+
+    of_all: int
+    newcomers_of_a_network: int
+    network: int  # those with a record, of one network
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    question: OpenQuestion
+    new: bool
+    displaced: OpenQuestion | None = None  # closed to make room, to be recorded as void
 
 
 class Sessions:
-    def __init__(self, draw: Callable[[random.Random], Task], rng: random.Random, deadline: float, limit: int) -> None:
-        """`draw`: a fresh held-out task; `rng`: unpredictable in production; `deadline`: seconds; `limit`: open questions of all peers."""
-        self._draw, self._rng, self._deadline, self._limit = draw, rng, deadline, limit
+    def __init__(self, draw: Callable[[random.Random], Task], rng: random.Random, deadline: float, room: Room) -> None:
+        """`draw`: a fresh held-out task; `rng`: unpredictable in production; `deadline`: seconds."""
+        self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
+        self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of those without a record
+        self._held: Counter[Asker] = Counter()
         self._of_peer: dict[PeerId, str] = {}
         self._closed: OrderedDict[str, tuple[PeerId, Refusal]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def ask(self, peer: PeerId, now: float) -> tuple[OpenQuestion, bool] | Refusal:
+    def ask(self, peer: PeerId, asker: Asker, now: float) -> Asked | Refusal:
         """The peer's question, and whether it is a new one. Call `expire` first: what is open here counts as in time."""
         if peer in self._of_peer:
-            return self._open[self._of_peer[peer]], False
-        if len(self._open) >= self._limit:
-            return BUSY
-        question = OpenQuestion(f"{self._rng.getrandbits(128):032x}", peer, self._draw(self._rng), now, now + self._deadline)
+            return Asked(self._open[self._of_peer[peer]], False)
+        if self._held[asker] >= (self._room.network if asker.record else self._room.newcomers_of_a_network):
+            return CROWDED
+        displaced = None
+        if len(self._open) >= self._room.of_all:
+            if not asker.record or not self._newcomers:
+                return BUSY
+            displaced = self._open[next(reversed(self._newcomers))]
+            self._close(displaced, DISPLACED)
+        question = OpenQuestion(f"{self._rng.getrandbits(128):032x}", peer, self._draw(self._rng), now, now + self._deadline, asker)
         self._open[question.id] = question
         self._of_peer[peer] = question.id
-        return question, True
+        self._held[asker] += 1
+        if not asker.record:
+            self._newcomers[question.id] = None
+        return Asked(question, True, displaced)
 
     def take(self, id: str, peer: PeerId, now: float) -> OpenQuestion | Refusal:
         """Close the question as answered by `peer`, and return it to be scored."""
@@ -81,6 +119,10 @@ class Sessions:
     def _close(self, question: OpenQuestion, why: Refusal) -> None:
         del self._open[question.id]
         del self._of_peer[question.peer]
+        self._newcomers.pop(question.id, None)
+        self._held[question.asker] -= 1
+        if not self._held[question.asker]:
+            del self._held[question.asker]
         self._closed[question.id] = (question.peer, why)
         while len(self._closed) > REMEMBERED_CLOSED:
             self._closed.popitem(last=False)

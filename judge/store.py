@@ -4,6 +4,7 @@ Times are seconds since the epoch by the judge's own clock, given by the caller.
 """
 
 import fcntl
+import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from swarmd.tasks.scoring import Completion, Judgement
 
 SCHEMA_VERSION = 1
 SHOWN_PEERS = 1_000  # on the leaderboard, at most: those seen last
-HISTORY_PAGE = 500
+HISTORY_PAGE = 500  # answers of a peer, at most,
+HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
 
 _SCHEMA = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -113,6 +115,10 @@ class Store:
         row = self._db.execute("SELECT sequence FROM peers WHERE peer = ?", (peer,)).fetchone()
         return -1 if row is None else int(row["sequence"])
 
+    def answered(self, peer: PeerId) -> int:
+        row = self._db.execute("SELECT answered FROM peers WHERE peer = ?", (peer,)).fetchone()
+        return 0 if row is None else int(row["answered"])
+
     def asked(self, question: OpenQuestion, round_number: int, model: str, sequence: int, at: float) -> None:
         with self._write():
             self._db.execute(
@@ -164,14 +170,25 @@ class Store:
         row = self._db.execute("SELECT * FROM peers WHERE peer = ?", (peer,)).fetchone()
         return None if row is None else self._record(row)
 
-    def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> Sequence[Mapping[str, Any]]:
-        """Graded answers with a number below `before`, newest first. The task and the answer are there: anybody can score it again."""
+    def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+        """Graded answers with a number below `before`, newest first, and where the next page begins; None: it was the last.
+
+        The task and the answer are there: anybody can score it again.
+        """
+        found: list[Mapping[str, Any]] = []
+        size = 0
         rows = self._db.execute(
             "SELECT id AS evaluation, number, round, model, specialty, n, asked_at, seconds, answer, ended, reward, reason, total "
             "FROM evaluations WHERE peer = ? AND number < ? ORDER BY number DESC LIMIT ?",
-            (peer, before, limit),
-        ).fetchall()
-        return [{**dict(row), "ended": bool(row["ended"])} for row in rows]
+            (peer, before, limit + 1),
+        )
+        for row in rows:
+            entry = {**dict(row), "ended": bool(row["ended"])}
+            size += len(json.dumps(entry, ensure_ascii=False).encode())
+            if found and (len(found) == limit or size > HISTORY_BYTES):
+                return found, int(found[-1]["number"])
+            found.append(entry)
+        return found, None
 
     def _record(self, row: sqlite3.Row) -> Record:
         answered = row["answered"]

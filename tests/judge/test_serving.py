@@ -1,5 +1,6 @@
 """`swarmd-judge serve` as a process: evaluations by our client, slow peers, kill -9, a clean end, and what an operator may get wrong."""
 
+import asyncio
 import json
 import os
 import signal
@@ -17,9 +18,11 @@ from typing import Any
 import httpx2
 import pytest
 import trio
+import uvicorn
 
 from judge.config import JudgeSettings
-from judge.serving import serve
+from judge.limits import SlowReaders
+from judge.serving import PatientProtocol, Server, listening_socket, serve, url_of
 from judge.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
@@ -198,6 +201,42 @@ def test_trickling_buys_no_time(tmp_path: Path) -> None:
                 cut = True
         assert cut
         assert 9.0 < time.monotonic() - begun < 20.0
+
+
+async def app_of_8_mib(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8388608")]})
+    await send({"type": "http.response.body", "body": bytes(8 * 2**20)})
+
+
+async def readers_left(take: float, of_a_network: int, readers: int, until: int) -> None:
+    """`readers` ask for 8 MiB and take nothing. Returns once `until` of them are left, while one that reads has its answer."""
+
+    class Protocol(PatientProtocol):
+        take_seconds, response_seconds = take, 1e6
+        readers = SlowReaders(of_a_network, 100)
+
+    config = uvicorn.Config(app_of_8_mib, http=Protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
+    listens = asyncio.Event()
+    server = Server(config, listens.set)
+    with listening_socket("127.0.0.1", 0) as listener:
+        served = asyncio.create_task(server.serve(sockets=[listener]))
+        await listens.wait()
+        held = [socket.create_connection(listener.getsockname()[:2]) for _ in range(readers)]
+        for reader in held:
+            reader.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with httpx2.AsyncClient(timeout=60, trust_env=False) as honest:
+            assert len((await honest.get(url_of(listener))).content) == 8 * 2**20
+        while len(server.server_state.connections) != until:
+            await asyncio.sleep(0.02)
+        for reader in held:
+            reader.close()
+        server.should_exit = True
+        await served
+
+
+@pytest.mark.parametrize(("take", "of_a_network", "until"), [(0.5, 100, 0), (1e6, 2, 2)], ids=["by time", "by number"])
+def test_who_does_not_take_its_answer_is_cut_off(take: float, of_a_network: int, until: int) -> None:
+    asyncio.run(asyncio.wait_for(readers_left(take, of_a_network, 5, until), 60))
 
 
 def failed(folder: Path, *options: str) -> tuple[int, str]:

@@ -4,23 +4,24 @@ import random
 
 import pytest
 
-from judge.limits import TokenBuckets
-from judge.refusals import ALREADY_ANSWERED, BUSY, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE
-from judge.sessions import OpenQuestion, Sessions
+from judge.limits import SlowReaders, TokenBuckets, network_of
+from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE
+from judge.sessions import Asked, Asker, OpenQuestion, Room, Sessions
 from p2p.types import PeerId
 from swarmd.types import Task, TaskRef
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")
+NEWCOMER, KNOWN = Asker("192.0.2.0/24", record=False), Asker("192.0.2.0/24", record=True)
 
 
 def sessions(deadline: float = 60.0, limit: int = 100) -> Sessions:
-    return Sessions(lambda rng: Task(TaskRef("bf", rng.randrange(2**31)), "?", {}), random.Random(7), deadline, limit)
+    return Sessions(lambda rng: Task(TaskRef("bf", rng.randrange(2**31)), "?", {}), random.Random(7), deadline, Room(limit, 64, 80))
 
 
-def ask(open_questions: Sessions, peer: PeerId, now: float) -> OpenQuestion:
-    outcome = open_questions.ask(peer, now)
-    assert isinstance(outcome, tuple)
-    return outcome[0]
+def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Asker = NEWCOMER) -> OpenQuestion:
+    outcome = open_questions.ask(peer, asker, now)
+    assert isinstance(outcome, Asked)
+    return outcome.question
 
 
 def test_answered_once() -> None:
@@ -52,7 +53,7 @@ def test_late_is_late_before_and_after_it_was_noticed() -> None:
 def test_asking_again_returns_the_same_question() -> None:
     judge = sessions()
     first = ask(judge, ALICE, 0.0)
-    assert judge.ask(ALICE, 30.0) == (first, False)
+    assert judge.ask(ALICE, NEWCOMER, 30.0) == Asked(first, False)
     assert judge.take(first.id, ALICE, 31.0) == first
     second = ask(judge, ALICE, 32.0)
     assert (second.id, second.task) != (first.id, first.task)
@@ -62,9 +63,39 @@ def test_bounded() -> None:
     judge = sessions(limit=2)
     ask(judge, ALICE, 0.0)
     ask(judge, BOB, 0.0)
-    assert judge.ask(PeerId("carol"), 0.0) is BUSY
+    assert judge.ask(PeerId("carol"), NEWCOMER, 0.0) is BUSY
     judge.expire(61.0)
     ask(judge, PeerId("carol"), 61.0)
+
+
+def test_a_network_has_so_much_room_and_another_its_own() -> None:
+    judge = sessions(limit=1_000)
+    newcomers = [judge.ask(PeerId(f"new {i}"), NEWCOMER, 0.0) for i in range(70)]
+    assert newcomers[64:] == [CROWDED] * 6
+    known = [judge.ask(PeerId(f"known {i}"), KNOWN, 0.0) for i in range(81)]
+    assert all(isinstance(asked, Asked) and asked.displaced is None for asked in known[:80])
+    assert known[80] is CROWDED
+    ask(judge, ALICE, 0.0, Asker("198.51.100.0/24", record=False))
+    first = newcomers[0]
+    assert isinstance(first, Asked)
+    assert judge.take(first.question.id, first.question.peer, 1.0) == first.question
+    ask(judge, BOB, 1.0)  # its room is free again
+
+
+def test_with_a_record_there_is_room_when_all_is_full() -> None:
+    """The newest question of those without a record makes room; theirs only, and until there is none."""
+    judge = sessions(limit=3)
+    old, young = ask(judge, PeerId("old"), 0.0), ask(judge, PeerId("young"), 1.0)
+    ask(judge, PeerId("known"), 2.0, KNOWN)
+    assert judge.ask(PeerId("newcomer"), NEWCOMER, 3.0) is BUSY
+    for peer, gone in ((ALICE, young), (BOB, old)):
+        asked = judge.ask(peer, KNOWN, 3.0)
+        assert isinstance(asked, Asked)
+        assert asked.displaced == gone
+        assert judge.take(gone.id, gone.peer, 4.0) is DISPLACED
+        assert len(judge) == 3
+    assert judge.ask(PeerId("carol"), KNOWN, 5.0) is BUSY
+    assert [question.peer for question in judge.expire(100.0)] == [PeerId("known"), ALICE, BOB]  # what was displaced did not lapse
 
 
 def test_withdrawn_is_gone() -> None:
@@ -92,10 +123,10 @@ def test_random_histories_never_grade_twice() -> None:
             peer = PeerId(str(rng.randrange(4)))
             if rng.random() < 0.5:
                 expired |= {question.id for question in judge.expire(now)}
-                outcome = judge.ask(peer, now)
-                if isinstance(outcome, tuple):
-                    asked.setdefault(outcome[0].id, (peer, now))
-                    assert asked[outcome[0].id][0] == peer
+                outcome = judge.ask(peer, NEWCOMER, now)
+                if isinstance(outcome, Asked):
+                    asked.setdefault(outcome.question.id, (peer, now))
+                    assert asked[outcome.question.id][0] == peer
             elif asked:
                 id = rng.choice(list(asked)[-5:])
                 question = judge.take(id, peer, now)
@@ -123,3 +154,29 @@ def test_buckets_are_bounded() -> None:
         buckets.wait(str(i), 0.0)
     assert buckets.wait("999", 0.0) > 0  # the newest are remembered
     assert len(buckets) <= 10
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("192.0.2.77", "192.0.2.0/24"),
+        ("::ffff:192.0.2.77", "192.0.2.0/24"),
+        ("2001:db8:1:2::3", "2001:db8:1::/48"),
+        ("fe80::1%eth0", "fe80::/48"),
+        ("", ""),
+        ("testclient", "testclient"),
+    ],
+)
+def test_network_of(host: str, network: str) -> None:
+    assert network_of(host) == network
+
+
+def test_slow_readers_are_few_and_the_longest_waiting_goes_first() -> None:
+    readers = SlowReaders[int](of_a_network=2, of_all=3)
+    assert [readers.begin(n, "a") for n in (1, 2, 2, 3)] == [None, None, None, 1]
+    assert readers.begin(4, "b") is None
+    assert readers.begin(5, "c") == 2  # of all
+    readers.end(3)
+    readers.end(99)
+    assert readers.begin(6, "a") is None
+    assert len(readers) == 3

@@ -1,14 +1,16 @@
 """The ledger: what it keeps, what it refuses, and that it cannot be counted twice."""
 
+import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from judge.config import MAX_ANSWER_CHARACTERS
 from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, Record
-from judge.sessions import OpenQuestion
+from judge.sessions import Asker, OpenQuestion
 from judge.store import Store
 from p2p.types import PeerId
 from swarmd.tasks.answers import Judgement, Reason
@@ -24,7 +26,7 @@ def opened(folder: Path, curriculum: str = "tiny-9 0123") -> Store:
 
 
 def question(number: int, peer: PeerId = ALICE) -> OpenQuestion:
-    return OpenQuestion(f"{number:032x}", peer, Task(TaskRef("bf", number), "?", {}), 0.0, 60.0)
+    return OpenQuestion(f"{number:032x}", peer, Task(TaskRef("bf", number), "?", {}), 0.0, 60.0, Asker("", record=False))
 
 
 def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE) -> None:
@@ -51,14 +53,32 @@ def test_what_it_keeps(tmp_path: Path) -> None:
         assert alice.curve[-1] == (300, 100.0)
         assert len(alice.curve) <= CURVE_POINTS
         assert [record.peer for record in store.records()] == [BOB, ALICE]  # seen last first
-        newest = store.history(ALICE, before=2**63 - 1, limit=2)
+        newest, more = store.history(ALICE, before=2**63 - 1, limit=2)
+        assert more == 299
         assert [row["number"] for row in newest] == [300, 299]
         assert (newest[0]["answer"], newest[0]["reason"]) == (ANSWER.text, "correct")
         assert (newest[0]["specialty"], newest[0]["n"], newest[0]["ended"]) == ("bf", 300, True)
-        assert [row["number"] for row in store.history(ALICE, before=299, limit=1)] == [298]
+        assert [row["number"] for row in store.history(ALICE, before=299, limit=1)[0]] == [298]
         assert store.sequence(ALICE) == 601
         assert store.sequence(PeerId("nobody")) == -1
         assert store.record("nobody") is None
+
+
+def test_a_page_of_answers_has_so_many_bytes(tmp_path: Path) -> None:
+    """Of the longest answers, in the letters that JSON makes most of, a page holds few; the pages together hold them all."""
+    with closing(opened(tmp_path)) as store:
+        for number, letter in enumerate("x\x01é\U0001f600" * 3, start=1):
+            asked = question(number)
+            store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
+            store.graded(asked, Completion(letter * MAX_ANSWER_CHARACTERS, True), WRONG, 0.5, 2 * number + 1, 0.0)
+        seen: list[int] = []
+        before: int | None = 2**63 - 1
+        while before is not None:
+            page, before = store.history(ALICE, before)
+            assert len(json.dumps(page, ensure_ascii=False).encode()) <= 256 * 1024
+            seen += [row["number"] for row in page]
+            assert before in (None, seen[-1])
+        assert seen == list(range(12, 0, -1))
 
 
 def test_an_evaluation_is_graded_once(tmp_path: Path) -> None:
@@ -136,7 +156,7 @@ def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
             for number in range(2, 500):
                 evaluate(store, number, 0.0)
         answered = the(store.record(ALICE)).answered
-        assert len(store.history(ALICE, 2**63 - 1)) == answered
+        assert len(store.history(ALICE, 2**63 - 1)[0]) == answered
         assert answered >= 1
         store._db.execute("PRAGMA max_page_count=100000")
         evaluate(store, 1_000, 1.0)

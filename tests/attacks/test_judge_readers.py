@@ -1,0 +1,133 @@
+"""Readers that never read: they ask a judge for its largest page and take nothing of the answer. `pytest -s` prints the figures.
+
+The judge is a process of its own. The page is that of a peer with 500 answers of the longest kind. An honest node is evaluated meanwhile.
+"""
+
+import argparse
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+import trio
+
+from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_SECONDS
+from judge.sessions import Asker, OpenQuestion
+from judge.store import Store
+from p2p.identity import Identity
+from swarmd.judging import Graded, JudgeClient, Question
+from swarmd.tasks.answers import Judgement, Reason
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.types import Completion, Task, TaskRef
+from tests.judge.test_serving import address, client, serving
+
+MIB = 2**20
+PAGES = 40  # that each asks for
+LONG = Identity.from_seed(b"\x4c" * 32).peer_id  # whose page it is
+
+
+def fill(folder: Path, answers: int) -> None:
+    with closing(Store(folder / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
+        for number in range(answers):
+            asked = OpenQuestion(f"{number:032x}", LONG, Task(TaskRef("bf", 10**9 + number), "?", {}), 0.0, 60.0, Asker("", record=True))
+            store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
+            answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
+            store.graded(asked, answer, Judgement(Reason.WRONG), 0.5, 2 * number + 1, 0.0)
+
+
+async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:
+    """What an honest node's evaluations take for so long, and so many times: seconds for both calls of each."""
+    taken: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(taken) < least:
+        begun = time.monotonic()
+        question = await judge.ask(1, "tiny")
+        assert isinstance(question, Question), question
+        assert isinstance(await judge.answer(question, Completion("<answer>0</answer>", True)), Graded)
+        taken.append(time.monotonic() - begun)
+        await trio.sleep(1.1)  # one question a second
+    return taken
+
+
+def attack(folder: Path, readers: int = 60, seconds: float = 16.0, answers: int = 500, patience: float = 60.0) -> dict[str, Any]:
+    """patience: seconds to wait at the end for the judge to cut all readers off."""
+    fill(folder, answers)
+    with ExitStack() as stack:
+        process, ready = stack.enter_context(serving(folder))
+        judge, honest = psutil.Process(process.pid), client(str(ready["url"]), 1)
+        clean = trio.run(calls, honest, 0.0, 2)
+        pages = [httpx2.get(f"{ready['url']}/v1/peers/{LONG}", timeout=60) for _ in range(2)]
+        before, connections = judge.memory_info().rss, judge.num_fds()
+        for _ in range(readers):
+            reader = stack.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(address(ready))
+            reader.sendall(f"GET /v1/peers/{LONG} HTTP/1.1\r\nhost: x\r\n\r\n".encode() * PAGES)  # more than the kernel's buffers hold
+        most = 0
+
+        async def watched() -> list[float]:
+            nonlocal most
+            async with trio.open_nursery() as nursery:
+
+                async def watch() -> None:
+                    nonlocal most
+                    while True:
+                        most = max(most, judge.memory_info().rss - before)
+                        await trio.sleep(0.05)
+
+                nursery.start_soon(watch)
+                taken = await calls(honest, seconds, 2)
+                nursery.cancel_scope.cancel()
+            return taken
+
+        during = trio.run(watched)
+        end = time.monotonic() + patience  # TAKE_SECONDS are enough on a machine that has nothing else to do
+        while (left := judge.num_fds() - connections) > 0 and time.monotonic() < end:
+            time.sleep(0.05)
+    found = {
+        "page_KiB": max(len(page.content) for page in pages) / 1024,
+        "more_MiB": most / MIB,
+        "clean": statistics.median(clean),
+        "during": statistics.median(during),
+        "longest": max(during),
+        "left": left,
+    }
+    print(
+        f"\njudge-readers: a page has {found['page_KiB']:.0f} KiB; {readers} who never read: {found['more_MiB']:.1f} MiB more memory; an "
+        f"evaluation takes {1000 * found['during']:.0f} ms, {1000 * found['longest']:.0f} at most (before: {1000 * found['clean']:.0f}); "
+        f"{left} of their connections left at the end",
+        flush=True,
+    )
+    return found
+
+
+@pytest.mark.net
+@pytest.mark.slow
+def test_who_never_reads_costs_little_memory_and_nobody_time(tmp_path: Path) -> None:
+    found = attack(tmp_path, seconds=0.0, answers=40, patience=0.0)
+    assert 64 < found["page_KiB"] <= 256
+    assert found["more_MiB"] <= 64
+    assert found["longest"] < 10  # 0.1 on a machine that has nothing else to do
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_judge_readers", description="play the attack and print its figures")
+    parser.add_argument(
+        "--readers", type=int, default=60, help=f"the judge lets {SLOW_READERS_OF_A_NETWORK} wait, for {TAKE_SECONDS:g} s each"
+    )
+    parser.add_argument("--seconds", type=float, default=16.0)
+    given = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        return attack(Path(folder), given.readers, given.seconds)
+
+
+if __name__ == "__main__":
+    figures()

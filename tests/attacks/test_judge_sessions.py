@@ -1,0 +1,130 @@
+"""Silent keys: fresh keys that ask a judge for a question and never answer. `pytest -s` prints the figures.
+
+The judge is a process of its own, behind a proxy that says whom it speaks for, so that one machine can play many networks. Peers with a
+record are evaluated throughout; at the end one without a record asks from a network of its own.
+"""
+
+import argparse
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+
+from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS, RECORD_ANSWERS
+from swarmd.tasks.curriculum import TINY_9
+from tests.judge.peers import SigningPeer
+from tests.judge.test_serving import serving
+
+KNOWN = 5  # peers with a record
+AT_ONCE = 8  # requests of the attacker's under way
+
+
+class Town:
+    """Peers in networks, before one judge."""
+
+    def __init__(self, url: str, http: httpx2.AsyncClient) -> None:
+        self._url, self._http = url, http
+
+    async def post(self, peer: SigningPeer, network: int, target: str, document: Mapping[str, Any]) -> httpx2.Response:
+        body = json.dumps(document).encode()
+        headers = {**peer.headers("POST", target, body), "x-forwarded-for": f"198.{network // 256}.{network % 256}.7"}
+        return await self._http.post(self._url + target, content=body, headers=headers)
+
+    async def ask(self, peer: SigningPeer, network: int) -> httpx2.Response:
+        return await self.post(peer, network, "/v1/evaluations", {"round": 1, "model": "tiny", "curriculum": TINY_9.digest})
+
+    async def evaluate(self, peer: SigningPeer, network: int) -> bool:
+        """Whether it was asked and graded."""
+        asked = await self.ask(peer, network)
+        if asked.status_code != 201:
+            return False
+        target = f"/v1/evaluations/{asked.json()['evaluation']}/answer"
+        return (await self.post(peer, network, target, {"text": "<answer>0</answer>", "ended": True})).status_code == 200
+
+
+async def play(url: str, keys: int, networks: int) -> dict[str, Any]:
+    limits = httpx2.Limits(max_connections=AT_ONCE + 2)
+    async with httpx2.AsyncClient(timeout=60, trust_env=False, limits=limits) as http:
+        town = Town(url, http)
+        known = [SigningPeer(60_000 + number, url) for number in range(KNOWN)]
+        for peer in known:
+            for _ in range(RECORD_ANSWERS):
+                assert await town.evaluate(peer, 0)
+        silent: Counter[int] = Counter()
+        served: Counter[bool] = Counter()
+        numbers = iter(range(keys))
+
+        async def ask_and_be_silent() -> None:
+            for number in numbers:
+                silent[(await town.ask(SigningPeer(number, url), 1 + number % networks)).status_code] += 1
+
+        async with trio.open_nursery() as nursery:
+            over = trio.Event()
+
+            async def go_on(peer: SigningPeer) -> None:
+                while not over.is_set():
+                    await trio.sleep(1.1)  # a peer may ask for one question a second
+                    served[await town.evaluate(peer, 0)] += 1
+                await trio.sleep(1.1)
+                served[await town.evaluate(peer, 0)] += 1
+
+            for peer in known:
+                nursery.start_soon(go_on, peer)
+            async with trio.open_nursery() as attackers:
+                for _ in range(AT_ONCE):
+                    attackers.start_soon(ask_and_be_silent)
+            over.set()
+        newcomer = await town.ask(SigningPeer(61_000, url), 1 + networks)
+        return {
+            "open": (await http.get(url + "/healthz")).json()["open"],
+            "asked": silent[201],
+            "refused": silent.total() - silent[201],
+            "known_served": served[True],
+            "known_refused": served[False],
+            "newcomer_refused": int(newcomer.status_code != 201),
+        }
+
+
+def attack(folder: Path, keys: int, networks: int) -> dict[str, Any]:
+    with serving(folder, "--proxy", "127.0.0.1", "--deadline", "3600") as (_, ready):
+        found = trio.run(play, str(ready["url"]), keys, networks)
+    print(
+        f"\njudge-sessions: {keys} silent keys of {networks} networks: {found['asked']} were asked, {found['refused']} refused; with a "
+        f"record: evaluated {found['known_served']} times, refused {found['known_refused']} times; a newcomer of another network was "
+        f"{'refused' if found['newcomer_refused'] else 'asked'}",
+        flush=True,
+    )
+    return found
+
+
+@pytest.mark.net
+@pytest.mark.slow
+def test_silent_keys_of_a_network_take_its_own_room_alone(tmp_path: Path) -> None:
+    found = attack(tmp_path, NEWCOMERS_QUESTIONS + 40, 1)
+    assert (found["asked"], found["refused"]) == (NEWCOMERS_QUESTIONS, 40)
+    assert found["known_refused"] == found["newcomer_refused"] == 0
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack from one network and from many, print and return what came of it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.attacks.test_judge_sessions", description="play the attack and print its figures"
+    )
+    parser.add_argument("--keys", type=int, default=OPEN_QUESTIONS + 500, help=f"the judge has room for {OPEN_QUESTIONS} questions")
+    parser.add_argument("--networks", type=int, default=100, help="of the second run; the first is of one")
+    given = parser.parse_args(argv)
+    found: dict[str, object] = {}
+    for name, networks in (("one", 1), ("many", given.networks)):
+        with tempfile.TemporaryDirectory() as folder:
+            found |= {f"{name}_{what}": figure for what, figure in attack(Path(folder), given.keys, networks).items()}
+    return found
+
+
+if __name__ == "__main__":
+    figures()
