@@ -1,7 +1,8 @@
 """Finding members on the local network by multicast DNS, as libp2p does it: github.com/libp2p/specs, discovery/mdns.md.
 
 A node announces the service `_p2p._udp.local` under a random name, with a TXT record of strings: one `dnsaddr=<multiaddress>` for each of
-its addresses on this network, and `swarmd=<16 hex digits>`, of the swarm. The swarm's name is not in it, and no public address.
+its addresses on this network, and a `swarmd=<16 hex digits>` for each of its swarms (a bootstrap node has several). The swarm's name is
+not in it, and no public address.
 
 What is heard is nobody's word: whoever is on the network can say it. So it is only dialled where it names an address on a network that
 this machine is in, and who answers there proves its key.
@@ -45,20 +46,20 @@ def swarm_tag(topic: Topic) -> str:
     return sha256(b"swarmd mdns:" + topic.swarm_id).hexdigest()[:16]
 
 
-def text_of(tag: str, addresses: Sequence[str]) -> bytes:
+def text_of(tags: Sequence[str], addresses: Sequence[str]) -> bytes:
     """The TXT record's data: strings, each after its length."""
-    strings = [f"swarmd={tag}", *(f"dnsaddr={address}" for address in addresses[:ADDRESSES])]
+    strings = [*(f"swarmd={tag}" for tag in tags), *(f"dnsaddr={address}" for address in addresses[:ADDRESSES])]
     return b"".join(bytes([len(data)]) + data for text in strings if len(data := text.encode()) <= _MAX_TEXT)
 
 
-def read_text(data: bytes, tag: str, networks: Sequence[Network]) -> tuple[PeerId, list[str]] | None:
-    """The peer, and those of its addresses that are on one of our networks; None where it is not of our swarm, or makes no sense."""
+def read_text(data: bytes, tags: Sequence[str], networks: Sequence[Network]) -> tuple[PeerId, list[str]] | None:
+    """The peer, and those of its addresses that are on one of our networks; None where it is of none of our swarms, or makes no sense."""
     strings: list[bytes] = []
     at = 0
     while at < len(data):
         strings.append(data[at + 1 : at + 1 + data[at]])
         at += 1 + data[at]
-    if f"swarmd={tag}".encode() not in strings:
+    if not any(f"swarmd={tag}".encode() in strings for tag in tags):
         return None
     found: dict[PeerId, list[str]] = {}
     for text in strings[: 4 * ADDRESSES]:
@@ -84,8 +85,8 @@ def own_networks() -> dict[str, Network]:
 class Mdns:
     """heard: called with each member that announces itself here, and where it says it is."""
 
-    def __init__(self, topic: Topic, me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard) -> None:
-        self._tag, self._me, self._addresses, self._heard = swarm_tag(topic), me, addresses, heard
+    def __init__(self, topics: Sequence[Topic], me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard) -> None:
+        self._tags, self._me, self._addresses, self._heard = [*map(swarm_tag, topics)], me, addresses, heard
         self._networks: dict[str, Network] = {}
 
     async def run(self) -> None:
@@ -130,7 +131,7 @@ class Mdns:
             SERVICE,
             f"{name}.{SERVICE}",
             port=parse_bootstrap(own[0])[1].port,
-            properties=text_of(self._tag, own),
+            properties=text_of(self._tags, own),
             server=f"{name}.local.",
             parsed_addresses=list(dict.fromkeys(hosts)),
         )
@@ -144,7 +145,7 @@ class Mdns:
         return there
 
     def _noticed(self, data: bytes) -> None:
-        found = read_text(data, self._tag, [*self._networks.values()])
+        found = read_text(data, self._tags, [*self._networks.values()])
         if found is not None and found[0] != self._me:
             self._heard(*found)
 

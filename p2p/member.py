@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -34,7 +35,8 @@ class Member:
     """Implements `Transport`. `build_engine` is called once with what the engine must call; `run` is the engine's life.
 
     admitted: called whenever `received` has something new. folder: where it remembers what it let in and what it thinks of peers.
-    shards: None where the swarm is one shard, however large.
+    shards: None where the swarm is one shard, however large. also: other swarms whose members it helps meet, and whose frames it passes on
+    after an inbox of their own has looked at them; what that lets in is in `received`, too.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Member:
         admitted: Callable[[], None] = lambda: None,
         folder: Path | None = None,
         shards: Shards | None = None,
+        also: Sequence[Topic] = (),
     ) -> None:
         self.identity = identity
         self.topic = topic
@@ -57,6 +60,9 @@ class Member:
         self.inbox = Inbox(
             identity.peer_id, topic.swarm_id, limits, memory=self._recall.memory, opinion=self.reputation, note=self._recall.note
         )
+        self._also = {
+            topic: Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation) for topic in also
+        }
         self._looked_at = 0.0
         self.reports: Counter[Reason] = Counter()
         self._told: Counter[Reason] = Counter()  # refusals already given by `refused`
@@ -68,7 +74,9 @@ class Member:
         self.server = Server(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
         self.answers: dict[int, Answer] = {FETCH: self.server, DIAL_BACK: self.dial_back}  # by a question's first byte
-        self.engine = build_engine(Handlers(self.deliver, self.answer, self.score))
+        self.engine = build_engine(
+            Handlers(self.deliver, self.answer, self.score, {topic: partial(self._pass_on, inbox) for topic, inbox in self._also.items()})
+        )
         self.sharding = Sharding(self.engine, shards, clock, self._seal)
         self.answers[QUESTION[0]] = self.sharding.answer
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
@@ -77,7 +85,7 @@ class Member:
     @property
     def rejected(self) -> Counter[Reason]:
         """How many frames were refused for which reason, the trainer's reports included, since the start."""
-        return self.inbox.counts + self.reports
+        return sum((inbox.counts for inbox in self._also.values()), self.inbox.counts + self.reports)
 
     async def run(self, task_status: Started | None = None) -> None:
         """Be in the swarm until cancelled (trio). With `nursery.start`, returns the addresses once others can reach us."""
@@ -98,6 +106,11 @@ class Member:
         if refused is not None:
             raise refused
 
+    @property
+    def topics(self) -> Sequence[Topic]:
+        """Of our swarm, and of those whose members it helps meet."""
+        return [self.topic, *self._also]
+
     def peers(self) -> Sequence[Peer]:
         return self.engine.peers()
 
@@ -106,8 +119,15 @@ class Member:
 
     def deliver(self, frame: bytes, via: PeerId | None, shard: int = 0) -> Verdict:
         """Called by the engine for every frame that arrives. Quick: what is let in is noted in a file, and nothing is waited for."""
+        return self._receive(self.inbox, frame, via, shard)
+
+    def _pass_on(self, inbox: Inbox, frame: bytes, via: PeerId | None) -> Verdict:
+        """The same for a frame of another swarm."""
+        return self._receive(inbox, frame, via, 0)
+
+    def _receive(self, inbox: Inbox, frame: bytes, via: PeerId | None, shard: int) -> Verdict:
         now = self._clock()
-        outcome = self.inbox.receive(frame, now, via, self.topic.of(shard).swarm_id if shard else None)
+        outcome = inbox.receive(frame, now, via, self.topic.of(shard).swarm_id if shard else None)
         self._look(now)
         if isinstance(outcome, Rejected):
             if via is not None:

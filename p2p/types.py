@@ -5,7 +5,7 @@ How far a message has come is in its type:
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType, Protocol
 
@@ -137,16 +137,22 @@ class Started(Protocol):
 Deliver = Callable[[bytes, PeerId | None, int], Verdict]
 Score = Callable[[PeerId], float]  # what we think of a peer: 0 where it is clean, below 0 where it misbehaved
 Answer = Callable[[PeerId, bytes], bytes]  # what we say to a peer's question of at most MAX_QUESTION bytes; must be quick
+PassOn = Callable[[bytes, PeerId | None], Verdict]  # the same as Deliver, for one topic of another swarm
 MAX_QUESTION = 4096  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """What an engine calls."""
+    """What an engine calls.
+
+    also: topics of other swarms that the engine is to be in besides ours: it counts their members among its own, announces itself to
+    them, and passes on what this lets through. For a node that only helps others meet.
+    """
 
     deliver: Deliver
     answer: Answer
     score: Score = lambda _: 0.0
+    also: Mapping[Topic, PassOn] = field(default_factory=dict)
 
 
 class Unanswered(Exception):

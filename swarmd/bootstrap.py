@@ -1,7 +1,7 @@
 """A node that trains nothing: others find each other through it, and those behind NAT are relayed by it. Never imports torch.
 
-It is a member of shard 0 of one swarm, so that it passes on what is said there after its own inbox has looked at it. To nodes of
-other swarms it is a peer that answers their DHT: they find each other through it too.
+It is a member of shard 0 of the swarm of each curriculum under its swarm's name, so that it passes on what is said there after an inbox
+has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each other through it too.
 """
 
 import logging
@@ -34,6 +34,7 @@ from swarmd.network_survey import survey
 from swarmd.roster import Roster
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, StateFolder
 from swarmd.status import peers_document
+from swarmd.tasks.curriculum import CURRICULA
 from swarmd.telemetry import set_up_logging
 
 PORT = 4001  # where it listens unless told otherwise: others write it down, so it must stay the same
@@ -49,7 +50,7 @@ class Bootstrapped:
     member: Member
     engine: Choice
     folder: Path
-    curriculum: str
+    curricula: Sequence[str]
     judges: Sequence[str]
 
     def document(self) -> dict[str, Any]:
@@ -59,7 +60,7 @@ class Bootstrapped:
             "schema": 1,
             "peer_id": self.member.identity.peer_id,
             "name": nickname(self.member.identity.peer_id),
-            "swarm": {"name": self.member.topic.name, "curriculum": self.curriculum, "topic": str(self.member.topic)},
+            "swarm": {"name": self.member.topic.name, "curricula": list(self.curricula), "topics": [*map(str, self.member.topics)]},
             "engine": {"name": self.engine.name, "why": self.engine.why},
             "relay": relays(self.engine),
             "judges": list(self.judges),
@@ -77,6 +78,7 @@ class BootstrapNode:
         self._config, self._folder, self._announce = config, folder, announce
         self._engine = choose(config.swarm.engine)
         curriculum = curriculum_of(config)
+        others = [other for other in CURRICULA.values() if other.name != curriculum.name]
         identity, topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
         self._roster = Roster()
         self._started_at = time.time()
@@ -88,11 +90,12 @@ class BootstrapNode:
             clock=time.time,
             admitted=self._count,
             folder=folder,
+            also=[topic_of(config.swarm, other) for other in others],
         )
         self._notice = Notice(self.member, judges) if judges else None
         if self._notice is not None:
             self.member.answers[JUDGES] = self._notice.answer
-        self._self = Bootstrapped(self.member, self._engine, folder, curriculum.name, judges)
+        self._self = Bootstrapped(self.member, self._engine, folder, [curriculum.name, *(other.name for other in others)], judges)
         self._stop = trio.Event()
 
     async def run(self) -> None:
@@ -183,7 +186,7 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
     """For people, beside the addresses: what this node is, and what its operator should know."""
     swarm, relay, addresses = document["swarm"], document["relay"], document["addresses"]
     lines = [
-        f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}, {swarm['curriculum']}",
+        f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}: {', '.join(swarm['curricula'])}",
         f"engine {document['engine']['name']}: {document['engine']['why']}",
         f"relays for nodes behind NAT: {relay['why']}" if relay["on"] else f"does not relay: {relay['why']}",
         *([f"tells of judges: {', '.join(document['judges'])}"] if document["judges"] else []),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def bootstrap(
     swarm: Annotated[str | None, typer.Option(help="The swarm's name; others never meet.", show_default="main")] = None,
     model: Annotated[
-        str | None, typer.Option(help="What the swarm's nodes train: it decides the curriculum, as in `swarmd join`.", show_default="tiny")
+        str | None, typer.Option(help="What those train whom --judge judges. All are helped, whatever they train.", show_default="tiny")
     ] = None,
     listen: Annotated[
         list[str] | None,

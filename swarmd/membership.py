@@ -61,7 +61,7 @@ def engine_builder(
 
 def nearby(member: Member) -> Mdns:
     """What finds members on the local network, and lets them find this one. Its `run` is for whoever runs the member."""
-    return Mdns(member.topic, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
+    return Mdns(member.topics, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:

@@ -92,8 +92,9 @@ class HivemindEngine(Networked):
                 await self._check_ports(p2pd, listen)
                 await self._note_addresses(p2pd, listen)
                 self._listen = listen  # and so the ports are the same after a restart
-                await self._subscribe(p2pd, inbox, 0)
-                discovery = Discovery(p2pd, self._topic, self._shards, self._book, self._clock, self._rng, self._shut_out, self._doorstep)
+                topics = [self._topic, *self._handlers.also]
+                await self._subscribe(p2pd, inbox, self._topic)
+                discovery = Discovery(p2pd, topics, self._shards, self._book, self._clock, self._rng, self._shut_out, self._doorstep)
                 self._finding = self._discovery = discovery
                 watch = Watch(p2pd, self._cut_off_for_junk)
                 self._asking = asking = Asker(p2pd, discovery.visit, watch.came)
@@ -146,29 +147,31 @@ class HivemindEngine(Networked):
             await trio.sleep(IDENTIFY_EVERY)
             await self._note_addresses(p2pd, listen)
 
-    async def _subscribe(self, p2pd: P2pd, inbox: Wire, shard: int) -> None:
+    async def _subscribe(self, p2pd: P2pd, inbox: Wire, topic: Topic) -> None:
         """For as long as this connection is open."""
-        pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(self._topic.of(shard))}
+        pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(topic)}
         await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
 
     async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery, watch: Watch) -> None:
         """Enter and leave topics as `subscribe` said last."""
         inside: dict[int, trio.CancelScope] = {}
 
-        async def be_in(shard: int, scope: trio.CancelScope) -> None:
+        async def be_in(topic: Topic, scope: trio.CancelScope) -> None:
             with scope:
                 async with p2pd.wire() as inbox:
-                    await self._subscribe(p2pd, inbox, shard)
+                    await self._subscribe(p2pd, inbox, topic)
                     await self._receive(p2pd, inbox, discovery, watch)
 
         async with trio.open_nursery() as nursery:
+            for topic in self._handlers.also:
+                nursery.start_soon(be_in, topic, trio.CancelScope())
             while True:
                 wanted, changed = self._shards.wanted, self._shards.changed
                 for shard in inside.keys() - wanted:
                     inside.pop(shard).cancel()
                 for shard in wanted - inside.keys():
                     inside[shard] = trio.CancelScope()
-                    nursery.start_soon(be_in, shard, inside[shard])
+                    nursery.start_soon(be_in, self._topic.of(shard), inside[shard])
                 await changed.wait()
 
     async def _send(self, p2pd: P2pd, outbox: Wire, frame: bytes, shard: int) -> None:
@@ -190,7 +193,7 @@ class HivemindEngine(Networked):
                 if self._shut_out(author):  # it is back; p2pd passes on what it says until it is gone again
                     nursery.start_soon(discovery.hang_up, author)
                     continue
-                verdict = self._handlers.deliver(message.data, None, self._topic.shard_of(message.topicIDs))
+                verdict = self._hear(message.data, None, message.topicIDs)
                 if not self._toll.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
                     log.warning("cut off %s: too many messages, or too many broken ones", author)
                     nursery.start_soon(discovery.hang_up, author)

@@ -5,7 +5,7 @@ the address book, what connected peers say of themselves, and the swarm's provid
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
 from multiaddr import Multiaddr
@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """`shut_out`: whether a peer is to stay away; it is disconnected as often as it comes. p2pd lets in whoever dials: who comes from where
-    nobody is let in (`doorstep`) is disconnected at the next look.
+    """`topics`: our swarm's first; the members of all count as ours. `shut_out`: whether a peer is to stay away; it is disconnected as
+    often as it comes. p2pd lets in whoever dials: who comes from where nobody is let in (`doorstep`) is disconnected at the next look.
     """
 
     def __init__(
         self,
         p2pd: P2pd,
-        topic: Topic,
+        topics: Sequence[Topic],
         shards: Shards,
         book: AddressBook,
         clock: Callable[[], float],
@@ -50,7 +50,8 @@ class Discovery:
         shut_out: Callable[[PeerId], bool],
         doorstep: Doorstep,
     ) -> None:
-        self._p2pd, self._topic, self._shards, self._book = p2pd, topic, shards, book
+        self._p2pd, self._topics, self._shards, self._book = p2pd, topics, shards, book
+        self._topic = topics[0]
         self._clock, self._rng, self._shut_out, self._doorstep = clock, rng, shut_out, doorstep
         self._subscribed: dict[int, dict[PeerId, float]] = {0: {}}  # shard -> connected peers in its topic, and since when, in trio's time
         self._members: dict[int, set[PeerId]] = {0: set()}  # those of them that are in the mesh by now
@@ -194,9 +195,12 @@ class Discovery:
         return listed
 
     async def _in_topic(self, shard: int) -> set[PeerId]:
-        pubsub = {"type": self._p2pd.pb.PSRequest.LIST_PEERS, "topic": str(self._topic.of(shard))}
-        listed = await self._p2pd.ask(type=self._p2pd.pb.Request.PUBSUB, pubsub=pubsub)
-        return {peer for raw in listed.pubsub.peerIDs if (peer := peer_of(raw)) is not None}
+        found: set[PeerId] = set()
+        for topic in self._topics if shard == 0 else [self._topic.of(shard)]:
+            pubsub = {"type": self._p2pd.pb.PSRequest.LIST_PEERS, "topic": str(topic)}
+            listed = await self._p2pd.ask(type=self._p2pd.pb.Request.PUBSUB, pubsub=pubsub)
+            found |= {peer for raw in listed.pubsub.peerIDs if (peer := peer_of(raw)) is not None}
+        return found
 
     def _note(self, connected: dict[PeerId, Peer], now: float) -> None:
         gone, come = self._connected.keys() - connected.keys(), connected.keys() - self._connected.keys()
@@ -255,11 +259,12 @@ class Discovery:
                 wait = DHT_FIRST
                 continue
             with contextlib.suppress(P2pdRefused):  # nobody in its table yet; at the next turn there may be
-                for peer, addresses in await self._providers(self._topic):
-                    self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
-                    if addresses and not direct(addresses) and peer not in self._connected.keys() | self._dialling:
-                        self._start_dial(nursery, peer, ())  # behind a relay: p2pd has kept how to reach it
-                await self._announce(self._topic)
+                for topic in self._topics:
+                    for peer, addresses in await self._providers(topic):
+                        self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
+                        if addresses and not direct(addresses) and peer not in self._connected.keys() | self._dialling:
+                            self._start_dial(nursery, peer, ())  # behind a relay: p2pd has kept how to reach it
+                    await self._announce(topic)
 
     async def _find_neighbours(self) -> None:
         """Those in our shards, by the provider records of these."""

@@ -53,15 +53,16 @@ class Libp2pEngine(Networked):
 
     async def _live(self, up: Callable[[], None]) -> None:
         handlers, topic = self._handlers, self._topic
+        topics = [topic, *handlers.also]
         try:
             opened = open_stack(
-                self._identity, topic, handlers.deliver, self._listen, self._clock, self._toll, self._doorstep, handlers.score
+                self._identity, topics, self._hear, self._listen, self._clock, self._toll, self._doorstep, handlers.score
             )
             async with opened as stack:
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
                 stack.host.set_stream_handler(PROTOCOL, serve(self._desk))
-                self._finding = self._discovery = discovery = Discovery(stack, topic, self._shards, self._book, self._clock, self._rng)
+                self._finding = self._discovery = discovery = Discovery(stack, topics, self._shards, self._book, self._clock, self._rng)
 
                 async def send(frame: bytes, shard: int) -> None:
                     await stack.pubsub.publish(str(topic.of(shard)), frame)

@@ -47,10 +47,13 @@ _id_of = lru_cache(maxsize=4096)(ID.from_string)  # decodes base58, which takes 
 
 
 class Discovery:
+    """topics: our swarm's first; the members of all count as ours."""
+
     def __init__(
-        self, stack: Stack, topic: Topic, shards: Shards, book: AddressBook, clock: Callable[[], float], rng: random.Random
+        self, stack: Stack, topics: Sequence[Topic], shards: Shards, book: AddressBook, clock: Callable[[], float], rng: random.Random
     ) -> None:
-        self._stack, self._topic, self._shards, self._book, self._clock, self._rng = stack, topic, shards, book, clock, rng
+        self._stack, self._topics, self._shards, self._book, self._clock, self._rng = stack, topics, shards, book, clock, rng
+        self._topic = topics[0]
         self._outbound, self._neighbours, self._visits = Outbound(book, clock()), Neighbours(), Visits()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
@@ -70,7 +73,8 @@ class Discovery:
     def members(self, shard: int = 0) -> set[PeerId]:
         """Connected peers that are in a shard: of shard 0, those of our swarm."""
         network, topics = self._stack.host.get_network(), self._stack.pubsub.peer_topics
-        there = {PeerId(str(peer)) for peer in topics.get(str(self._topic.of(shard)), ()) if network.get_connections(peer)}
+        wanted = self._topics if shard == 0 else [self._topic.of(shard)]
+        there = {PeerId(str(peer)) for topic in wanted for peer in topics.get(str(topic), ()) if network.get_connections(peer)}
         return {peer for peer in there if not self._shut_out(peer)}
 
     def hang_up_soon(self, peer: PeerId) -> None:
@@ -243,8 +247,9 @@ class Discovery:
                     log.debug("asking the DHT failed: %r", error)
 
     async def _announce_and_look(self) -> None:
-        await self._look_for(self._topic)
-        await self._stack.dht.provider_store.provide(self._topic.provider_key)
+        for topic in self._topics:
+            await self._look_for(topic)
+            await self._stack.dht.provider_store.provide(topic.provider_key)
 
     async def announce(self, topic: Topic) -> None:
         """Raises Unanswered."""

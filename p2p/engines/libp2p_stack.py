@@ -47,8 +47,9 @@ from p2p.listening import dialable
 from p2p.reputation import SHUNNED
 from p2p.toll import Toll
 from p2p.topic import Topic
-from p2p.types import Deliver, PeerId, Score, Verdict
+from p2p.types import PeerId, Score, Verdict
 
+Hear = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]  # a message's data, who handed it over, and its topics
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
 HEARTBEAT = 1  # seconds
@@ -117,19 +118,19 @@ class _Visit:
 
 
 class _AnyShard(Container[object]):
-    """Every topic of our swarm: whoever is in a shard said so when it met us, which may be long before we are in that shard too."""
+    """Every topic of our swarms: whoever is in a shard said so when it met us, which may be long before we are in that shard too."""
 
-    def __init__(self, topic: Topic) -> None:
-        self._topic = topic
+    def __init__(self, topics: Sequence[Topic]) -> None:
+        self._topics = topics
 
     def __contains__(self, topic: object) -> bool:
-        return isinstance(topic, str) and self._topic.shard_in(topic) is not None
+        return isinstance(topic, str) and any(ours.shard_in(topic) is not None for ours in self._topics)
 
 
 class TopicPubsub(Pubsub):  # type: ignore[misc]
     """Pubsub that makes each connected peer pay for what it hands us, well or badly formed."""
 
-    def __init__(self, *args: Any, deliver: Deliver, clock: Callable[[], float], topic: Topic, toll: Toll, **options: Any) -> None:
+    def __init__(self, *args: Any, hear: Hear, clock: Callable[[], float], topics: Sequence[Topic], toll: Toll, **options: Any) -> None:
         # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
         super().__init__(
             *args,
@@ -139,11 +140,10 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             validation_cache_ttl=-1,
             **options,
         )
-        self.allowed_topics = _AnyShard(topic)
-        self._topic = topic
+        self.allowed_topics = _AnyShard(topics)
         self.counter = int(clock() * 1e9)
         self.toll = toll
-        self._deliver = deliver
+        self._hear = hear
         self._clock = clock
         self._visit = _Visit(True)
         self.meter = Meter(toll, clock, self._cut_off)
@@ -152,7 +152,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
 
     async def enter(self, topic: Topic) -> Any:
-        """Subscribe. Returns the library's subscription, whose messages `deliver` has seen."""
+        """Subscribe. Returns the library's subscription, whose messages `hear` has seen."""
         self.set_topic_validator(str(topic), self._validate, is_async_validator=False)
         return await self.subscribe(str(topic))
 
@@ -175,9 +175,9 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
                 self.meter.pays(msg_forwarder, frames=0.0, broken=True)
 
     async def continuously_read_stream(self, stream: Any) -> None:
-        await super().continuously_read_stream(Metered(stream, self._heard))
+        await super().continuously_read_stream(Metered(stream, self._came))
 
-    def _heard(self, peer: Any) -> None:
+    def _came(self, peer: Any) -> None:
         self._reading, self.heard_at[peer] = peer, trio.current_time()
         self.meter.talks(peer, READ)
 
@@ -226,7 +226,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if msg.from_id == self.my_id.to_bytes():
             self._visit.passed = True
             return True
-        verdict = self._deliver(msg.data, PeerId(str(forwarder)), self._topic.shard_of(msg.topicIDs))
+        verdict = self._hear(msg.data, PeerId(str(forwarder)), msg.topicIDs)
         self._visit.passed = verdict is not Verdict.REJECT
         return verdict is Verdict.ACCEPT
 
@@ -274,15 +274,17 @@ class Stack:
 @contextlib.asynccontextmanager
 async def open_stack(
     identity: Identity,
-    topic: Topic,
-    deliver: Deliver,
+    topics: Sequence[Topic],
+    hear: Hear,
     listen: Sequence[Endpoint],
     clock: Callable[[], float],
     toll: Toll | None = None,
     doorstep: Doorstep | None = None,
     score: Score = lambda _: 0.0,
 ) -> AsyncIterator[Stack]:
-    """The running stack, listening and subscribed. Raises CannotListen; later an exception group, where a service broke."""
+    """The running stack, listening and subscribed to the topics. hear: called for each message that arrives. Raises CannotListen; later
+    an exception group, where a service broke.
+    """
     toll = toll or Toll()
     host = _host(identity)
     network = host.get_network()
@@ -308,7 +310,7 @@ async def open_stack(
             app_specific_score_fn=lambda peer: score(PeerId(str(peer))), p6_appl_slack_weight=1.0, graylist_threshold=SHUNNED
         ),
     )
-    pubsub = TopicPubsub(host, router, deliver=deliver, clock=clock, topic=topic, toll=toll)
+    pubsub = TopicPubsub(host, router, hear=hear, clock=clock, topics=topics, toll=toll)
     wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]
     try:
         async with host.run(listen_addrs=wanted):
@@ -317,10 +319,11 @@ async def open_stack(
             dht = KadDHT(host, DHTMode.SERVER)
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
-                subscription = await pubsub.enter(topic)
+                subscriptions = [await pubsub.enter(topic) for topic in topics]
                 try:
                     async with trio.open_nursery() as nursery:
-                        nursery.start_soon(drain, subscription)
+                        for subscription in subscriptions:
+                            nursery.start_soon(drain, subscription)
                         nursery.start_soon(_tidy, router)
                         nursery.start_soon(keep_running, dht)
                         yield Stack(host, pubsub, router, dht)

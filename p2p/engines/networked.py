@@ -15,7 +15,7 @@ from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.toll import Toll
 from p2p.topic import Topic
-from p2p.types import Handlers, PeerId, Unanswered
+from p2p.types import Handlers, PeerId, Unanswered, Verdict
 
 QUESTIONS, QUESTIONS_AT_ONCE = 100.0, 1000.0  # of one peer, a second: 25 rounds in it with a question for each rollout
 
@@ -105,6 +105,13 @@ class Networked:
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
+
+    def _hear(self, frame: bytes, via: PeerId | None, topics: Sequence[str]) -> Verdict:
+        """What came in a message of these topics."""
+        for topic, pass_on in self._handlers.also.items():
+            if str(topic) in topics:
+                return pass_on(frame, via)
+        return self._handlers.deliver(frame, via, self._topic.shard_of(topics))
 
     def _may_ask(self, peer: PeerId) -> bool:
         if self._shut_out(peer):

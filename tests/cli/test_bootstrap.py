@@ -19,8 +19,8 @@ from benchmarks.probes import ProbeProcess
 from p2p.engines import Choice
 from p2p.engines.p2pd import missing
 from swarmd.bootstrap import announcement, place, relays
-from swarmd.config import NodeConfig
-from swarmd.exchange.topic import curriculum_of, swarm_digest
+from swarmd.exchange.topic import swarm_digest
+from swarmd.tasks.curriculum import CURRICULA
 from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
 from tests.packaging.checkout import ROOT, parse
 
@@ -42,14 +42,17 @@ def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[t
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)])
-def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine: str) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "engine, curriculum", [("libp2p", "tiny-9"), ("libp2p", "sapo-9"), pytest.param("hivemind", "sapo-9", marks=NEEDS_P2PD)]
+)
+def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine: str, curriculum: str) -> None:  # noqa: F811
+    """Whatever they train: by default it is of tiny-9 itself, and passes on what is said in the others too."""
     with ExitStack() as stack:
         process, said = stack.enter_context(bootstrap(tmp_path / "boot", engine=engine))
-        assert said["relay"]["on"] is (engine == "hivemind") and said["swarm"]["curriculum"] == "tiny-9"
+        assert said["relay"]["on"] is (engine == "hivemind") and said["swarm"]["curricula"] == ["tiny-9", "sapo-9"]
         addresses = [entry["address"] for entry in said["addresses"]]
         assert [entry["from"] for entry in said["addresses"]] == ["machine"]
-        digest = swarm_digest(curriculum_of(NodeConfig()))
+        digest = swarm_digest(CURRICULA[curriculum])
         options: dict[str, Any] = {"bootstrap": addresses, "digest": digest, "more": ["--swarm", "main"]}
         probes = [stack.enter_context(ProbeProcess(tmp_path / name, **options)) for name in "ab"]
         for probe in probes:
@@ -57,6 +60,7 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine:
         probes[0].order(publish=1000)
         probes[1].wait_for_frames(1, SECONDS)
 
+        assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of theirs
         state = ["--state-dir", tmp_path / "boot"]
         until = time.monotonic() + SECONDS
         while json.loads(run("peers", "--json", *state).out)["peers"] == []:
@@ -72,7 +76,7 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine:
 
 @pytest.mark.net
 def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
-    """It is no member of theirs, and yet answers their DHT."""
+    """Of one that it does not know it is no member, and yet answers their DHT."""
     with ExitStack() as stack:
         _, said = stack.enter_context(bootstrap(tmp_path / "boot", engine="libp2p"))
         addresses = [entry["address"] for entry in said["addresses"]]
@@ -154,7 +158,7 @@ def test_what_people_are_told(address: str, wanted: str, unwanted: str) -> None:
     document = {
         "name": "glad-cat",
         "peer_id": "x",
-        "swarm": {"name": "main", "curriculum": "tiny-9"},
+        "swarm": {"name": "main", "curricula": ["tiny-9", "sapo-9"]},
         "engine": {"name": engine.name, "why": engine.why},
         "relay": relays(engine),
         "judges": ["https://judge.example"],

@@ -20,7 +20,7 @@ async def hostile_stack(
     """attack: called with the library and the victim's id, once they are connected. n: whose key. meet: wait until both speak pubsub."""
     listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
     identity = Identity.from_seed(bytes([n]) * 32)
-    async with open_stack(identity, topic, lambda frame, via, shard: Verdict.ACCEPT, listen, time.time) as stack:
+    async with open_stack(identity, [topic], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
         target = info_from_p2p_addr(multiaddr.Multiaddr(addresses[0]))
         await stack.host.connect(target)
         if meet:

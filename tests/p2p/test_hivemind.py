@@ -316,7 +316,8 @@ async def test_the_swarms_provider_record_is_one_for_both_engines() -> None:
                         await p2pd.answer(wire, type=p2pd.pb.Request.DHT, dht=dht)
                         while (answer := await wire.receive(p2pd.pb.DHTResponse)).type != p2pd.pb.DHTResponse.END:
                             found.add(peer_of(answer.peer.id))
-            async with open_stack(identities[1], TOPIC, QUIET.deliver, [parse_listen(loopback)], time.time) as stack:
+            listen = [parse_listen(loopback)]
+            async with open_stack(identities[1], [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
                 await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
                 found = set()
                 while not found >= wanted:
@@ -343,7 +344,7 @@ async def test_who_sends_what_is_no_frame_is_cut_off_before_it_costs_us_our_neig
         hostile, cut = Identity.from_seed(bytes([66]) * 32), False
         listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
         with trio.fail_after(SECONDS):
-            async with open_stack(hostile, TOPIC, lambda frame, via, shard: Verdict.ACCEPT, listen, time.time) as stack:
+            async with open_stack(hostile, [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
                 target = info_from_p2p_addr(multiaddr.Multiaddr(addresses[0]))
                 await stack.host.connect(target)
                 await stack.pubsub.wait_for_peer(target.peer_id, 20)

@@ -632,7 +632,7 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
     listen, numbers = [parse_listen("/ip4/127.0.0.1/tcp/0")], list[int]()
     now = iter((1_700_000_000.0, 1_700_000_000.1)).__next__  # read once at each start
     for _ in range(2):
-        async with open_stack(Identity.from_seed(bytes(32)), TOPIC, lambda frame, via, shard: Verdict.ACCEPT, listen, now) as stack:
+        async with open_stack(Identity.from_seed(bytes(32)), [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, now) as stack:
             numbers += [int.from_bytes(stack.pubsub._next_seqno(), "big") for _ in range(1000)]
     assert numbers == sorted(set(numbers))
 

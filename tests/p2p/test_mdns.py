@@ -28,19 +28,19 @@ def strings(*texts: bytes) -> bytes:
 
 def test_what_is_announced_is_understood() -> None:
     six = f"/ip6/fd00::2/tcp/4001/p2p/{THEM}"
-    assert read_text(text_of(TAG, [HERE, six]), TAG, HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001", "/ip6/fd00::2/tcp/4001"])
+    assert read_text(text_of([TAG], [HERE, six]), [TAG], HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001", "/ip6/fd00::2/tcp/4001"])
 
 
 def test_it_is_libp2ps_form_and_names_no_swarm() -> None:
-    data = text_of(TAG, [HERE])
+    data = text_of([TAG], [HERE])
     assert data == strings(f"swarmd={TAG}".encode(), f"dnsaddr={HERE}".encode())
     assert b"main" not in data and len(TAG) == 16
 
 
 def test_another_swarm_is_not_ours() -> None:
     other = swarm_tag(Topic("main", "another"))
-    assert read_text(text_of(other, [HERE]), TAG, HOUSE) is None
-    assert read_text(strings(f"dnsaddr={HERE}".encode()), TAG, HOUSE) is None  # some other libp2p program
+    assert read_text(text_of([other], [HERE]), [TAG], HOUSE) is None
+    assert read_text(strings(f"dnsaddr={HERE}".encode()), [TAG], HOUSE) is None  # some other libp2p program
 
 
 @pytest.mark.parametrize(
@@ -58,26 +58,26 @@ def test_another_swarm_is_not_ours() -> None:
     ],
 )
 def test_only_addresses_on_our_own_networks_count(address: str) -> None:
-    assert read_text(text_of(TAG, [address]), TAG, HOUSE) is None
-    assert read_text(text_of(TAG, [address, HERE]), TAG, HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001"])
+    assert read_text(text_of([TAG], [address]), [TAG], HOUSE) is None
+    assert read_text(text_of([TAG], [address, HERE]), [TAG], HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001"])
 
 
 def test_one_announcement_is_of_one_peer() -> None:
     mine = f"/ip4/192.168.2.11/tcp/4001/p2p/{ME}"
-    assert read_text(text_of(TAG, [HERE, mine]), TAG, HOUSE) is None
+    assert read_text(text_of([TAG], [HERE, mine]), [TAG], HOUSE) is None
 
 
 def test_an_announcement_has_its_limits() -> None:
     many = [f"/ip4/192.168.2.10/tcp/{port}/p2p/{THEM}" for port in range(1, 200)]
-    assert len(read_text(text_of(TAG, many), TAG, HOUSE)[1]) == ADDRESSES  # type: ignore[index]
+    assert len(read_text(text_of([TAG], many), [TAG], HOUSE)[1]) == ADDRESSES  # type: ignore[index]
     flood = strings(f"swarmd={TAG}".encode(), *(f"dnsaddr={address}".encode() for address in many))
-    assert len(read_text(flood, TAG, HOUSE)[1]) < 4 * ADDRESSES  # type: ignore[index]
+    assert len(read_text(flood, [TAG], HOUSE)[1]) < 4 * ADDRESSES  # type: ignore[index]
 
 
 @given(st.binary(max_size=400), st.booleans())
 @settings(max_examples=300, derandomize=True, deadline=None)
 def test_any_bytes(data: bytes, ours: bool) -> None:
-    found = read_text((strings(f"swarmd={TAG}".encode(), b"dnsaddr=" + HERE.encode()[:40]) if ours else b"") + data, TAG, HOUSE)
+    found = read_text((strings(f"swarmd={TAG}".encode(), b"dnsaddr=" + HERE.encode()[:40]) if ours else b"") + data, [TAG], HOUSE)
     assert found is None
 
 
@@ -96,7 +96,7 @@ def addresses_of(peer: PeerId, port: int) -> list[str]:
 class Ear:
     def __init__(self, me: PeerId, port: int, topic: Topic = TOPIC) -> None:
         self.heard: dict[PeerId, Sequence[str]] = {}
-        self.mdns = Mdns(topic, me, lambda: addresses_of(me, port), self._note)
+        self.mdns = Mdns([topic], me, lambda: addresses_of(me, port), self._note)
 
     def _note(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self.heard[peer] = addresses
@@ -127,7 +127,7 @@ async def test_on_loopback_alone_nothing_is_said(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("nothing may be opened")
 
     monkeypatch.setattr(Mdns, "_open", refuse)
-    nothing = Mdns(TOPIC, ME, lambda: [f"/ip4/127.0.0.1/tcp/1/p2p/{ME}", "/memory/x"], lambda peer, addresses: None)
+    nothing = Mdns([TOPIC], ME, lambda: [f"/ip4/127.0.0.1/tcp/1/p2p/{ME}", "/memory/x"], lambda peer, addresses: None)
     with trio.move_on_after(0.2) as waiting:
         await nothing.run()
     assert waiting.cancelled_caught
@@ -143,6 +143,6 @@ async def test_where_multicast_fails_it_is_said_once_and_harms_nothing(
     monkeypatch.setattr(mdns, "own_networks", lambda: {"192.168.2.10": HOUSE[0]})
     monkeypatch.setattr(Mdns, "_open", fail)
     with caplog.at_level(logging.WARNING), trio.fail_after(5):
-        await Mdns(TOPIC, ME, lambda: [HERE.replace(THEM, ME)], lambda peer, addresses: None).run()
+        await Mdns([TOPIC], ME, lambda: [HERE.replace(THEM, ME)], lambda peer, addresses: None).run()
     [said] = caplog.messages
     assert "Address already in use" in said and 'swarm.mdns = "off"' in said

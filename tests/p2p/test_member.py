@@ -4,8 +4,8 @@ import random
 import pytest
 
 from p2p.blobs import content_id, pack
-from p2p.engines.memory import MemorySwarm
-from p2p.envelope import MAX_BODY
+from p2p.engines.memory import MemoryEngine, MemorySwarm
+from p2p.envelope import MAX_BODY, seal
 from p2p.fairqueue import FairQueue
 from p2p.fetching import Fetcher, Want, answer
 from p2p.identity import Identity
@@ -45,6 +45,26 @@ def test_members_of_other_swarms_hear_nothing_of_each_other() -> None:
     a, b = member(swarm, 1), member(swarm, 2, Topic("main", "ffffffffffffffff"))
     a.publish("rollouts", b"body")
     assert not b.received() and b.rejected == {Reason.OTHER_SWARM: 1}
+
+
+def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
+    other = Topic("main", "ffffffffffffffff")
+    kept: list[Handlers] = []
+
+    def build(handlers: Handlers) -> MemoryEngine:
+        kept.append(handlers)
+        return MemorySwarm().join(Identity.from_seed(b"b" * 32).peer_id, handlers)
+
+    helper = Member(Identity.from_seed(b"b" * 32), TOPIC, build, sequence=itertools.count(), clock=lambda: NOW, also=[other])
+    author, hostile = Identity.from_seed(b"\1" * 32), Identity.from_seed(b"\2" * 32).peer_id
+    frame = seal(author, other.swarm_id, 1, NOW, "rollouts", b"body")
+    pass_on, broken = kept[0].also[other], seal(author, other.swarm_id, 2, NOW, "rollouts", b"body")[:-1] + b"x"
+    assert helper.topics == [TOPIC, other] and kept[0].deliver(frame, None, 0) is Verdict.REJECT  # it is not of our own
+    assert [pass_on(frame, None), pass_on(frame, None), pass_on(broken, hostile)] == [
+        Verdict.ACCEPT, Verdict.IGNORE, Verdict.REJECT,
+    ]  # fmt: skip
+    assert [envelope.body for envelope in helper.received()] == [b"body"] and helper.score(hostile) < 0
+    assert helper.rejected == {Reason.OTHER_SWARM: 1, Reason.DUPLICATE: 1, Reason.BAD_SIGNATURE: 1}
 
 
 def test_the_queue_drops_the_oldest() -> None:
