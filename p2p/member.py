@@ -10,6 +10,7 @@ from pathlib import Path
 import trio
 
 from p2p.blobs import BlobStore
+from p2p.census import CENSUS, Census
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.fairqueue import FairQueue
@@ -36,7 +37,8 @@ class Member:
 
     admitted: called whenever `received` has something new. folder: where it remembers what it let in and what it thinks of peers.
     shards: None where the swarm is one shard, however large. also: other swarms whose members it helps meet, and whose frames it passes on
-    after an inbox of their own has looked at them; what that lets in is in `received`, too.
+    after an inbox of their own has looked at them; what that lets in is in `received`, too. Who has any trains nothing
+    itself.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Member:
         )
         self.sharding = Sharding(self.engine, shards, clock, self._seal)
         self.answers[QUESTION[0]] = self.sharding.answer
+        self.answers[CENSUS] = Census(self.topics, self.engine.present, trains=not also)
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._holders = Holders()
 

@@ -193,5 +193,8 @@ class Engine(Protocol):
 
     def peers(self) -> Sequence[Peer]: ...
 
+    def present(self, topic: Topic) -> int:
+        """How many connected peers are in a topic that we are in."""
+
     def addresses(self) -> Sequence[str]:
         """Multiaddresses at which others can dial this member, each ending in /p2p/<peer id>."""

@@ -36,6 +36,7 @@ from swarmd.exchange.topic import curriculum_of
 from swarmd.experience import shares
 from swarmd.judge_records import AUTO, Seeker
 from swarmd.judging import Evaluation
+from swarmd.lookout import Lookout
 from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.network_survey import survey
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, write_atomically
@@ -97,6 +98,7 @@ class Daemon:
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.rewards.extend(line["reward_mean"] for line in read_metrics(folder / METRICS_FILE))
+        self.lookout = Lookout(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk)
         self._judge = partial(Evaluation, identity=self.identity, curriculum_digest=curriculum.digest)
         named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
         self.seeker = Seeker(self.member, named) if config.judge.url == AUTO else None
@@ -126,6 +128,8 @@ class Daemon:
                 nursery.start_soon(nearby(self.member).run)
             if self.engine is not None and self.seeker is not None:
                 nursery.start_soon(self._find_judge, self.seeker)
+            if self.engine is not None:
+                nursery.start_soon(self.lookout.run)
             nursery.start_soon(self.gatherer.run)
             nursery.start_soon(self._tell_news)
             nursery.start_soon(self._redraw)
@@ -269,6 +273,7 @@ class Daemon:
             rejected=self.member.rejected,
             trainer={"pid": self.child.pid, "restarts": self.child.restarts},
             exchange=self.gatherer.document(),
+            lookout=self.lookout.document(),
             judge=self._judge_document(),
         )
 

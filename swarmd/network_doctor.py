@@ -136,7 +136,7 @@ def _bootstrap(found: Survey) -> list[Finding]:
         return [Finding("bootstrap", None, says, "ask the swarm's people for one, and set swarm.bootstrap to it" if alone else "")]
     findings = []
     for entry in found["bootstrap"]:
-        remedy = "" if entry["answers"] else _bootstrap_remedy(entry)
+        remedy = "" if entry["answers"] else bootstrap_remedy(entry)
         findings.append(Finding("bootstrap", entry["answers"], f"{entry['address']} {_silence(entry)}", remedy))
     return findings
 
@@ -145,7 +145,7 @@ def _silence(entry: Mapping[str, Any]) -> str:
     return str(entry["says"]) if entry["answers"] else f"does not answer: {entry['says']}"
 
 
-def _bootstrap_remedy(entry: Mapping[str, Any]) -> str:
+def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
     if "another peer" in entry["says"]:
         return "that node has a new key: ask its people for its address as it is now"
     if entry["refused"]:
@@ -154,9 +154,17 @@ def _bootstrap_remedy(entry: Mapping[str, Any]) -> str:
 
 
 def _company(found: Survey, bootstrap_answers: bool) -> Finding:
-    peers = found["peers"]
-    if peers["connected"]:
+    peers, seen = found["peers"], found["seen"]
+    if peers["connected"] > seen["helpers"] or (peers["connected"] and seen["companions"]):
         return Finding("members", True, f"connected to {peers['connected']} of swarm {found['swarm']['name']}")
+    there = ", ".join(f"{count} of {name}" for name, count in sorted(seen["others"].items()))
+    if there:
+        says = f"nobody of {found['curriculum']} is here, which this node trains; nodes that are here: {there}"
+        remedy = f"wait for nodes of {found['curriculum']}, or train what they train: --model or swarm.curriculum"
+        return Finding("members", False, says, remedy)
+    if peers["connected"]:
+        says = f"{peers['connected']} that only helps others meet, and nobody who trains {found['curriculum']}"
+        return Finding("members", None, says, "wait: others are found as they come")
     remedy = "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd" if bootstrap_answers else ""
     return Finding("members", False if found["bootstrap"] else None, f"none of swarm {found['swarm']['name']} is connected", remedy)
 

@@ -5,6 +5,7 @@ The survey is made by whoever has the engine: the running node, or where none ru
 
 import ipaddress
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import trio
 
+from p2p import census
 from p2p.address import parse_bootstrap, parse_endpoint
 from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
@@ -19,9 +21,9 @@ from p2p.knock import Silent, Stranger, knock
 from p2p.member import Member
 from p2p.netgroup import LOCAL, group_of_host, only_here
 from p2p.reachability import ask_members
-from p2p.types import Peer
+from p2p.types import Peer, PeerId
 from swarmd.config import NodeConfig
-from swarmd.exchange.topic import curriculum_of
+from swarmd.exchange.topic import curriculum_named, curriculum_of
 from swarmd.membership import engine_builder, run, topic_of
 
 COMPANY = 15.0  # seconds in which a member for the question alone should have met another
@@ -47,6 +49,8 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         },
         "bootstrap": [],
         "verdicts": [],
+        "curriculum": curriculum_of(config).name,
+        "seen": {"helpers": 0, "companions": 0, "others": {}},  # as `whom_others_see` says
     }
 
     async def dial_back() -> None:
@@ -57,16 +61,43 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
                 for v in verdicts
             ]
 
+    async def see() -> None:
+        named = [parse_bootstrap(address)[0] for address in config.swarm.bootstrap]
+        found["seen"] = await whom_others_see(member, named)
+
     async def knock_at(address: str) -> None:
         found["bootstrap"].append({"address": address, **await who_answers(address)})
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(dial_back)
+        nursery.start_soon(see)
         for address in config.swarm.bootstrap:
             if parse_bootstrap(address)[0] != member.identity.peer_id:
                 nursery.start_soon(knock_at, address)
     found["bootstrap"].sort(key=lambda entry: config.swarm.bootstrap.index(entry["address"]))
     return found
+
+
+async def whom_others_see(member: Member, named: Sequence[PeerId]) -> dict[str, Any]:
+    """How many of the connected members only help, and at least how many other nodes of our and of other curricula our members see.
+    named: asked too, connected or not.
+    """
+    peers = [peer.id for peer in member.peers()]
+    asked = [peer for peer in dict.fromkeys([*named, *peers]) if peer != member.identity.peer_id]
+    said = await census.ask(member.engine.request, asked, member.topic.name)
+    others: Counter[str] = Counter()
+    companions = 0
+    for peer, answer in said.items():
+        for seen in answer.swarms:
+            ours = seen.digest == member.topic.digest
+            count = seen.members + answer.trains - (ours and peer in peers)  # who trains is one itself; and one that it sees is us
+            if ours:
+                companions = max(companions, count)
+            elif count > 0:
+                name = curriculum_named(seen.digest) or "an unknown curriculum"
+                others[name] = max(others[name], count)
+    helpers = sum(peer in peers and not answer.trains for peer, answer in said.items())
+    return {"helpers": helpers, "companions": companions, "others": dict(others)}
 
 
 async def who_answers(bootstrap: str) -> dict[str, Any]:

@@ -54,6 +54,7 @@ class StatusBoard:
         rejected: Mapping[Reason, int],
         trainer: Mapping[str, Any],
         exchange: Mapping[str, int],
+        lookout: Mapping[str, Any],
         judge: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         return {
@@ -80,6 +81,7 @@ class StatusBoard:
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
             "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
             "exchange": dict(exchange),
+            **lookout,
             "judge": judge,
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }

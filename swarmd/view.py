@@ -40,6 +40,7 @@ class PlainView:
         self._once("who", who(document))
         self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
         self._once("state", state_sentence(document))
+        self._once("trouble", trouble_sentence(document) or "others are heard again" * ("trouble" in self._said))
 
     def round(self, line: Mapping[str, Any]) -> None:
         self.talk(round_sentence(line))
@@ -108,6 +109,16 @@ def state_sentence(document: Mapping[str, Any]) -> str:
     return printable(": ".join(filter(None, (document.get("state", ""), "; ".join(filter(None, words))))))
 
 
+def trouble_sentence(document: Mapping[str, Any]) -> str:
+    """Why nobody is heard, and what to do: empty where somebody is."""
+    return sentence(document.get("trouble") or {})
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Cause and remedy as one line."""
+    return printable("; ".join(filter(None, (found.get("cause"), found.get("remedy")))))
+
+
 def round_sentence(line: Mapping[str, Any]) -> str:
     seconds = sum(line["seconds"].values())
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
@@ -145,9 +156,10 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     """The status document for people: one fact a line, nothing cut off."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
-    rewards = recent(document.get("rewards") or ())
+    rewards, trouble = recent(document.get("rewards") or ()), trouble_sentence(document)
     facts = [
         ("state", state_sentence(document)),
+        ("trouble", trouble),
         ("round", f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else ""),
         ("reward", f"{fmean(rewards):.3f}, mean of the last {len(rewards)} rounds" if rewards else ""),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
@@ -157,6 +169,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
         ("peers", peers_words(document)),
         ("exchange", exchange_words(document.get("exchange") or {})),
+        *(("", line) for dead in document.get("bootstrap") or () if (line := sentence(dead)) not in trouble),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),

@@ -111,7 +111,9 @@ def _header(document: Mapping[str, Any], now: float) -> Text:
         text.append(f"   round {document['round']}" + (f" of {rounds}" if rounds else ""), "bold")
     if document.get("started_at"):
         text.append(f"   up {_duration(now - document['started_at'])}", "dim")
-    cause, remedy = (printable(str(document.get(key) or "")) for key in ("cause", "remedy"))
+    trouble = document.get("trouble") if state == "training" else None
+    colour = "yellow" if trouble else colour
+    cause, remedy = (printable(str((trouble or document).get(key) or "")) for key in ("cause", "remedy"))
     if cause or remedy:
         text.append("\n" + cause, colour)
         text.append(f" → {remedy}" if remedy else "")

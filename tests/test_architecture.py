@@ -28,7 +28,9 @@ LAYERS = [
     "exchange policy control judging checkpoint view",
     "round link view_live snapshot crew",
     "node status evaluation supervision membership network_doctor judge_records",
+    "isolation",
     "network_survey",
+    "lookout",
     "daemon bootstrap",
     "lab",
     "cli",
@@ -37,7 +39,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.split()}
 
 PURE = ["swarmd/types.py", "swarmd/exchange/wire.py", "swarmd/round.py", "p2p/envelope.py", "p2p/inbox.py", "p2p/topic.py"]
-PURE += ["swarmd/roster.py"]
+PURE += ["swarmd/roster.py", "swarmd/isolation.py"]
 PURE += ["swarmd/network_doctor.py", "p2p/netgroup.py", "p2p/addresstable.py", "p2p/addressfile.py", "p2p/outbound.py", "p2p/shards.py"]
 PURE += ["p2p/toll.py", "p2p/doorstep.py", "p2p/reputation.py", "p2p/fairqueue.py", "p2p/holders.py", "p2p/unexplained.py"]
 PURE += [str(f.relative_to(ROOT)) for f in (ROOT / "swarmd" / "experience").glob("*.py")]

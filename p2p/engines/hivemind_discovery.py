@@ -52,6 +52,7 @@ class Discovery:
     ) -> None:
         self._p2pd, self._topics, self._shards, self._book = p2pd, topics, shards, book
         self._topic = topics[0]
+        self._present: dict[Topic, int] = {}  # connected peers, as of the last look
         self._clock, self._rng, self._shut_out, self._doorstep = clock, rng, shut_out, doorstep
         self._subscribed: dict[int, dict[PeerId, float]] = {0: {}}  # shard -> connected peers in its topic, and since when, in trio's time
         self._members: dict[int, set[PeerId]] = {0: set()}  # those of them that are in the mesh by now
@@ -95,6 +96,9 @@ class Discovery:
     def peers(self) -> list[Peer]:
         """Connected peers that are in our swarm and hear us, as of the last look."""
         return [self._connected[peer] for peer in sorted(self._members[0]) if peer in self._connected]
+
+    def present(self, topic: Topic) -> int:
+        return self._present.get(topic, 0)
 
     def members(self, shard: int) -> set[PeerId]:
         """The same, of any shard."""
@@ -199,7 +203,9 @@ class Discovery:
         for topic in self._topics if shard == 0 else [self._topic.of(shard)]:
             pubsub = {"type": self._p2pd.pb.PSRequest.LIST_PEERS, "topic": str(topic)}
             listed = await self._p2pd.ask(type=self._p2pd.pb.Request.PUBSUB, pubsub=pubsub)
-            found |= {peer for raw in listed.pubsub.peerIDs if (peer := peer_of(raw)) is not None}
+            there = {peer for raw in listed.pubsub.peerIDs if (peer := peer_of(raw)) is not None}
+            self._present[topic] = len(there)
+            found |= there
         return found
 
     def _note(self, connected: dict[PeerId, Peer], now: float) -> None:

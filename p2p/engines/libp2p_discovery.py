@@ -72,10 +72,15 @@ class Discovery:
 
     def members(self, shard: int = 0) -> set[PeerId]:
         """Connected peers that are in a shard: of shard 0, those of our swarm."""
-        network, topics = self._stack.host.get_network(), self._stack.pubsub.peer_topics
-        wanted = self._topics if shard == 0 else [self._topic.of(shard)]
-        there = {PeerId(str(peer)) for topic in wanted for peer in topics.get(str(topic), ()) if network.get_connections(peer)}
+        there = {peer for topic in (self._topics if shard == 0 else [self._topic.of(shard)]) for peer in self._in(topic)}
         return {peer for peer in there if not self._shut_out(peer)}
+
+    def present(self, topic: Topic) -> int:
+        return len(self._in(topic))
+
+    def _in(self, topic: Topic) -> set[PeerId]:
+        network, topics = self._stack.host.get_network(), self._stack.pubsub.peer_topics
+        return {PeerId(str(peer)) for peer in topics.get(str(topic), ()) if network.get_connections(peer)}
 
     def hang_up_soon(self, peer: PeerId) -> None:
         if self._nursery is not None:

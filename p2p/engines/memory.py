@@ -141,5 +141,9 @@ class MemoryEngine:
             if peer != self.me and self.swarm._connected(self.me, peer)
         ]
 
+    def present(self, topic: Topic) -> int:  # noqa: ARG002
+        """A memory swarm is of one topic."""
+        return len(self.peers())
+
     def addresses(self) -> Sequence[str]:
         return [f"/memory/{self.me}/p2p/{self.me}"]

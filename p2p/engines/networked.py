@@ -30,6 +30,8 @@ class Asking(Protocol):
 class Finding(Protocol):
     def hang_up_soon(self, peer: PeerId) -> None: ...
 
+    def present(self, topic: Topic) -> int: ...
+
     async def announce(self, topic: Topic) -> None:
         """Raises Unanswered."""
 
@@ -102,6 +104,9 @@ class Networked:
         if self._finding is None:
             raise Unanswered("the engine is not up")
         return await self._finding.find(topic)
+
+    def present(self, topic: Topic) -> int:
+        return self._finding.present(topic) if self._finding is not None else 0
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
         self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)

@@ -4,7 +4,7 @@ import hashlib
 
 from swarmd.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum, curriculum
+from swarmd.tasks.curriculum import CURRICULA, SAPO_9, TINY_9, Curriculum, curriculum
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:
@@ -17,3 +17,8 @@ def curriculum_of(config: NodeConfig) -> Curriculum:
 def swarm_digest(of: Curriculum) -> str:
     """16 hex digits of (curriculum with its ReasoningGYM version, wire version)."""
     return hashlib.sha256(f"{of.digest} wire {wire.VERSION}".encode()).hexdigest()[:16]
+
+
+def curriculum_named(digest: str) -> str | None:
+    """The curriculum whose swarms have this digest; None where this version of swarmd has no such."""
+    return next((of.name for of in CURRICULA.values() if swarm_digest(of) == digest), None)

@@ -37,6 +37,8 @@ def survey(**other: Any) -> dict[str, Any]:
         "peers": {"connected": 2, "relayed": 0},
         "bootstrap": [ANSWERS],
         "verdicts": [],
+        "curriculum": "sapo-9",
+        "seen": {"helpers": 0, "companions": 0, "others": {}},
         **other,
     }
 
@@ -121,6 +123,16 @@ def test_a_bootstrap_node_that_does_not_answer(entry: dict[str, Any], remedy: st
 def test_a_bootstrap_node_of_another_swarm() -> None:
     said = about(diagnose(survey(peers={"connected": 0, "relayed": 0})), "members")
     assert said.startswith("False") and "same swarm.name, curriculum and version" in said
+
+
+def test_members_that_train_something_else_or_nothing() -> None:
+    alone = {"peers": {"connected": 1, "relayed": 0}}
+    others = about(diagnose(survey(**alone, seen={"helpers": 1, "companions": 0, "others": {"tiny-9": 3}})), "members")
+    assert others.startswith("False nobody of sapo-9 is here") and "3 of tiny-9" in others and "swarm.curriculum" in others
+    helper = about(diagnose(survey(**alone, seen={"helpers": 1, "companions": 0, "others": {}})), "members")
+    assert helper.startswith("None 1 that only helps others meet") and "wait" in helper
+    company = about(diagnose(survey(**alone, seen={"helpers": 1, "companions": 2, "others": {"tiny-9": 3}})), "members")
+    assert company.startswith("True connected to 1")
 
 
 def test_without_a_bootstrap_address() -> None:

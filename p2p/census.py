@@ -1,0 +1,89 @@
+"""Which swarms of our name a peer is in, how many members of each it sees, and whether it trains. Asked by a node that hears nobody.
+
+Question: byte 5 and the swarm's name. Answer: msgpack [1, trains, [[digest, members], …]]; nothing to who asks for another name.
+An answer is one peer's word: it is shown to the operator, and nothing is decided by it.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+import trio
+
+from p2p.topic import Topic
+from p2p.types import PeerId, Unanswered
+
+CENSUS = 5
+VERSION = 1
+SWARMS = 16  # in an answer
+MAX_ANSWER = 2048  # bytes
+ASKED = 6  # peers
+PATIENCE = 5.0  # seconds for one peer's answer
+
+log = logging.getLogger(__name__)
+
+
+class Seen(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Members of one swarm that a peer is connected to."""
+
+    digest: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
+    members: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class Answered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    version: int
+    trains: bool
+    swarms: Annotated[list[Seen], msgspec.Meta(max_length=SWARMS)]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Answered)
+
+
+class Census:
+    """Answers the question. present: how many members of a topic we are connected to."""
+
+    def __init__(self, topics: Sequence[Topic], present: Callable[[Topic], int], *, trains: bool) -> None:
+        self._topics, self._present, self._trains = topics, present, trains
+
+    def __call__(self, _peer: PeerId, message: bytes) -> bytes:
+        if message != question(self._topics[0].name):
+            return b""
+        swarms = [Seen(topic.digest, self._present(topic)) for topic in self._topics[:SWARMS]]
+        return _encoder.encode(Answered(VERSION, self._trains, swarms))
+
+
+def question(name: str) -> bytes:
+    return bytes([CENSUS]) + name.encode()
+
+
+def answered(message: bytes) -> Answered | None:
+    """None for what is no such answer, or of a later version."""
+    try:
+        found = _decoder.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if found.version == VERSION else None
+
+
+async def ask(
+    request: Callable[[PeerId, bytes, int], Awaitable[bytes]], peers: Collection[PeerId], name: str
+) -> Mapping[PeerId, Answered]:
+    """What up to ASKED of the peers say, asked at the same time. Those that do not know the question, or do not answer, are left out."""
+    found: dict[PeerId, Answered] = {}
+
+    async def one(peer: PeerId) -> None:
+        with trio.move_on_after(PATIENCE):
+            try:
+                said = answered(await request(peer, question(name), MAX_ANSWER))
+            except Unanswered as error:
+                log.debug("%s does not say whom it sees: %s", peer, error)
+                return
+            if said is not None:
+                found[peer] = said
+
+    async with trio.open_nursery() as nursery:
+        for peer in list(dict.fromkeys(peers))[:ASKED]:
+            nursery.start_soon(one, peer)
+    return found

@@ -1,0 +1,48 @@
+"""The README's two commands, as real processes: `swarmd bootstrap` without a word of what is trained, and nodes of another curriculum."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p.engines.p2pd import missing
+from tests.swarm.test_join import COMMON, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+ENGINES = ("libp2p", "libp2p" if missing() else "hivemind")
+
+
+def started(stack: ExitStack, *words: str, **environment: str) -> "subprocess.Popen[str]":
+    own = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")} | environment
+    command = [sys.executable, "-m", "swarmd", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=own)
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return process
+
+
+def first_line(process: "subprocess.Popen[str]") -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        loopback = ["--listen", "/ip4/127.0.0.1/tcp/0"]
+        boot = started(stack, "bootstrap", "--state-dir", str(tmp_path / "boot"), *loopback, "--json", SWARMD_SWARM_ENGINE="libp2p")
+        address = first_line(boot)["addresses"][0]["address"]
+        nodes = []
+        for number, engine in enumerate(ENGINES):
+            words = ["join", *COMMON, "--seed", str(number), "--pace", "0.5", "--state-dir", str(tmp_path / engine / str(number))]
+            sapo = {"SWARMD_SWARM_CURRICULUM": "sapo-9", "SWARMD_SWARM_ENGINE": engine}
+            nodes.append(started(stack, *words, "--bootstrap", address, "--json", **sapo))
+        for number, (node, engine) in enumerate(zip(nodes, ENGINES, strict=True)):
+            first_line(node)
+            status = until(tmp_path / engine / str(number), lambda status: status["last"]["external"] > 0, node)
+            assert status["peers"] == 1 and status["connected"] >= 1 and status["trouble"] is None
