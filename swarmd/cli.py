@@ -94,11 +94,13 @@ def join(
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and leaves; the next join goes on from there."""
     from swarmd.config import load
+    from swarmd.policy import preflight
     from swarmd.state_folder import StateFolder
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
     flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace}
     node_config = load(cli_inspect.config_file(config), os.environ, flags)
+    preflight.check(node_config.model)
     with StateFolder.open(as_state_dir(state_dir)) as state:
         from swarmd.daemon import run_node
 

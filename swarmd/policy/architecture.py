@@ -1,51 +1,102 @@
 """A model's architecture, from its config.json alone: its network without weights, and what of it costs memory."""
 
+import itertools
 import json
-from typing import Any
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarmd.errors import NoModel
+from swarmd.mistakes import printable
 from swarmd.policy import hub
+from swarmd.policy.config_json import read_config_json
 from swarmd.policy.plan import Shape
+
+MOST_MODULES: Final = 20_000  # of a network; 512 ordinary layers have some 7,000
 
 
 def read_config(place: hub.Place) -> Any:
-    """transformers' configuration of it. NoModel where there is none that it knows itself."""
+    """transformers' configuration of it, of a checked config.json (config_json.py). NoModel where there is none that it knows itself."""
+    document = read_config_json(place.folder, place.source)
     try:
-        document = json.loads((place.folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(document, dict):
-            raise _not_json(place.source)
-        return AutoConfig.from_pretrained(place.folder, trust_remote_code=False)
-    except (UnicodeDecodeError, json.JSONDecodeError):
-        raise _not_json(place.source) from None
-    # What transformers raises for a configuration it can't make sense of, the last for a value of the wrong kind.
-    except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
+        with tempfile.TemporaryDirectory(prefix="swarmd-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
+            architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # a stranger's file: transformers may raise anything for it
         if "auto_map" in document:
             raise _remote_code(place.source) from None
         raise NoModel(
-            f"transformers cannot read the configuration of {place.source} ({hub.first_line(error)}). "
+            f"transformers cannot read the configuration of {place.source} ({printable(hub.first_line(error))}). "
             "If the architecture is newer than the installed transformers, upgrade it; else choose another model."
         ) from error
+    architecture.name_or_path = str(place.folder)
+    return architecture
 
 
-def skeleton_of(architecture: Any, source: str) -> nn.Module:
-    """The network without its weights (meta device): to count, before anything is fetched."""
+def skeleton_of(architecture: Any, source: str, most: int = MOST_MODULES) -> nn.Module:
+    """The network without its weights (meta device): to count, before anything is fetched. NoModel where it is none of ours to train.
+
+    most: modules that are built before it is refused.
+    """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _at_most(most):
             network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
-    except ValueError:
-        if getattr(architecture, "auto_map", None):
-            raise _remote_code(source) from None
-        raise NoModel(f"{source} is no causal language model ({type(architecture).__name__}). Choose one that generates text.") from None
+    except _TooMany:
+        raise NoModel(f"{source} has more than {most:,} parts: it is not built. Choose another model.") from None
+    except Exception as error:  # as above
+        if isinstance(error, ValueError):
+            if getattr(architecture, "auto_map", None):
+                raise _remote_code(source) from None
+            if "Unrecognized configuration class" in str(error):
+                kind = type(architecture).__name__
+                raise NoModel(f"{source} is no causal language model ({kind}). Choose one that generates text.") from None
+        raise _not_built(source, error) from error
     return network
 
 
-def shape_of(network: nn.Module) -> Shape:
-    """Counted on the network itself, so exact but for the widths, which are the configuration's. Works on the meta device."""
+class _TooMany(Exception):
+    pass
+
+
+@contextmanager
+def _at_most(limit: int) -> Iterator[None]:
+    """_TooMany where more modules are put together within the block. Of this thread and all others."""
+    made = itertools.count(1)
+
+    def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:
+        if next(made) > limit:
+            raise _TooMany
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _not_built(source: str, error: Exception) -> NoModel:
+    return NoModel(
+        f"the network that the config.json of {source} describes cannot be built ({printable(hub.first_line(error))}). "
+        "Download the model again, or choose another one."
+    )
+
+
+def shape_of(network: nn.Module, source: str = "this model") -> Shape:
+    """Counted on the network itself, so exact but for the widths, which are the configuration's. Works on the meta device. NoModel."""
+    try:
+        return _counted(network)
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:  # no hidden_size, no heads, no layers, no head
+        raise _not_built(source, error) from error
+
+
+def _counted(network: nn.Module) -> Shape:
     text: Any = network.config.get_text_config()  # type: ignore[operator,union-attr]  # of every transformers model
     head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
     layers = [m for m in network.modules() if isinstance(m, nn.Linear) and m is not head]
@@ -68,10 +119,6 @@ def shape_of(network: nn.Module) -> Shape:
         adapted_inputs=sum(m.in_features for m in layers),
         adapted_outputs=sum(m.out_features for m in layers),
     )
-
-
-def _not_json(source: str) -> NoModel:
-    return NoModel(f"the config.json of {source} is not a JSON object. Download the model again.")
 
 
 def _remote_code(source: str) -> NoModel:

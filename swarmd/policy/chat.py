@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from swarmd.errors import NoModel
+from swarmd.mistakes import printable
+from swarmd.policy.template import Frame, TemplateFails, frame
 from swarmd.types import Completion
 
 SYSTEM_PROMPT = (
@@ -17,31 +17,38 @@ SYSTEM_PROMPT = (
 class Chat:
     """A tokenizer and its chat template. `ends`: the ids that end an answer when they are sampled."""
 
-    def __init__(self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset()) -> None:
-        """ends: more of them than the tokenizer's own, from the model's generation settings. NoModel where the template does not work."""
+    def __init__(self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *, ours: bool = False) -> None:
+        """ends: more of them than the tokenizer's own, from the model's generation settings. ours: the template came with this package.
+
+        NoModel where the template does not work.
+        """
         self._tokenizer = tokenizer
         self._end: int = tokenizer.eos_token_id
         self.ends = ends | {self._end}
-        self._system, self._preamble = system_prompt, ""
-        try:
-            works = self.prompt("?") != []
-        except TemplateError:
-            # Some templates know no system role (Gemma 2): say the same at the head of the question.
-            self._system, self._preamble = "", system_prompt + "\n\n" if system_prompt else ""
+        # Some templates know no system role (Gemma 2): say the same at the head of the question.
+        ways = [(system_prompt, ""), ("", system_prompt + "\n\n")] if system_prompt else [("", "")]
+        for system, self._preamble in ways:
             try:
-                works = self.prompt("?") != []
-            except TemplateError:
-                works = False
-        if not works:
-            raise NoModel("the model's chat template cannot render a question. Choose an instruct model, or correct chat_template.jinja.")
+                self._frame = self._framed(system, ours)
+            except TemplateFails as error:
+                why = printable(str(error))
+            else:
+                return
+        raise NoModel(
+            f"the model's chat template cannot render a question ({why}). Choose an instruct model, or correct chat_template.jinja."
+        )
+
+    def _framed(self, system_prompt: str, ours: bool) -> Frame:
+        try:
+            template = self._tokenizer.get_chat_template()
+        except ValueError as error:  # several, and none of them is the default
+            raise TemplateFails(str(error)) from None
+        tokens = {name: text for name, text in self._tokenizer.special_tokens_map.items() if isinstance(text, str)}
+        return frame(template, tuple(sorted(tokens.items())), system_prompt, ours=ours)
 
     def prompt(self, question: str) -> list[int]:
         """Token ids up to where the answer begins."""
-        messages = [{"role": "system", "content": self._system}] if self._system else []
-        messages.append({"role": "user", "content": self._preamble + question})
-        # enable_thinking: Qwen3's template would let it think for more tokens than we generate; other templates don't look at it.
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._tokenizer(self._frame.around(self._preamble + question), add_special_tokens=False)["input_ids"]
         return ids
 
     def read(self, ids: Sequence[int], ended: bool) -> Completion:

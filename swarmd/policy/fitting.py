@@ -73,7 +73,7 @@ def fit(config: ModelConfig, work: Work, free: Callable[[torch.device], int] = f
     place = hub.locate(config.name, config.revision)
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)
-    shape = shape_of(skeleton)
+    shape = shape_of(skeleton, place.source)
     rank = _lora_rank(config, shape)
     # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in float32.
     dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)

@@ -10,16 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-import httpx2
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from swarmd.errors import NoModel, Unreachable
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 
@@ -45,8 +35,8 @@ class Place:
     revision: str | None = None  # the commit, where there is a repository
 
 
-def locate(name: str, revision: str | None) -> Place:
-    """The model's small files, downloaded if they have to be. NoModel, Unreachable."""
+def find_local(name: str) -> Place | None:
+    """The model's place where `name` is a tiny model or a folder; None where it is a repository's. NoModel. Asks nobody."""
     if name in TINY:
         if not (TINY[name] / "config.json").is_file():
             raise NoModel(f"the embedded model is missing from {TINY[name]}: this installation is not whole. Install swarmd again.")
@@ -58,6 +48,13 @@ def locate(name: str, revision: str | None) -> Place:
         return Place(str(path.resolve()), path)
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
+    return None
+
+
+def locate(name: str, revision: str | None) -> Place:
+    """The model's small files, downloaded if they have to be. NoModel, Unreachable."""
+    if (place := find_local(name)) is not None:
+        return place
     repository = REPOSITORIES.get(name, name)
     folder = _fetch(repository, revision, SMALL_FILES)
     if not (folder / "config.json").is_file():
@@ -80,16 +77,31 @@ def _no_model_in(folder: Path) -> str:
 def with_weights(place: Place) -> Path:
     """The folder once the weights are in it. NoModel where there are none that are safe to load."""
     folder = _fetch(place.repository, place.revision, WEIGHT_FILES) if place.repository else place.folder
+    require_weights(folder, place.source)
+    return folder
+
+
+def require_weights(folder: Path, source: str) -> None:
+    """NoModel where there are none that are safe to load."""
     if not any(folder.glob("*.safetensors")):
         raise NoModel(
-            f"{place.source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when they are opened and are "
+            f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when they are opened and are "
             "never loaded. Choose another revision or repository, or convert them with `save_pretrained`."
         )
-    return folder
 
 
 def _fetch(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
     """Top-level files of a repository that match. The folder's name is the commit."""
+    import httpx2
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     at = f"{repository} at {revision}" if revision else repository
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))

@@ -74,7 +74,7 @@ class LanguagePolicy:
         if prompt is None:
             prompt = "" if tiny else SYSTEM_PROMPT
         network: Any = loaded.network
-        chat = Chat(loaded.tokenizer, prompt, _ends(network.generation_config.eos_token_id))
+        chat = Chat(loaded.tokenizer, prompt, _ends(network.generation_config.eos_token_id), ours=tiny)
         sampling = Sampling(
             limit=work.new_tokens,
             context=getattr(network.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT,

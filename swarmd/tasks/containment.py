@@ -33,7 +33,7 @@ def contain() -> bool:
 
     Everything the process will need must be open, imported and tried out. Raises OSError where a limit cannot be set on Linux.
     """
-    _limit_resources()
+    limit_resources()
     held = seccomp.install()
     sys.addaudithook(_refuse)  # last: it refuses what installing the filter takes
     return held
@@ -55,7 +55,8 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG001
         raise PermissionError(f"refused in the verifier: {event}")
 
 
-def _limit_resources() -> None:
+def limit_resources() -> None:
+    """No files, processes or core dumps, little memory and CPU time."""
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,

@@ -1,0 +1,139 @@
+"""A model folder made to harm whoever loads it: what its files ask for is bounded, and told in a message."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmd.config import ModelConfig
+from swarmd.errors import NoModel
+from swarmd.policy import config_json, preflight
+from swarmd.policy.architecture import read_config, skeleton_of
+from swarmd.policy.fitting import fit
+from swarmd.policy.hub import Place
+from swarmd.policy.plan import Work
+from swarmd.policy.template import Frame, TemplateFails, frame_of, render, render_contained
+from tests.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
+
+QWEN = {
+    "model_type": "qwen2", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+def folder(path: Path, **changes: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(QWEN | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_attn_implementation": "evil/repo"},
+        {"attn_implementation": "evil/repo:attention", "_attn_implementation_internal": "evil/repo"},
+        {"experts_implementation": "evil/repo", "use_kernels": True, "kernel_config": {"a": "evil/repo"}},
+        {"rope_scaling": {"rope_type": "default", "rope_theta": 1e6, "attn_implementation": "evil/repo"}},
+    ],
+)
+def test_what_a_folder_names_as_its_attention_never_reaches_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    architecture = read_config(Place("mine", folder(tmp_path, **changes)))
+    assert "evil" not in json.dumps(architecture.to_dict())
+    network: Any = skeleton_of(architecture, "mine")
+    assert network.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_hidden_layers": 10**6},
+        {"num_hidden_layers": 1e6},
+        {"text_config": {"num_hidden_layers": 10**6}},
+        {"model_type": "gpt2", "n_layer": 10**9},
+        {"hidden_size": 10**12},
+        {"num_attention_heads": 10**9},
+        {"vocab_size": 10**10},
+        {"num_hidden_layers": int("9" * 4000)},
+    ],
+)
+def test_sizes_are_bounded_before_anything_is_built(changes: dict[str, Any], tmp_path: Path) -> None:
+    begun = time.process_time()
+    with pytest.raises(NoModel, match=r"more than [\d,]+ is not built"):
+        preflight.check(ModelConfig(name=str(folder(tmp_path, **changes))))
+    assert time.process_time() - begun < 1
+
+
+def test_parts_are_counted_while_a_network_is_built(tmp_path: Path) -> None:
+    """A family that keeps its number of layers under another name."""
+    place = Place("mine", folder(tmp_path, model_type="opt", ffn_dim=48, word_embed_proj_dim=32, max_position_embeddings=64))
+    architecture = read_config(place)
+    architecture.num_hidden_layers = 10**6
+    with pytest.raises(NoModel, match="more than 300 parts"):
+        skeleton_of(architecture, "mine", most=300)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[]", "null", "3", "[" * 100_000, '{"a":' * 100_000, '{"model_type": "qwen2", "vocab_size": ' + "9" * 5_000 + "}",
+        " " * (config_json.MAX_BYTES + 1),
+    ],
+)  # fmt: skip
+def test_what_is_no_configuration_is_a_message(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(NoModel, match=r"is not a JSON object|more than .* bytes"):
+        read_config(Place("mine", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"text_config": {}}, {"hidden_size": 0}, {"num_attention_heads": 0}, {"num_hidden_layers": 0}, {"num_hidden_layers": -1},
+        {"hidden_size": None}, {"hidden_act": "no such thing"}, {"layer_types": [3, None]}, {"rope_parameters": "x"}, {"model_type": ["a"]},
+        {"model_type": {}}, {"dtype": "no such thing"}, {"quantization_config": {"quant_method": "evil"}}, {"model_type": "clip"},
+    ],
+)  # fmt: skip
+def test_a_configuration_that_makes_no_sense_is_a_message(changes: dict[str, Any], tmp_path: Path) -> None:
+    """NoModel, or a network: never a traceback of transformers."""
+    try:
+        fit(ModelConfig(name=str(folder(tmp_path, **changes)), device="cpu"), Work())
+    except NoModel as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("template", [CHAT, THINKING, "{{ eos_token }}{% for m in messages %}<{{ m['content'] | trim }}>{% endfor %}"])
+@pytest.mark.parametrize("question", ["1+1?", "  two\n\nlines \n", "<|user|> </answer> {{ x }}", ""])
+@pytest.mark.parametrize("system", ["", "be good"])
+def test_a_frame_gives_what_the_template_would(template: str, question: str, system: str) -> None:
+    tokenizer = make_tokenizer(template)
+    chat = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": question}]
+    whole = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    assert frame_of(*render(template, tokenizer.special_tokens_map, system)).around(question) == whole
+
+
+def test_what_a_template_may_do_to_a_question() -> None:
+    assert frame_of(*render("({{ messages[0]['content'] | trim }})", {}, "")) == Frame(("(", ")"), "strip")
+    for template, why in (("hello", "leaves the question out"), ("{{ messages | tojson }}", "changes the question")):
+        with pytest.raises(TemplateFails, match=why):
+            frame_of(*render(template, {}, ""))
+
+
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "CPU time"),
+        ("{{ 'x' * 10 ** 10 }}", "Memory"),
+        ("{{ raise_exception('no') }}", "no"),
+    ],
+)
+def test_a_template_has_so_much_time_and_memory_and_no_more(template: str, why: str) -> None:
+    with pytest.raises(TemplateFails, match=why):
+        render_contained(template + CHAT, {}, "")
+
+
+@pytest.mark.net
+def test_a_contained_template_is_rendered_like_our_own() -> None:
+    template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}"
+    assert render_contained(template, {"eos_token": "<e>"}, "") == render(template, {"eos_token": "<e>"}, "")

@@ -1,0 +1,70 @@
+"""What `swarmd join` tells of a model or a device before it makes anything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from swarmd.config import ModelConfig
+from swarmd.errors import NoModel
+from swarmd.policy import preflight
+
+MODEL = {"model_type": "qwen2", "num_hidden_layers": 2}
+JOIN = "import sys; from swarmd.cli import main; code = main(sys.argv[1:]); print(*{m.split('.')[0] for m in sys.modules}); sys.exit(code)"
+
+
+def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARMD_")}
+    command = [sys.executable, "-c", JOIN, "join", "--state-dir", str(state), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "./none"], "there is no folder none"),
+        (["--model", "{empty}"], "holds no config.json"),
+        (["--model", "{config}"], "no weights in safetensors format"),
+        (["--device", "mps" if sys.platform != "darwin" else "cuda"], "was asked for"),
+    ],
+)
+def test_a_local_mistake_is_told_before_anything_is_made(tmp_path: Path, words: list[str], said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_text(json.dumps(MODEL))
+    done = join(tmp_path / "state", *(word.format(empty=tmp_path / "empty", config=tmp_path / "config") for word in words))
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
+    assert said in done.stderr
+    assert not (tmp_path / "state").exists()
+    assert not {"torch", "transformers", "huggingface_hub", "trio", "libp2p"} & set(done.stdout.split())
+
+
+def test_a_machine_that_has_the_device_is_never_refused() -> None:
+    if torch.cuda.is_available():
+        preflight.check(ModelConfig(device="cuda"))
+    if torch.version.cuda or torch.version.hip:
+        assert preflight.torch_has_cuda()
+    else:
+        assert not preflight.torch_has_cuda()
+    preflight.check(ModelConfig(device="cpu"))
+    preflight.check(ModelConfig())
+
+
+@pytest.mark.parametrize("there", [*preflight.DRIVERS, *preflight.LIBRARIES])
+def test_any_trace_of_a_driver_is_enough(there: str) -> None:
+    def load(library: str) -> None:
+        if library != there:
+            raise OSError
+
+    assert preflight.driver_there(lambda path: path == there, load)
+    assert not preflight.driver_there(lambda path: path == "/dev/null", lambda _: load("none"))
+
+
+def test_a_folder_without_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    with pytest.raises(NoModel, match="no weights in safetensors"):
+        preflight.check(ModelConfig(name=str(tmp_path)))
