@@ -2,7 +2,7 @@
 
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
-NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, poisoner,
+NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring, poisoner,
 or, against a judge, judge-readers, judge-sessions.
 `python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md.
 With --json the last line is one object:
@@ -28,6 +28,8 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
     "slow": {"never": 1.0, "dribble": 1.0, "half_longest": 1.0, "question_longest": 1.0},
     "bomb": {"taken": 0, "ms": 5, "more_MiB": 16},
     "names": {"kept": 1024, "reply_KiB": 512, "honest_hidden": 0},
+    "oversized": {"reward_lost": 0.05, "tokens_over_rollouts": 1.0},
+    "scoring": {"scored_of_sent": 0.1},
     "poisoner": {},
     "judge-readers": {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
     "judge-sessions": {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},

@@ -42,6 +42,7 @@ class Reason(Enum):
     UNDECODABLE = "not a rollout set"
     UNKNOWN_TASK = "no such task in this curriculum"
     TOO_LONG = "a completion is over the length limit"
+    USELESS = "nothing to learn from in what an author sends"
 
     @property
     def verdict(self) -> Verdict:
@@ -56,6 +57,7 @@ class Reason(Enum):
 _BLAMELESS = frozenset(
     {Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
     | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # blamed by `p2p.reputation`, not by the mesh: the content may be good
+    | {Reason.USELESS}  # costs quota alone: others may learn from it
 )
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",

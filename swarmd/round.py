@@ -4,20 +4,22 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import mul
 from typing import Any
 
 from p2p.types import PeerId
-from swarmd.experience.credit import useful
-from swarmd.experience.gate import Gate
+from swarmd.experience.credit import Useless, useful
+from swarmd.experience.gate import Gate, part
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.reuse import Schedule
+from swarmd.experience.sampling import shuffled
 from swarmd.experience.shares import first
 from swarmd.seams import Answers, Policy, Reward, Sampler, Swarm, TaskSource
 from swarmd.types import Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
 
 SCORED_PER_ROUND = 256  # external rollouts; the newest that the caps allow. Bounds what a crowd of authors can cost us
+SCORED_OF_ONE = 2  # times as many completions as we ask ourselves for are scored of an external rollout; half of them may be trained on
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Node:
     settle: Callable[[], None] = lambda: None  # returns when all that was saved is durable
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
     generators: Answers | None = None  # None: a round generates its own answers
+    useless: Useless = field(default_factory=Useless)  # whose rollouts teach us nothing
     gate: Gate | None = None  # of which `sample` asks what may be trained on; None: whatever has an advantage
 
 
@@ -61,7 +64,9 @@ def run_round(t: int, node: Node) -> RoundReport:
     with watch("score"):
         theirs = _score_others(t, node, received) if node.external else []  # rewards are ours, never the author's
     node.pool.forget(t)
-    node.swarm.vouch(useful(theirs, [*node.pool, *local]))
+    earned = useful(theirs, [*node.pool, *local])
+    node.swarm.vouch(earned)
+    node.swarm.charge(node.useless.saw(theirs, earned))
     fresh = node.pool.add(theirs)
     node.pool.add_own(local)  # nothing, unless replay is on
 
@@ -98,7 +103,7 @@ def _step(node: Node, watch: "_Stopwatch", local: Sequence[Scored]) -> _Step:
     with watch("train"):
         if node.remember is not None:
             batch = node.pool.remember(batch, node.remember)
-        update = node.policy.update(batch) if any(s.informative for s in batch) else UpdateReport()  # policy gradient on T^n
+        update = node.policy.update(batch) if batch else UpdateReport()  # policy gradient on T^n; its loss says which of it has one
     return _Step(batch, before, update)
 
 
@@ -117,9 +122,24 @@ def _score_others(t: int, node: Node, rollouts: Sequence[Rollout]) -> list[Score
         newest = range(len(new) - 1, -1, -1)
         chosen = first(newest, SCORED_PER_ROUND, lambda i: node.swarm.author(new[i].author), node.batch_rng)
         new = [new[i] for i in sorted(chosen)]
-    known = [(rollout, task) for rollout in new if (task := node.tasks.task(rollout.ref)) is not None]
+    known = [(_scored_part(node, rollout), task) for rollout in new if (task := node.tasks.task(rollout.ref)) is not None]
     rewards = node.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
-    return [Scored(rollout, task.question, r, _heard(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
+    scored = [Scored(rollout, task.question, r, _heard(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
+    return [_trained_part(node, s) for s in scored]
+
+
+def _scored_part(node: Node, rollout: Rollout) -> Rollout:
+    """Where it has more completions than ours: some, drawn at random, so that scoring it does not cost more than it is worth."""
+    if len(rollout.completions) <= node.completions:
+        return rollout
+    return replace(rollout, completions=shuffled(rollout.completions, node.me)[: SCORED_OF_ONE * node.completions])
+
+
+def _trained_part(node: Node, scored: Scored) -> Scored:
+    """As many completions as ours have, so that nobody has more of a batch than of its rollouts. Advantages are of all that was scored."""
+    if len(scored.rewards) <= node.completions:
+        return scored
+    return replace(part(scored, range(node.completions)), whole=scored.rewards)
 
 
 def _heard(rollout: Rollout, t: int) -> int:

@@ -1,7 +1,7 @@
 """Every plug-in point, in one place. Implement one of these; touch nothing else."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from p2p.types import PeerId
@@ -29,7 +29,7 @@ class Policy(Protocol):
         """One greedy answer: what the judge scores."""
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
-        """One policy-gradient step on the batch."""
+        """One policy-gradient step on the batch. Where nothing in it has a gradient nothing moves, and the report says 0 tokens."""
 
 
 @runtime_checkable
@@ -67,3 +67,6 @@ class Swarm(Protocol):
 
     def vouch(self, useful: Mapping[PeerId, int]) -> None:
         """So many rollouts of each author proved useful (`experience.credit`): it earns standing."""
+
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        """There was nothing to learn from what these sent, for long: less of it is let in."""

@@ -34,7 +34,7 @@ def metrics_line(
     gamma: float | None = None,
     workers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl (DESIGN.md, "Contracts others rely on").
+    """One line of metrics.jsonl (docs/metrics.md).
 
     time: seconds since the epoch at the round's end. judge: `{"score", "n"}` of the last evaluation, or None.
     checkpoint_seconds: what the save of the round before took out of the loop at its end; with what this round waited for that save before

@@ -77,17 +77,23 @@ class Scored:
     rewards: tuple[float, ...]  # one per completion, 0.0 or 1.0
     round: int  # our own round in which it was generated (local) or heard, as an offer or whole (external)
     tokens: Tokens | None = None  # None: external text, re-encoded with our own tokenizer when it is used
+    whole: tuple[float, ...] = ()  # rewards of the whole group, where only a part of it is here; (): all of it is
+
+    @property
+    def group(self) -> tuple[float, ...]:
+        """The rewards that advantages are taken over. A completion keeps its own when others of its group are left out."""
+        return self.whole or self.rewards
 
     @property
     def advantages(self) -> tuple[float, ...]:
-        """(r − mean) / std over the rollout's completions (GRPO, arXiv 2402.03300, 4.1.2); all zero where rewards agree."""
-        mean, std = fmean(self.rewards), pstdev(self.rewards)
+        """(r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); all zero where its rewards agree."""
+        mean, std = fmean(self.group), pstdev(self.group)
         return tuple((r - mean) / (std + 1e-4) for r in self.rewards)
 
     @property
     def informative(self) -> bool:
         """False where every completion earned the same: such a rollout has no gradient (SAPO section 5 drops it)."""
-        return len(set(self.rewards)) > 1
+        return len(set(self.group)) > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from p2p.blobs import MAX_BLOB, MAX_CONTENT
@@ -72,6 +72,10 @@ class RolloutExchange:
     def vouch(self, useful: Mapping[PeerId, int]) -> None:
         for author, count in useful.items():
             self.transport.vouch(author, count)
+
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        for author in authors:
+            self.transport.report(author, Reason.USELESS)
 
     def _know(self, author: Author) -> None:
         """For a flood of names, the one that was not heard for longest goes, with what it said of itself."""

@@ -1,14 +1,17 @@
 """Which rollouts make the batch. Pure. To add a strategy of replay, write a `Strategy` and a line in STRATEGIES."""
 
+import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from p2p.types import PeerId
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.reuse import Schedule
 from swarmd.experience.shares import choose, first
-from swarmd.types import Author, Scored
+from swarmd.types import Author, Completion, Scored
 
 
 def uniform(
@@ -30,6 +33,21 @@ def uniform(
     useful = [s for s in pool if s.informative] if n_external else []
     theirs = choose(useful, n_external, lambda scored: author_of(scored.rollout.author), rng)
     return [*mine, *theirs]
+
+
+def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:
+    """In a random order, in which each is as likely to be first, whatever it says.
+
+    It is the same order whoever sends these completions and however he has arranged them, so that the first few of a copy are the first
+    few of what was copied (`credit.useful`).
+    """
+    copies: Counter[Completion] = Counter()
+    keys = []
+    for completion in completions:
+        copies[completion] += 1
+        text = f"{salt} {copies[completion]} {completion.ended} {completion.text}"
+        keys.append(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest())
+    return tuple(completion for _, completion in sorted(zip(keys, completions, strict=True), key=itemgetter(0)))
 
 
 SAMPLERS: Mapping[str, Callable[..., Sequence[Scored]]] = {"uniform": uniform}

@@ -33,12 +33,12 @@ def asymre(logprobs: Tensor, advantages: Tensor) -> Tensor:
     return -advantages * logprobs
 
 
-def asymre_advantages(rewards: Sequence[float], shift: float) -> tuple[float, ...]:
-    """r − (V̂ + δV) of each completion of a rollout; V̂ is their mean, shift is δV. Below 0 it leans on what went well.
+def asymre_advantages(rewards: Sequence[float], shift: float, group: Sequence[float] = ()) -> tuple[float, ...]:
+    """r − (V̂ + δV) of each completion; V̂ is the mean of its group (empty: these rewards), shift is δV. Below 0 it leans on what went well.
 
     Unlike GRPO's these are not all 0 where rewards agree, unless shift is.
     """
-    baseline = fmean(rewards) + shift
+    baseline = fmean(group or rewards) + shift
     return tuple(r - baseline for r in rewards)
 
 

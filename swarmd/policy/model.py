@@ -152,9 +152,12 @@ class LanguagePolicy:
         return self._chat.read(sample.ids, sample.ended)
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
-        """One policy-gradient step on the batch; see `Learner.step`."""
+        """One policy-gradient step on the batch; see `Learner.step`. None where no completion has an advantage by the loss in use."""
+        rows = self._rows(batch)
+        if not rows:
+            return UpdateReport()
         self._driver.rest()
-        return self._step(self._learner, self._rows(batch))
+        return self._step(self._learner, rows)
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Of each rollout's completions, cut as `update` cuts them: our tokens, and the log-probabilities the policy gives them now."""
@@ -176,6 +179,10 @@ class LanguagePolicy:
     def trained(self) -> Mapping[str, nn.Parameter]:
         """The network's weights that updates change: all, or the adapter's."""
         return {name: p for name, p in self._loaded.network.named_parameters() if p.requires_grad}
+
+    @property
+    def parameters(self) -> int:
+        return self._loaded.parameters
 
     @property
     def device(self) -> torch.device:
@@ -224,7 +231,7 @@ class LanguagePolicy:
 
 def _advantages(config: TrainConfig) -> Callable[[Scored], Sequence[float]]:
     if config.loss == "asymre":
-        return lambda scored: losses.asymre_advantages(scored.rewards, config.asymre_shift)
+        return lambda scored: losses.asymre_advantages(scored.rewards, config.asymre_shift, scored.group)
     return lambda scored: scored.advantages
 
 

@@ -43,6 +43,11 @@ def line(number: int, **more: Any) -> dict[str, Any]:
     return metrics_line(report(number), time=1_700_000_000.5, peers=2, judge=None, pool_external_share=0.75, **more)
 
 
+def test_every_figure_is_explained() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert [name for name in line(7) if f"`{name}`" not in document] == []
+
+
 def test_a_line_is_what_the_design_promises() -> None:
     assert line(7, checkpoint_seconds=0.3) == {
         "round": 7,

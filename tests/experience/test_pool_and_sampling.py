@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from p2p.types import PeerId
 from swarmd.experience.pool import USED, Limits, Pool
-from swarmd.experience.sampling import uniform
+from swarmd.experience.sampling import shuffled, uniform
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 
@@ -90,6 +90,18 @@ def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None
 
 def test_fewer_than_asked_for_when_there_are_fewer() -> None:
     assert len(uniform([scored(1, 0, 1)], [scored(2, 0, 1)], random.Random(0), n_local=4, n_external=4)) == 2
+
+
+def test_which_completions_come_first_does_not_depend_on_who_sends_them_and_in_what_order() -> None:
+    texts = [Completion(text, True) for text in ["a", "a", "a", "b", "c", "d"]]
+    orders = {shuffled(random.Random(seed).sample(texts, 6), "salt") for seed in range(20)}
+    assert len(orders) == 1 and sorted(c.text for c in orders.pop()) == ["a", "a", "a", "b", "c", "d"]
+
+
+def test_each_completion_is_as_likely_to_come_first() -> None:
+    texts = [Completion(text, True) for text in "aaaaaab"]
+    first = sum(c.text == "b" for salt in range(2000) for c in shuffled(texts, str(salt))[:3])
+    assert first / 2000 == pytest.approx(3 / 7, abs=0.03)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 6), st.integers(0, 6), st.integers(0, 9))

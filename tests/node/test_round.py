@@ -13,7 +13,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Envelope
+from p2p.types import Envelope, Reason
 from swarmd.checkpoint import Checkpoints
 from swarmd.config import NodeConfig
 from swarmd.exchange import wire
@@ -213,6 +213,55 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
         ages.append((report.external, report.staleness_max, report.off_policy_max))
     assert ages == [(1, 2, 0), (0, 0, 0), (1, 0, 0)], "as old as max_age; older, and not even scored; of a round a lost trainer had reached"
     assert [len(call) for call in calls if call] == [1, 1]
+
+
+def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(verifier: Verifier) -> None:
+    """Twice as many are scored, and advantages are of those: what is trained on keeps the sign that it has among all of them."""
+    swarm = MemorySwarm()
+    node, _, _ = join(swarm, 1, verifier, config(local=0, gate="off"))
+    _, _, other = join(swarm, 2, verifier, config())
+    (task,) = node.tasks.draw(1, random.Random(0))
+    right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+    wrong = [Completion(f"<answer>no {n}</answer>", True) for n in range(32)]
+    RolloutExchange(other, "m", TINY_9).share([Rollout(task.ref, (*(right,) * 32, *wrong), other.identity.peer_id)], 1)
+    completions = []
+    reward = node.reward
+
+    def score(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
+        completions.extend(len(texts) for _, texts in items)
+        return reward(items)
+
+    node.reward = score
+    assert run_round(1, node).external == 1 and completions == [16]
+    (scored,) = node.pool
+    assert len(scored.rollout.completions) == len(scored.rewards) == 8 and len(scored.group) == 16
+    mean = sum(scored.group) / 16
+    assert 0 < mean < 1 and all((a > 0) == (r > mean) for a, r in zip(scored.advantages, scored.rewards, strict=True))
+
+
+@pytest.mark.parametrize("loss, trains", [("grpo", False), ("asymre", True)])
+def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(verifier: Verifier, loss: str, trains: bool) -> None:
+    settings = NodeConfig.model_validate({"model": {"device": "cpu"}, "train": {"loss": loss}})
+    node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
+    node.reward = lambda items: [(0.0,) * len(completions) for _, completions in items]
+    report = run_round(1, node)
+    assert (report.update.tokens > 0, policy.version) == (trains, int(trains))
+
+
+def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier: Verifier) -> None:
+    swarm = MemorySwarm()
+    node, _, member = join(swarm, 1, verifier, config(gate="off"))
+    (_, _, useless), (_, _, useful) = (join(swarm, n, verifier, config()) for n in (2, 3))
+    wrong = (Completion("no", True),) * 2
+    (task,) = node.tasks.draw(1, random.Random(0))
+    right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+    for peer, also in ((useless, []), (useful, [Rollout(task.ref, (right, *wrong), useful.identity.peer_id)])):
+        sent = [*also, *(Rollout(TaskRef("bf", n), wrong, peer.identity.peer_id) for n in range(64 - len(also)))]
+        RolloutExchange(peer, "m", TINY_9).share(sent[:32], 1)
+        RolloutExchange(peer, "m", TINY_9).share(sent[32:], 1)
+    run_round(1, node)
+    assert member.reports == {Reason.USELESS: 1}
+    assert member.score(useless.identity.peer_id) == 0, "it costs quota, not repute"
 
 
 def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:

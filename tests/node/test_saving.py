@@ -143,6 +143,9 @@ class Watched:
     def vouch(self, useful: Mapping[PeerId, int]) -> None:
         self.inner.vouch(useful)
 
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        self.inner.charge(authors)
+
 
 @contextmanager
 def trainer_in(folder: Path, rounds: int, every: int = 1) -> Iterator[tuple[node.Trainer, socket.socket]]:

@@ -1,0 +1,155 @@
+"""Oversized rollouts: caps count rollouts, a loss counts tokens. `pytest -s` prints the figures.
+
+One author sends as many rollouts as an honest node, each with eight times as many completions: half of them right, half wrong, all of them
+text that the model might write, and every task has the same answer, so that who trains on them learns to give it whatever is asked. What
+harms is the number of tokens: with as many completions as the honest have, the same author costs nothing that can be measured.
+"""
+
+import argparse
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+
+import pytest
+
+from p2p.types import PeerId
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.exchange.wire import MAX_COMPLETIONS
+from swarmd.tasks.answers import Reason
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.grading import grade_text, solution
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Completion, Rollout, Scored, Task
+from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, settings
+
+DRAWN = 400  # tasks, to find those that share one answer
+
+
+class Oversized:
+    """Sends `LOCAL` rollouts a round, each with so many completions."""
+
+    def __init__(self, swarm: Swarm, number: int, many: int) -> None:
+        self.tasks, self.rng, self.many = CurriculumTasks(TINY_9), random.Random(number), many
+        self.exchange = RolloutExchange(swarm.member(number), "tiny", TINY_9)
+        self.id = self.exchange.transport.identity.peer_id  # type: ignore[attr-defined]
+        drawn = [(task, solution(self.tasks, task)) for task in self.tasks.draw(DRAWN, self.rng)]
+        counts = Counter((task.ref.specialty, answer) for task, answer in drawn)
+        (self.specialty, self.answer), _ = counts.most_common(1)[0]
+        self.wrong = sorted({answer for task, answer in drawn if task.ref.specialty == self.specialty and answer != self.answer})
+
+    def act(self, t: int) -> None:
+        for _ in range(LOCAL):
+            task = self.task()
+            right, half = Completion(f"<answer>{self.answer}</answer>", True), self.many // 2
+            wrong = [Completion(f"<answer>{self.rng.choice(self.wrong)}</answer>", True) for _ in range(self.many - half)]
+            self.exchange.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
+
+    def task(self) -> Task:
+        """Another one with the answer that all of his have."""
+        while True:
+            (task,) = self.tasks.draw(1, self.rng)
+            if task.ref.specialty == self.specialty and solution(self.tasks, task) == self.answer:
+                return task
+
+
+@dataclass
+class Weights:
+    """Of all batches: rollouts of others by author, and completion tokens by author."""
+
+    swarm: Swarm
+    me: PeerId | None = None
+    rollouts: Counter[PeerId] = field(default_factory=Counter)
+    tokens: Counter[PeerId] = field(default_factory=Counter)
+
+    def __call__(self, batch: Sequence[Scored]) -> None:
+        chat = self.swarm.learners[0].policy._chat
+        for scored in batch:
+            author = scored.rollout.author
+            self.rollouts[author] += 1
+            self.tokens[author] += sum(len(chat.encode(c, 16)) for c in scored.rollout.completions)
+
+
+@dataclass(frozen=True)
+class Result:
+    reward: float  # of the honest nodes' own completions, over the last third of the rounds
+    held_out: float  # pass@1 in the end
+    of_external: float  # share of others' rollouts that were his
+    of_rollouts: float  # share of the batches that was his, by rollouts
+    of_tokens: float  # the same by what weighs in the loss
+
+    def __str__(self) -> str:
+        return (
+            f"reward {self.reward:.3f}, held-out {self.held_out:.3f}; {self.of_external:.1%} of others' rollouts his, "
+            f"{self.of_rollouts:.1%} of the batches by rollouts, {self.of_tokens:.1%} by tokens"
+        )
+
+
+def attack(verifier: Verifier, authors: int, many: int, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
+    swarm = Swarm(verifier, seed)
+    for number in range(honest):
+        swarm.join(number, settings())
+    weights = swarm.batches = Weights(swarm)
+    his = [Oversized(swarm, 99 + n, many) for n in range(authors)]
+    swarm.play(rounds, [one.act for one in his])
+    names = {one.id for one in his}
+    external = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
+    return Result(
+        reward=fmean(n.reward(max(1, rounds // 3)) for n in swarm.learners),
+        held_out=fmean(pass_at_1(swarm, questions)) if questions else 0.0,
+        of_external=sum(author in names for author in external) / max(1, len(external)),
+        of_rollouts=sum(weights.rollouts[name] for name in names) / weights.rollouts.total(),
+        of_tokens=sum(weights.tokens[name] for name in names) / weights.tokens.total(),
+    )
+
+
+def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]:
+    """Of each honest node, on tasks that nobody trains on."""
+    source = CurriculumTasks(TINY_9)
+    tasks = source.draw_held_out(questions, random.Random(0))
+    for learner in swarm.learners:
+        texts = completions(learner.policy, questions, samples)
+        yield fmean(grade_text(source, tasks[i // samples], text) is Reason.CORRECT for i, text in enumerate(texts))
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9.name) as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_an_author_has_no_more_of_a_batch_than_of_its_rollouts(verifier: Verifier) -> None:
+    """The whole figure, with what is learnt: `python -m benchmarks.attack oversized`."""
+    result = attack(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
+    print(f"\noversized: {result}")
+    assert result.of_external > 0.3
+    assert result.of_tokens <= 1.1 * result.of_rollouts
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_oversized", description="64 completions a rollout")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args(argv)
+    kinds = {"nobody attacks": (0, 0), "one author, 8": (1, COMPLETIONS), "one author, 64": (1, MAX_COMPLETIONS)}
+    found: dict[str, list[Result]] = {kind: [] for kind in kinds}
+    with Verifier(TINY_9.name) as verifier:
+        for seed in range(1, given.seeds + 1):
+            for kind, (authors, many) in kinds.items():
+                found[kind].append(attack(verifier, authors, many, given.rounds, seed=seed))
+                print(f"oversized: seed {seed}, {kind:15} {found[kind][-1]}", flush=True)
+    clean = [result.reward for result in found["nobody attacks"]]
+    large = found["one author, 64"]
+    noise = stdev(clean) / fmean(clean) if len(clean) > 1 else 0.0
+    lost = 1 - fmean(result.reward for result in large) / fmean(clean)
+    more = max(result.of_tokens / result.of_rollouts for result in large)
+    print(f"oversized: reward lost {lost:.1%} (one clean run differs from another by {noise:.1%}); tokens over rollouts {more:.2f}")
+    return {"reward_lost": lost, "noise": noise, "tokens_over_rollouts": more}
+
+
+if __name__ == "__main__":
+    figures()

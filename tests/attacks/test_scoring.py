@@ -1,0 +1,89 @@
+"""Scoring load: an author within its quota sends rollouts that cost much to score and teach nothing. `pytest -s` prints the figures.
+
+Four frames a second, in each 64 rollouts of 64 completions, every one wrong. Nothing of it breaks a rule of the wire. The victim is real:
+its member, its round and its verifier; only its own questions are left out, so that what is counted is the attacker's work.
+"""
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import pytest
+
+from p2p.types import Reason
+from swarmd.exchange import wire
+from swarmd.round import run_round
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.scoring import Verifier
+from swarmd.types import Completion, Rollout, TaskRef
+from tests.attacks.learners import Swarm, settings
+
+FRAMES = 4  # a second, and a round lasts one
+SETTLED = 5  # rounds after which his quota is used up
+
+
+@dataclass(frozen=True)
+class Result:
+    sent: float  # completions a round
+    scored: float  # of them, once it has settled
+    seconds: float  # of CPU that a round spent in that, the verifier's own apart
+    charged: int  # reports
+
+    def __str__(self) -> str:
+        scored = f"{self.scored:,.0f} scored, in {self.seconds:.3f} CPU s"
+        return f"{self.sent:,.0f} completions a round sent, {scored}; charged {self.charged} times"
+
+
+def attack(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed: int = 1) -> Result:
+    swarm = Swarm(verifier, seed)
+    author = swarm.member(1)
+    learner = swarm.join(2, settings(round={"local": 0, "external": 4, "completions": 8}))
+    member = learner.node.swarm.transport  # type: ignore[attr-defined]
+    counts: list[int] = []
+    reward = learner.node.reward
+
+    def counted(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
+        counts[-1] += sum(len(completions) for _, completions in items)
+        return reward(items)
+
+    learner.node.reward = counted
+    wrong = tuple(Completion(f"<answer>wrong {n}</answer>", True) for n in range(each))
+    seconds = []
+    for t in range(1, rounds + 1):
+        for frame in range(FRAMES):
+            refs = (TaskRef("bf", (t * FRAMES + frame) * wire.MAX_ROLLOUTS + n) for n in range(wire.MAX_ROLLOUTS))
+            body = wire.encode([Rollout(ref, wrong, author.identity.peer_id) for ref in refs], t, "tiny")
+            author.publish(wire.KIND, body)
+        counts.append(0)
+        seconds.append(run_round(t, learner.node).seconds["score"])
+        swarm.now += 1.0
+    return Result(FRAMES * wire.MAX_ROLLOUTS * each, fmean(counts[SETTLED:]), fmean(seconds[SETTLED:]), member.reports[Reason.USELESS])
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9.name) as running:
+        yield running
+
+
+def test_who_is_never_useful_is_scored_less_and_less(verifier: Verifier) -> None:
+    result = attack(verifier, rounds=15)
+    print(f"\nscoring: {result}")
+    assert result.charged >= 4
+    assert result.scored <= result.sent / 10
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_scoring", description="wrong answers without end, within the quota")
+    parser.add_argument("--rounds", type=int, default=60)
+    given = parser.parse_args(argv)
+    with Verifier(TINY_9.name) as verifier:
+        result = attack(verifier, given.rounds)
+    print(f"scoring: {result}")
+    return {"scored_of_sent": result.scored / result.sent, "seconds_a_round": result.seconds}
+
+
+if __name__ == "__main__":
+    figures()
