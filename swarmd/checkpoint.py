@@ -8,23 +8,24 @@
 A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever has a round's name is
 whole as far as the disk keeps its promises, and the manifest finds the rest.
 
-While a save is written, the next round generates and scores, and that is all: a round is behind us when its checkpoint is durable, and
-before that nothing of a later one is shared, trained on, written down or said (`Saver`, and `settle` in round.py). So kill -9 at any
-moment loses at most the last round that was finished, while it was being saved, with what the next had generated.
+One is due every `checkpoint.every` seconds (`Timetable`), and written in a thread while rounds go on (`Saver`). kill -9 loses the rounds
+since the last one. They are run again from the state they began with: the same seed draws the same questions, and their lines in
+metrics.jsonl are cut off and written again.
 """
 
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -37,6 +38,7 @@ Content = bytes | memoryview  # of a file
 
 SCHEMA = 1
 KEPT = 2
+DAY = 86_400.0  # seconds
 
 
 class DiskFull(SwarmdError):
@@ -76,6 +78,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.size = 0  # bytes of the one written last
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
         """Write one, and remove all but the two newest. Durable when this returns. DiskFull where there is no room: nothing is lost then.
@@ -100,6 +103,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise _explained(error, self.folder) from error
         self._prune(keep=final)
+        self.size = sum(line["bytes"] for line in written.values())
         return final
 
     def newest(self) -> tuple[RunState, Path, list[str]] | None:
@@ -135,18 +139,51 @@ class Checkpoints:
             shutil.rmtree(path, ignore_errors=True)
 
 
+@dataclass
+class Timetable:
+    """When the next checkpoint is due: after `every` seconds, or later, so that a day does not write more than `bytes_a_day`.
+
+    A save that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next one waits the longer.
+    Times are seconds of one clock that only rises.
+    """
+
+    every: float
+    bytes_a_day: float
+    last: float  # when the last save began, or the run
+    paid: float = -math.inf  # when what was written is within the limit again
+
+    def due(self, now: float) -> bool:
+        return now >= self.last + self.every and self.affordable(now)
+
+    def affordable(self, now: float) -> bool:
+        """Whether another may be written without passing the limit."""
+        return now >= self.paid
+
+    def until_due(self, now: float) -> float:
+        """Seconds; 0 where one is due."""
+        return max(0.0, self.last + self.every - now, self.paid - now)
+
+    def wrote(self, size: int, now: float) -> None:
+        self.last = now
+        self.paid = max(self.paid, now) + self.interval(size)
+
+    def interval(self, size: int) -> float:
+        """Seconds between two checkpoints of that size that the limit allows."""
+        return size * DAY / self.bytes_a_day
+
+
 class Saver:
     """Saves in a thread of its own, one at a time, from copies: whoever saves goes on with other things meanwhile.
 
-        saver.begin(state, files, then)     # returns at once
+        saver.begin(state, files)     # returns at once
         …
-        saver.settle()                      # before anything that must not outlive the loss of what is being saved
+        saver.settle()                # before anything that must not outlive the loss of what is being saved
     """
 
     def __init__(self, checkpoints: Checkpoints) -> None:
         self._checkpoints = checkpoints
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._begun: tuple[Callable[[], None], Future[None]] | None = None
+        self._begun: tuple[partial[Path], Future[Path]] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -155,14 +192,19 @@ class Saver:
         """Wait for the save under way. Its failure is for `settle` to tell: who leaves without it has a worse one to tell already."""
         self._thread.shutdown()
 
-    def begin(self, state: RunState, files: Sequence[tuple[str, Content]], then: Callable[[], None]) -> None:
-        """Save, once the save before is settled; raises what that raises. then: called when it is durable, in the thread that saved."""
+    def begin(self, state: RunState, files: Sequence[tuple[str, Content]]) -> None:
+        """Save, once the save before is settled; raises what that raises."""
         self.settle()
-        save = partial(self._save, state, files, then)
+        save = partial(self._checkpoints.save, state, files)
         self._begun = save, self._thread.submit(save)
 
+    @property
+    def over(self) -> bool:
+        """Whether a save was begun whose end nobody has looked at. `settle` then does not wait."""
+        return self._begun is not None and self._begun[1].done()
+
     def settle(self) -> None:
-        """Return when the save begun last is durable and its `then` was called. Where it failed it is tried again, here and at each call.
+        """Return when the save begun last is durable. Where it failed it is tried again, here and at each call.
 
         Raises DiskFull or CheckpointRefused where it fails again.
         """
@@ -176,19 +218,15 @@ class Saver:
             raise failure
         self._begun = None
 
-    def _save(self, state: RunState, files: Sequence[tuple[str, Content]], then: Callable[[], None]) -> None:
-        self._checkpoints.save(state, files)
-        then()
-
 
 def _name(round_number: int) -> str:
     return f"round-{round_number:08d}"
 
 
-def _write(path: Path, content: Content) -> dict[str, int | str]:
+def _write(path: Path, content: Content) -> dict[str, Any]:
     """Its line of the manifest."""
     path.write_bytes(content)
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"bytes": memoryview(content).nbytes, "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _verify(folder: Path) -> None:

@@ -44,7 +44,6 @@ class RoundConfig(_Section):
     max_age: Annotated[int, Field(ge=1, le=1000)] = 2  # our own rounds since an external rollout was heard; older ones are forgotten
     rounds: Annotated[int, Field(ge=0)] = 0  # stop after so many; 0: go on for ever
     pace: Annotated[float, Field(ge=0, le=86_400)] = 0.0  # seconds a round takes at least: leaves the machine to others
-    checkpoint_every: Annotated[int, Field(ge=1)] = 1  # rounds
 
 
 class GenerateConfig(_Section):
@@ -108,6 +107,11 @@ class WorkersConfig(_Section):
     apart: Literal["auto", "on"] = "auto"  # on: the generator in a process of its own also where there is one of each
 
 
+class CheckpointConfig(_Section):
+    every: Annotated[float, Field(ge=0, le=86_400)] = 60.0  # seconds: what kill -9 loses at most
+    gigabytes_a_day: Annotated[float, Field(gt=0, le=10**6)] = 50.0  # of 10^9 bytes: where they would write more, they come less often
+
+
 class SwarmConfig(_Section):
     name: Annotated[
         str,
@@ -141,6 +145,7 @@ class NodeConfig(_Section):
     replay: ReplayConfig = ReplayConfig()
     gate: GateConfig = GateConfig()
     workers: WorkersConfig = WorkersConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # None: drawn at the first start and kept with the state
@@ -159,6 +164,7 @@ FLAGS: Mapping[str, str] = {  # the flags of `swarmd join`, without the hyphens,
     "pace": "round.pace",
     "seed": "seed",
 }
+RENAMED: Mapping[str, str] = {"round.checkpoint_every": "checkpoint.every, which is in seconds"}  # said, never translated
 NOT_KEYS = frozenset({"SWARMD_CONFIG", "SWARMD_STATE_DIR"})  # which file, which folder: the command line's own
 MAX_FILE = 1024 * 1024  # bytes
 _SHOWN = 40  # mistakes; a file with more is not a configuration
@@ -319,7 +325,8 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> It
         if key is None and variable.startswith("SWARMD_JUDGE_"):
             continue  # `swarmd-judge`'s own; both may run in one environment
         if key is None:
-            mistakes.append(f"{printable(variable)}: no such variable{nearest(variable, known)}")
+            old = next((name for name in RENAMED if variable == f"SWARMD_{name.replace('.', '_').upper()}"), None)
+            mistakes.append(f"{printable(variable)}: " + (_gone(old) if old else f"no such variable{nearest(variable, known)}"))
         elif key in named and named[key].value != _parsed(key, text):
             mistakes.append(f"{variable}: {key}: {named[key].origin} sets it otherwise. Set one of the two.")
         else:
@@ -350,6 +357,9 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
 
 def _acceptable(given: _Given, mistakes: list[str]) -> bool:
     field = keys().get(given.key)
+    if given.key in RENAMED:
+        mistakes.append(f"{given.origin}: {given.key}: {_gone(given.key)}")
+        return False
     if field is None:
         meant = FLAGS.get(given.key.rpartition(".")[2])  # a flag's name where its key's should stand
         hint = f"; did you mean {meant}?" if meant else nearest(given.key, [*keys(), *NodeConfig.model_fields])
@@ -366,6 +376,10 @@ def _acceptable(given: _Given, mistakes: list[str]) -> bool:
             mistakes.append(f"{given.origin}: {key}: expected {wanted}, found {shown(found)}{why}")
         return False
     return True
+
+
+def _gone(key: str) -> str:
+    return f"no longer a key; set {RENAMED[key]}"
 
 
 def _frozen(value: Any) -> Any:

@@ -97,7 +97,7 @@ class Daemon:
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
-        self.status.rewards.extend(line["reward_mean"] for line in read_metrics(folder / METRICS_FILE))
+        self.status.replay(read_metrics(folder / METRICS_FILE))
         self.lookout = Lookout(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk)
         self._judge = partial(Evaluation, identity=self.identity, curriculum_digest=curriculum.digest)
         named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
@@ -195,6 +195,9 @@ class Daemon:
                 self._trainer_ready(message)
             case link.RoundDone():
                 self._round_done(message)
+            case link.Note(text):
+                self.view.talk(text)
+                log.info("%s", text)
             case link.Answer(question_id, text, ended):
                 if self.evaluation is not None and self._nursery is not None:
                     self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
@@ -213,7 +216,7 @@ class Daemon:
             self._mute = False
 
     def _trainer_ready(self, ready: link.Ready) -> None:
-        self.status.model, self.status.round = ready.model, ready.round
+        self.status.resumed(ready)
         self._behind = ready.round
         for note in ready.notes:
             self.view.talk(note)
@@ -231,7 +234,8 @@ class Daemon:
             remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough
             self._advised.add(reason)
             self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
-        if self.evaluation is not None and self._nursery is not None and done.line["round"] % self.config.judge.every == 0:
+        judged = done.affordable and done.line["round"] % self.config.judge.every == 0  # what is judged is saved first
+        if judged and self.evaluation is not None and self._nursery is not None:
             self._nursery.start_soon(self.evaluation.ask, done.line["round"], self.config.model.name)
 
     def _bury(self, death: Death) -> None:
@@ -305,7 +309,7 @@ class Daemon:
         return {"schema": 1, "stopping": True}
 
     def _stop(self, why: str) -> None:
-        self.status.say("stopping", f"{why}; finishing the round in hand", "wait, or press Ctrl-C again to leave at once")
+        self.status.say("stopping", f"{why}; finishing the round in hand", "wait, or press Ctrl-C again to leave at once, without saving")
         self.view.talk(f"{why}: finishing the round in hand, then saving and leaving")
         self.child.stop()
 

@@ -128,6 +128,14 @@ class RoundDone(_Message, frozen=True):
     line: dict[str, Any]  # the line of metrics.jsonl
     authors: dict[str, list[Any]]  # author -> [its round, its model], as it says itself
     verifier_pid: int | None
+    saved: int = 0  # rounds in a checkpoint
+    affordable: bool = True  # a checkpoint may be written now, as an answer to the judge needs
+
+
+class Note(_Message, frozen=True):
+    """Something the operator should read once."""
+
+    text: str
 
 
 class Answer(_Message, frozen=True):
@@ -148,7 +156,7 @@ class Stopped(_Message, frozen=True):
 
 
 ToTrainer = Start | Received | News | Question | Judged | Pause | Resume | Stop
-ToDaemon = Publish | Hold | Report | Vouch | State | Ready | RoundDone | Answer | Failed | Stopped
+ToDaemon = Publish | Hold | Report | Vouch | State | Ready | RoundDone | Note | Answer | Failed | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)

@@ -17,8 +17,8 @@ from typing import Any
 
 from p2p.types import PeerId
 from swarmd import link
-from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState, Saver
-from swarmd.config import NodeConfig
+from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState, Saver, Timetable
+from swarmd.config import CheckpointConfig, NodeConfig
 from swarmd.crew import Crew, check_workers, for_trainer, free_for_trainer, is_apart, open_crew
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
@@ -59,8 +59,11 @@ class Trainer:
     saver: Saver
     metrics: MetricsFile
     round: int  # rounds behind us
+    timetable: Timetable
     saved: int  # of them in a checkpoint, or on the way there
-    save_seconds: float = 0.0  # what the last save took out of the loop
+    durable: int  # of them in a checkpoint
+    save_seconds: float = 0.0  # what saves took out of the loop since the last round
+    slowed: bool = False  # that checkpoints come less often than configured has been said
     crew: Crew | None = None  # where others generate or train beside us (`[workers]`)
     waited: float = 0.0  # seconds for their rollouts, since the last round
 
@@ -76,11 +79,9 @@ class Trainer:
                 continue
             begun = time.monotonic()
             self._one_round()
-            self._answer_judge()
+            self._attend()
             self._rest(begun + self.config.round.pace)
-        if self.saved < self.round:
-            self._save(lambda: None)
-        self.settle()
+        self._save_all()
         self.link.tell(link.Stopped(self.round))
 
     def _one_round(self) -> None:
@@ -110,15 +111,12 @@ class Trainer:
             gamma=gamma,
             workers=self.crew.figures(time.monotonic()) if self.crew else None,
         )
-        self.waited = 0.0
-        # The line first: after a kill between the two, the resumed run drops it and writes it again. No round is missing or there twice.
+        self.waited, self.save_seconds = 0.0, 0.0
+        # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again. None is missing or double.
         self._insist(partial(self.metrics.append, line))
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
-        done = partial(self.link.tell, link.RoundDone(line, authors, self.verifier.pid))
-        if self.round % self.config.round.checkpoint_every == 0:
-            self._save(done)
-        else:
-            done()
+        affordable = self.timetable.affordable(time.monotonic())
+        self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable))
 
     def _supplied(self) -> bool:
         """Whether there is something to train on. Waits a moment for generators beside us where there is not, or not enough.
@@ -133,27 +131,55 @@ class Trainer:
         there = self.crew.generators.wait(0 if reuse else self.config.round.local, PATIENCE)
         self.waited += time.monotonic() - begun
         if not there:
-            self._answer_judge()
+            self._attend()
         return there
 
     def _let_generators(self, rest: bool) -> None:
         if self.crew is not None:
             self.crew.generators.rest(rest)
 
-    def _save(self, then: Callable[[], None]) -> None:
-        """Begin to save; then: called when it is durable. A large policy is saved before this returns: no second copy of it in memory."""
+    def _attend(self) -> None:
+        """Between rounds, and wherever the loop waits: save what is due, answer the judge."""
+        if self.saver.over:
+            self._settle()
+        if self.saved < self.round and self.timetable.due(time.monotonic()):
+            self._save()
+        self._answer_judge()
+
+    def _save(self) -> None:
+        """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
         begun = time.perf_counter()
+        self._insist(self.metrics.sync)  # no round of a checkpoint is without its line, power cuts included
         state = run_state(self.round, self.seed, self.node)
         if self.policy.state_bytes <= COPIED:
-            self.saver.begin(state, tuple(self.policy.files()), then)
+            self._insist(partial(self.saver.begin, state, tuple(self.policy.files())))
+            self.durable = self.saved  # the one before
         else:
             self._insist(lambda: self.checkpoints.save(state, self.policy.files()))
-            then()
-        self.saved, self.save_seconds = self.round, time.perf_counter() - begun
+            self.durable = self.round
+        size = max(self.policy.state_bytes, self.checkpoints.size)
+        self.timetable.wrote(size, time.monotonic())
+        self._say_when_slower(size)
+        self.saved = self.round
+        self.save_seconds += time.perf_counter() - begun
 
-    def settle(self) -> None:
-        """Return when all that was saved is durable. A round asks for it before it says anything of itself."""
+    def _save_all(self) -> None:
+        """Return when every round behind us is in a checkpoint."""
+        if self.saved < self.round:
+            self._save()
+        self._settle()
+
+    def _settle(self) -> None:
+        begun = time.perf_counter()
         self._insist(self.saver.settle)
+        self.durable = self.saved
+        self.save_seconds += time.perf_counter() - begun
+
+    def _say_when_slower(self, size: int) -> None:
+        interval, limits = self.timetable.interval(size), self.config.checkpoint
+        if interval > limits.every and not self.slowed:
+            self.slowed = True
+            self.link.tell(link.Note(slower(size, interval, limits)))
 
     def _insist(self, write: Callable[[], object]) -> None:
         """A full disk pauses the run until there is room, or until it is told to stop: then it ends with the last whole checkpoint."""
@@ -174,12 +200,12 @@ class Trainer:
     def _answer_judge(self) -> None:
         question = self.link.question()
         if question is not None:
-            self.settle()  # the judge's figure is that of weights which cannot be lost
+            self._save_all()  # the judge's figure is that of weights which cannot be lost
             answer = self.policy.answer(question.text)
             self.link.tell(link.Answer(question.id, answer.text, answer.ended))
 
     def _pause(self) -> None:
-        self.settle()
+        self._save_all()
         self._let_generators(rest=True)
         self.link.tell(link.State("paused", "you paused it", "swarmd resume"))
         while self.link.paused and not self.link.stopping:
@@ -192,8 +218,9 @@ class Trainer:
         """Leave the machine to others for what is left of the round's pace."""
         while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
             self._let_generators(rest=True)
-            self.link.wait(left)
-            self._answer_judge()
+            unsaved = self.saved < self.round
+            self.link.wait(min(left, self.timetable.until_due(time.monotonic())) if unsaved else left)
+            self._attend()
         self._let_generators(rest=False)
 
 
@@ -215,8 +242,10 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         behind, notes = resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         daemon.tell(link.Ready(dict(policy.description), behind, notes))
-        trainer = Trainer(config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, behind)
-        node.settle = trainer.settle
+        timetable = Timetable(config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic())
+        trainer = Trainer(
+            config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, timetable, behind, behind
+        )
         with _open_crew(config, policy, start.seed, state_dir, node) as trainer.crew:
             yield trainer
 
@@ -287,6 +316,14 @@ def _put_up_gate(node: Node, config: NodeConfig) -> None:
         node.gate = Gate(config.gate.margin)
         remember = partial(node.pool.remember, logprobs=node.remember) if node.remember else None
         node.sample = Gated(node.sample, node.gate, node.pool, node.me, node.policy.logprobs, remember)
+
+
+def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
+    """That checkpoints come less often than configured, why, and what to change."""
+    return (
+        f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.0f} min, not every {limits.every:g} s, so that a day "
+        f"writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what came since. Raise checkpoint.gigabytes_a_day to save more often."
+    )
 
 
 def with_waiting(report: RoundReport, waited: float) -> RoundReport:

@@ -40,7 +40,6 @@ class Node:
     external: int = 4  # J
     completions: int = 8  # L
     schedule: Schedule = field(default_factory=Schedule)  # updates a round; one, unless replay is on
-    settle: Callable[[], None] = lambda: None  # returns when all that was saved is durable
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
     generators: Answers | None = None  # None: a round generates its own answers
     useless: Useless = field(default_factory=Useless)  # whose rollouts teach us nothing
@@ -54,8 +53,6 @@ def run_round(t: int, node: Node) -> RoundReport:
     with watch("score"):
         local = _score_own(t, node, tasks, answers)
 
-    with watch("checkpoint"):
-        node.settle()  # what we now say of this round must not outlive the loss of the one before
     with watch("share"):
         # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for their rewards are the same.
         node.swarm.share([s.rollout for s in local if s.informative], t)
@@ -152,7 +149,7 @@ class _Stopwatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.seconds = dict.fromkeys(("generate", "score", "checkpoint", "share", "collect", "train"), 0.0)
+        self.seconds = dict.fromkeys(("generate", "score", "share", "collect", "train"), 0.0)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

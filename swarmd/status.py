@@ -28,6 +28,7 @@ class StatusBoard:
         self.started_at = time.time()
         self.model: Mapping[str, Any] = {"name": config.model.name}
         self.round = 0
+        self.saved = 0  # rounds in a checkpoint: kill -9 loses those after it
         self.verifier_pid: int | None = None
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
@@ -37,7 +38,19 @@ class StatusBoard:
     def say(self, state: str, cause: str, remedy: str) -> None:
         self.state, self.cause, self.remedy = state, cause, remedy
 
+    def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """The rounds of earlier lives, from metrics.jsonl."""
+        self.rewards.extend(line["reward_mean"] for line in lines)
+        self.round = lines[-1]["round"] if lines else 0
+
+    def resumed(self, ready: link.Ready) -> None:
+        """The trainer is there. Rounds that were lost with the one before it are run again."""
+        for _ in range(min(self.round - ready.round, len(self.rewards))):
+            self.rewards.pop()
+        self.model, self.round, self.saved = ready.model, ready.round, ready.round
+
     def round_done(self, done: link.RoundDone) -> None:
+        self.saved = done.saved
         self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
         self.rewards.append(done.line["reward_mean"])
         if done.line.get("kl") is not None:  # not every update measures it
@@ -72,6 +85,7 @@ class StatusBoard:
             "state_dir": str(self.folder),
             "round": self.round,
             "rounds": self.config.round.rounds or None,
+            "saved": self.saved,
             "last": self.last,
             "rewards": list(self.rewards),
             "kl": self.kl,

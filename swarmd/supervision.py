@@ -16,7 +16,7 @@ from swarmd import link
 
 log = logging.getLogger(__name__)
 
-HOPELESS = 5  # deaths in a row without a finished round between them
+HOPELESS = 5  # deaths in a row without a new round between them
 LONGEST_BACKOFF = 60.0  # seconds
 
 
@@ -25,7 +25,7 @@ class Death:
     """How a trainer ended that was not told to."""
 
     cause: str
-    deaths: int  # in a row, without a finished round between them
+    deaths: int  # in a row, without a new round between them
 
     @property
     def backoff(self) -> float:
@@ -49,6 +49,7 @@ class TrainerChild:
         self.finished = False
         self._stopping = False
         self._deaths = 0
+        self._furthest = 0  # the last round finished in any life
         self._outbox = link.Outbox()
         self._wake = trio.Event()
 
@@ -63,7 +64,7 @@ class TrainerChild:
         self.tell(link.Stop())
 
     def kill(self) -> None:
-        """At once. At most the round in hand is lost."""
+        """At once. The rounds since the last checkpoint are lost."""
         self._stopping = True
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -78,7 +79,7 @@ class TrainerChild:
             self._deaths += 1
             death = Death(_cause(status, self.log_file), self._deaths)
             if self._deaths >= HOPELESS:
-                self.failed = link.Failed(f"the trainer died {self._deaths} times in a row without finishing a round: {death.cause}", 1)
+                self.failed = link.Failed(f"the trainer died {self._deaths} times in a row without finishing a new round: {death.cause}", 1)
                 return
             self.on_death(death)
             await trio.sleep(death.backoff)
@@ -124,8 +125,8 @@ class TrainerChild:
 
     def _note(self, message: link.ToDaemon) -> None:
         match message:
-            case link.RoundDone():
-                self._deaths = 0
+            case link.RoundDone() if message.line["round"] > self._furthest:  # not one that was lost and is run again
+                self._furthest, self._deaths = message.line["round"], 0
             case link.Failed():
                 self.failed = message
             case link.Stopped():

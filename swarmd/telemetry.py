@@ -37,17 +37,15 @@ def metrics_line(
     """One line of metrics.jsonl (docs/metrics.md).
 
     time: seconds since the epoch at the round's end. judge: `{"score", "n"}` of the last evaluation, or None.
-    checkpoint_seconds: what the save of the round before took out of the loop at its end; with what this round waited for that save before
-    it could share, it is the line's `seconds.checkpoint`. Its own save comes after the line.
+    checkpoint_seconds: what saves took out of the loop since the line before: the line's `seconds.checkpoint`.
     pool_external_share: of the pool, 0..1. mu: what generating a rollout cost over what training on one did; gamma: the round's cost over
     that of one that generates all it trains on. workers: how those beside the trainer stand. A figure that is not a finite number is
     written as null.
     """
-    checkpoint = checkpoint_seconds + report.seconds.get("checkpoint", 0.0)
     line = {
         "round": report.round,
         "time": time,
-        "seconds": {**{stage: report.seconds.get(stage, 0.0) for stage in _STAGES}, "checkpoint": checkpoint},
+        "seconds": {**{stage: report.seconds.get(stage, 0.0) for stage in _STAGES}, "checkpoint": checkpoint_seconds},
         "tokens": {"generated": report.tokens_generated, "trained": report.update.tokens},
         "generated": report.generated,
         "local": report.local,
@@ -110,6 +108,13 @@ class MetricsFile:
         if written < len(data):
             os.ftruncate(self._file, before)
             raise CannotRecord(f"{self.path}: the disk is full. Free some space and start the node again.")
+
+    def sync(self) -> None:
+        """Return when all lines are durable. Raises CannotRecord."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise _cannot(self.path, error) from None
 
     def close(self) -> None:
         if self._file >= 0:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from swarmd import control
 from swarmd.errors import SwarmdError
-from swarmd.lab.processes import LabFailed, LocalNode, local_swarm
+from swarmd.lab.processes import LabFailed, LocalNode, checkpoints, local_swarm
 
+CHECKPOINT = 5.0  # seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
 LOOK = 0.1  # seconds between two looks
 PATIENCE = 120.0  # seconds for anything to happen
 
@@ -41,7 +42,7 @@ def churn(folder: Path, kills: int, seed: int = 0, nodes: int = 3, pace: float =
     """Start a swarm on the tiny model, kill `kills` times, wait for the recovery each time."""
     rng = random.Random(seed)
     done = []
-    with local_swarm(folder, nodes, ["--model", "tiny", "--pace", str(pace)]) as swarm:
+    with local_swarm(folder, nodes, ["--model", "tiny", "--pace", str(pace)], checkpoints(CHECKPOINT)) as swarm:
         for node in swarm:
             node.start()
         for node in swarm:

@@ -15,9 +15,10 @@ from rich.table import Table
 
 from swarmd.errors import SwarmdError
 from swarmd.lab.figures import Curve, draw_rewards
-from swarmd.lab.processes import LabFailed, LocalNode, local_judge, local_swarm
+from swarmd.lab.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
 PACE = 2.5  # seconds a round takes at least, so that the others are still there when the killed node is back
+CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two
 PATIENCE = 120.0  # seconds without any node finishing a round before the demo gives up
 LOOK = 0.25  # seconds between two looks
 
@@ -65,7 +66,7 @@ def run(nodes: int = 3, rounds: int = 30, out: Path | None = None, json_output: 
     talk.print(f"{nodes} nodes and a judge on this machine, {rounds} rounds each; everything is kept in {folder}", soft_wrap=True)
     with local_judge(folder) as judge_url:
         options = ["--model", "tiny", "--judge", judge_url, "--rounds", str(rounds), "--pace", str(PACE)]
-        with local_swarm(folder, nodes, options) as swarm:
+        with local_swarm(folder, nodes, options, checkpoints(CHECKPOINT)) as swarm:
             stories = [Story(node) for node in swarm]
             for node in swarm:
                 node.start()

@@ -22,6 +22,11 @@ from swarmd.telemetry import read_metrics
 TERM_PATIENCE = 60.0  # seconds a process has to leave when it is asked to
 
 
+def checkpoints(every: float) -> dict[str, str]:
+    """Variables for a node with a checkpoint each so many seconds, however much that writes: for runs of minutes, with kills."""
+    return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
+
+
 class LabFailed(SwarmdError):
     """A process of the local swarm did not do what it should."""
 
@@ -36,6 +41,7 @@ class LocalNode:
     folder: Path
     command: Sequence[str]
     peer_id: str
+    variables: dict[str, str]  # of its environment: settings that have no flag
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,9 +58,8 @@ class LocalNode:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}
-            )
+            environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     def kill(self) -> None:
         """SIGKILL, as when the power goes."""
@@ -85,8 +90,10 @@ class LocalNode:
 
 
 @contextlib.contextmanager
-def local_swarm(folder: Path, nodes: int, options: Sequence[str] = ()) -> Iterator[list[LocalNode]]:
-    """`nodes` nodes of one new swarm, not yet started, ended when the context is left. `options` go to each `swarmd join`.
+def local_swarm(
+    folder: Path, nodes: int, options: Sequence[str] = (), variables: dict[str, str] | None = None
+) -> Iterator[list[LocalNode]]:
+    """`nodes` nodes of one new swarm, not yet started, ended when the context is left. `options` and `variables` go to each `swarmd join`.
 
     Keys and ports are made first, so that each node can be given the addresses of all the others.
     """
@@ -102,7 +109,7 @@ def local_swarm(folder: Path, nodes: int, options: Sequence[str] = ()) -> Iterat
         command = [sys.executable, "-m", "swarmd", "join", "--swarm", name, "--listen", address]
         command += ["--seed", str(number), "--state-dir", str(path), *options]
         command += [word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)]
-        swarm.append(LocalNode(number, path, command, identity.peer_id))
+        swarm.append(LocalNode(number, path, command, identity.peer_id, variables or {}))
     try:
         yield swarm
     finally:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from p2p.types import PeerId
-from swarmd.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState
+from swarmd.checkpoint import DAY, CheckpointRefused, Checkpoints, DiskFull, RunState, Timetable
 from swarmd.errors import SwarmdError
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -26,6 +26,32 @@ def state(number: int) -> RunState:
 
 def policy(text: str = "weights") -> list[tuple[str, bytes]]:
     return [("policy.bin", text.encode())]
+
+
+def test_a_checkpoint_is_due_each_interval() -> None:
+    timetable = Timetable(60, 50e9, last=1000.0)
+    assert not timetable.due(1059.9) and timetable.due(1060.0) and timetable.until_due(1000.0) == 60
+    timetable.wrote(10_000_000, 1065.0)
+    assert timetable.until_due(1065.0) == 60 and timetable.affordable(1065.0 + timetable.interval(10_000_000))
+
+
+def test_large_ones_come_less_often() -> None:
+    timetable = Timetable(60, 50e9, last=0.0)
+    timetable.wrote(6_000_000_000, 60.0)
+    assert timetable.until_due(60.0) == pytest.approx(6 / 50 * DAY) and not timetable.due(3600.0)
+
+
+def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
+    """A judge that asks whenever a checkpoint is affordable, and a pause each hour besides."""
+    size, now, written = 100_000_000, 0.0, 0
+    timetable = Timetable(60, 50e9, last=0.0)
+    while now < DAY:
+        asked = timetable.affordable(now) or now % 3600 == 0
+        for _ in range(timetable.due(now) + asked):
+            timetable.wrote(size, now)
+            written += size
+        now += 10
+    assert 0.9 * 50e9 < written <= 50e9 + 3 * size
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:

@@ -286,6 +286,21 @@ def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
     assert all(r.replays_mean == 0 and r.external <= 2 for r in reports)
 
 
+def test_rounds_that_are_run_again_harm_nobody(verifier: Verifier, tmp_path: Path) -> None:
+    """An author lost two rounds to a kill and shares the same again: nothing is refused, nobody is blamed, nothing is taken in twice."""
+    swarm = MemorySwarm()
+    listener, _, member = join(swarm, 1, verifier, config(max_age=8))
+    author, policy, _ = join(swarm, 2, verifier, config(external=0))
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(run_state(0, 2, author), policy.files())
+    first = [report for t in (1, 2) if (run_round(t, author), report := run_round(t, listener))]
+    assert resume(checkpoints, author, policy)[0] == 0
+    again = [report for t in (1, 2) if (run_round(t, author), report := run_round(t + 2, listener))]
+    assert sum(report.pool_fresh for report in first) > 0 and [report.pool_fresh for report in again] == [0, 0]
+    assert all(report.rejected == {} for report in [*first, *again])
+    assert member.rejected == {} and member.score(author.me) == 0
+
+
 def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_path: Path) -> None:
     """The checkpoint holds all a round depends on: weights, optimizer, every random state, the pool."""
 

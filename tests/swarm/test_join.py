@@ -18,6 +18,7 @@ import torch
 from p2p.engines.p2pd import missing
 from swarmd import control
 from swarmd.checkpoint import Checkpoints
+from swarmd.lab.processes import checkpoints
 from swarmd.telemetry import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
@@ -89,7 +90,8 @@ def test_a_run_cut_in_two_is_the_run_that_was_not(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_said_and_the_older_one_used(tmp_path: Path) -> None:
-    assert join(tmp_path, "--rounds", "3").returncode == 0
+    words = ["join", *COMMON, "--state-dir", str(tmp_path), "--rounds", "3"]
+    assert swarmd(*words, **checkpoints(every=0)).returncode == 0
     newest = tmp_path / "checkpoints" / "round-00000003"
     weights = max(newest.glob("*.safetensors"), key=lambda p: p.stat().st_size)
     content = bytearray(weights.read_bytes())
