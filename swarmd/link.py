@@ -286,11 +286,23 @@ class TrainerLink:
         with self._changed:
             return self._questions.popleft() if self._questions else None
 
-    def wait(self, seconds: float) -> None:
-        """Until the daemon says something that matters to the loop, or the time is over."""
+    @property
+    def waiting(self) -> int:
+        """Envelopes that `received` would return."""
+        with self._changed:
+            return len(self._envelopes)
+
+    def wait(self, seconds: float, *, envelopes: bool = False) -> None:
+        """Until the daemon says something that matters to the loop, or the time is over. envelopes: these matter, too."""
         with self._changed:
             paused, stopping = self.paused, self.stopping
-            self._changed.wait_for(lambda: self.stopping != stopping or self.paused != paused or bool(self._questions), seconds)
+            self._changed.wait_for(
+                lambda: self.stopping != stopping
+                or self.paused != paused
+                or bool(self._questions)
+                or (envelopes and len(self._envelopes) > 0),
+                seconds,
+            )
 
     def close(self, seconds: float = 5.0) -> None:
         """Write out what waits, within `seconds`."""

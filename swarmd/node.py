@@ -40,6 +40,7 @@ from swarmd.types import RoundReport
 log = logging.getLogger(__name__)
 
 RETRY_FULL_DISK = 10.0  # seconds
+LONGEST_WAIT = 60.0  # seconds in a wait that the daemon can end at any moment
 PATIENCE = 0.1  # seconds without a look at what the daemon wants, while waiting for generators
 COPIED = 2**28  # bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before it
 
@@ -63,6 +64,7 @@ class Trainer:
     saved: int  # of them in a checkpoint, or on the way there
     durable: int  # of them in a checkpoint
     save_seconds: float = 0.0  # what saves took out of the loop since the last round
+    starved: bool = False  # waiting for others' rollouts has been said
     slowed: bool = False  # that checkpoints come less often than configured has been said
     crew: Crew | None = None  # where others generate or train beside us (`[workers]`)
     waited: float = 0.0  # seconds for their rollouts, since the last round
@@ -70,7 +72,7 @@ class Trainer:
     def run(self) -> None:
         """Round after round, until the limit is reached or the daemon says stop; then save and leave."""
         limit = self.config.round.rounds
-        self.link.tell(link.State("training"))
+        self._say_training()
         while not self.link.stopping and not (limit and self.round >= limit):
             if self.link.paused:
                 self._pause()
@@ -124,6 +126,8 @@ class Trainer:
         With replay the pool will do, and nobody ever waits for anybody; without it, and while the guard lets reuse rest, a round has as
         many rollouts of our own as in one process.
         """
+        if self.config.round.local == 0:
+            return self._others_are_here()
         if self.crew is None:
             return True
         reuse = self.config.replay.mode == "on" and not self.node.schedule.resting and any(s.informative for s in self.node.pool)
@@ -133,6 +137,30 @@ class Trainer:
         if not there:
             self._attend()
         return there
+
+    def _others_are_here(self) -> bool:
+        """Whether others' rollouts can make a round, where we ask nothing ourselves. Waits for them where they cannot."""
+        self.node.pool.forget(self.round + 1)
+        reuse = self.config.replay.mode == "on"
+        if self.link.waiting or any(kept.scored.informative and (reuse or not kept.uses) for kept in self.node.pool.kept()):
+            if self.starved:
+                self._say_training()
+            return True
+        if not self.starved:
+            self.starved = True
+            remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
+            self.link.tell(link.State("waiting", "it waits for others' rollouts: round.local is 0, so there are none of its own", remedy))
+        self.link.wait(self._until_save(LONGEST_WAIT), envelopes=True)
+        self._attend()
+        return False
+
+    def _say_training(self) -> None:
+        self.starved = False
+        self.link.tell(link.State("training"))
+
+    def _until_save(self, seconds: float) -> float:
+        """How long the loop may wait: `seconds`, or less where a checkpoint is due before."""
+        return min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
 
     def _let_generators(self, rest: bool) -> None:
         if self.crew is not None:
@@ -194,7 +222,7 @@ class Trainer:
                 self.link.wait(RETRY_FULL_DISK)
             else:
                 if attempt:
-                    self.link.tell(link.State("training"))
+                    self._say_training()
                 return
 
     def _answer_judge(self) -> None:
@@ -209,17 +237,16 @@ class Trainer:
         self._let_generators(rest=True)
         self.link.tell(link.State("paused", "you paused it", "swarmd resume"))
         while self.link.paused and not self.link.stopping:
-            self.link.wait(60.0)
+            self.link.wait(LONGEST_WAIT)
             self._answer_judge()
         self._let_generators(rest=False)
-        self.link.tell(link.State("training"))
+        self._say_training()
 
     def _rest(self, until: float) -> None:
         """Leave the machine to others for what is left of the round's pace."""
         while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
             self._let_generators(rest=True)
-            unsaved = self.saved < self.round
-            self.link.wait(min(left, self.timetable.until_due(time.monotonic())) if unsaved else left)
+            self.link.wait(self._until_save(left))
             self._attend()
         self._let_generators(rest=False)
 

@@ -20,7 +20,10 @@ from swarmd.view import SMOOTH, counts, judge_words, model_words, number, peers_
 
 EVENTS = 6
 _NAMES = 9  # columns of the facts' names and the gap behind them
-_MARKS = {"training": "green", "starting": "cyan", "paused": "yellow", "restarting": "red", "stopping": "magenta"}
+_MARKS = {
+    "training": "green", "starting": "cyan", "paused": "yellow", "waiting": "yellow", "stuck": "red", "restarting": "red",
+    "stopping": "magenta",
+}  # fmt: skip
 _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
 
 

@@ -122,6 +122,8 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ('[swarm]\nname = "a\\nb"', r"found 'a\nb'"),
         ("[swarm]\njudge = ''", "node.toml:2: swarm.judge: unknown key; did you mean judge.url?"),
         ("local = 4", "node.toml:1: local: unknown key; did you mean round.local?"),
+        ("[round]\nlocal = 0\nexternal = 0", "round.local: expected above 0 where round.external is 0, found 0"),
+        ("[round]\nlocal = 0\n[swarm]\nengine = 'none'", 'round.local: expected above 0 where swarm.engine is "none", found 0'),
         (
             "[round]\ncheckpoint_every = 4",
             "node.toml:2: round.checkpoint_every: no longer a key; set checkpoint.every, which is in seconds",

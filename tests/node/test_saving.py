@@ -123,9 +123,11 @@ def test_a_mistake_of_ours_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
 
 
 @contextmanager
-def trainer_in(folder: Path, rounds: int, **checkpoint: float) -> Iterator[tuple[node.Trainer, socket.socket]]:
+def trainer_in(
+    folder: Path, rounds: int, local: int = 2, external: int = 0, **checkpoint: float
+) -> Iterator[tuple[node.Trainer, socket.socket]]:
     """A trainer as its process has it, and the daemon's end of its link."""
-    sections = {"round": {"local": 2, "external": 0, "rounds": rounds}, "checkpoint": checkpoint}
+    sections = {"round": {"local": local, "external": external, "rounds": rounds}, "checkpoint": checkpoint}
     config = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
     folder.mkdir(exist_ok=True)
     ours, theirs = socket.socketpair()

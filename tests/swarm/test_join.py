@@ -108,7 +108,7 @@ def test_status_peers_pause_resume_and_stop(running: subprocess.Popen[str], tmp_
     status = json.loads(swarmd("status", "--json", *state).stdout)
     assert status["schema"] == 1 and status["state"] == "training" and status["round"] >= 1 and status["peer_id"].startswith("12D3Koo")
     assert all(address.endswith(status["peer_id"]) for address in status["addresses"])
-    assert json.loads(swarmd("peers", "--json", *state).stdout) == {"schema": 1, "peers": []}
+    assert json.loads(swarmd("peers", "--json", *state).stdout)["peers"] == []
 
     assert swarmd("pause", *state).returncode == 0
     paused = until(tmp_path / "state", lambda s: s["state"] == "paused", running)
