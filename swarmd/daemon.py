@@ -44,6 +44,7 @@ from swarmd.status import StatusBoard
 from swarmd.supervision import Death, TrainerChild
 from swarmd.telemetry import read_metrics, set_up_logging
 from swarmd.view import View
+from swarmd.watchdog import Stuck
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class Daemon:
             choice=self.ration,
         )
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
-        self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury)
+        self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury, self._stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE))
         self.lookout = Lookout(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk)
@@ -104,6 +105,7 @@ class Daemon:
         self.seeker = Seeker(self.member, named) if config.judge.url == AUTO else None
         self.evaluation = self._judged_by(config.judge.url) if config.judge.url and self.seeker is None else None
         self._folder = folder
+        self._before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was said
         self._mute = False  # what could not be shared has been said
         self._behind: int | None = None  # rounds that the trainer has behind it; None: it has not said yet
@@ -244,6 +246,20 @@ class Daemon:
         self.status.say("restarting", f"the trainer was lost: {death.cause}", f"it starts again {wait}, from its last checkpoint")
         self.view.talk(f"the trainer was lost: {death.cause}; it starts again {wait}")
         log.warning("the trainer was lost: %s", death.cause)
+
+    def _stuck(self, stuck: Stuck | None) -> None:
+        """The trainer is stuck; None: it goes on, with what it did before."""
+        if stuck is None:
+            if self.status.state == "stuck":
+                self.status.say(*self._before)
+            self.view.talk("the trainer goes on")
+            log.info("the trainer goes on")
+            return
+        if self.status.state != "stuck":
+            self._before = self.status.state, self.status.cause, self.status.remedy
+            self.view.talk(f"stuck: {stuck.cause}; {stuck.remedy}")
+            log.warning("stuck: %s", stuck.cause)
+        self.status.say("stuck", stuck.cause, stuck.remedy)
 
     def _ask_trainer(self, question_id: str, text: str) -> None:
         self.child.tell(link.Question(question_id, text))

@@ -20,6 +20,7 @@ from p2p.fairqueue import FairQueue
 from p2p.types import Envelope, PeerId, Reason
 
 MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
+BEAT = 2.0  # seconds after which a trainer that has nothing to say says that it is alive
 FRAMES_WAITING = 1024  # in either direction
 _HEADER = struct.Struct(">I")
 
@@ -116,6 +117,10 @@ class State(_Message, frozen=True):
     remedy: str = ""
 
 
+class Alive(_Message, frozen=True):
+    """The process runs, whatever its loop does: said by the thread that writes."""
+
+
 class Ready(_Message, frozen=True):
     """The model is loaded and the run resumed; `round` rounds are behind us."""
 
@@ -156,7 +161,7 @@ class Stopped(_Message, frozen=True):
 
 
 ToTrainer = Start | Received | News | Question | Judged | Pause | Resume | Stop
-ToDaemon = Publish | Hold | Report | Vouch | State | Ready | RoundDone | Note | Answer | Failed | Stopped
+ToDaemon = Publish | Hold | Report | Vouch | State | Alive | Ready | RoundDone | Note | Answer | Failed | Stopped
 
 _encoder = msgspec.msgpack.Encoder()
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
@@ -352,11 +357,11 @@ class TrainerLink:
     def _write(self) -> None:
         while True:
             with self._written:
-                self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing)
+                self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing, BEAT)
                 message = self._outbox.take()
-            if message is None:
+            if message is None and self._closing:
                 return
             try:
-                self._socket.sendall(pack(message))
+                self._socket.sendall(pack(message or Alive()))
             except OSError:
                 return  # the reading thread sees the same end and acts on it

@@ -141,8 +141,7 @@ class Trainer:
     def _others_are_here(self) -> bool:
         """Whether others' rollouts can make a round, where we ask nothing ourselves. Waits for them where they cannot."""
         self.node.pool.forget(self.round + 1)
-        reuse = self.config.replay.mode == "on"
-        if self.link.waiting or any(kept.scored.informative and (reuse or not kept.uses) for kept in self.node.pool.kept()):
+        if self.link.waiting or any(scored.informative for scored in self.node.pool.snapshot()):
             if self.starved:
                 self._say_training()
             return True

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,14 +11,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import trio
 
 from swarmd import link
+from swarmd.watchdog import Stuck, Watchdog
 
 log = logging.getLogger(__name__)
 
 HOPELESS = 5  # deaths in a row without a new round between them
 LONGEST_BACKOFF = 60.0  # seconds
+LOOK = 1.0  # seconds between two looks at whether it is stuck
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,22 @@ class Death:
 class TrainerChild:
     """Runs `python -m swarmd.node` until it ends of its own accord, is told to stop, or dies too often.
 
-    `on_message` is called for every message, in order; `on_death` when it died and will be started again.
+    `on_message` is called for every message, in order; `on_death` when it died and will be started again; `on_stuck` when it is stuck
+    (then it is killed in the end), and with None when it goes on.
     """
 
     def __init__(
-        self, start: link.Start, log_file: Path, on_message: Callable[[link.ToDaemon], None], on_death: Callable[[Death], None]
+        self,
+        start: link.Start,
+        log_file: Path,
+        on_message: Callable[[link.ToDaemon], None],
+        on_death: Callable[[Death], None],
+        on_stuck: Callable[[Stuck | None], None] = lambda _: None,
+        watchdog: Watchdog | None = None,
     ) -> None:
-        self.start, self.log_file, self.on_message, self.on_death = start, log_file, on_message, on_death
+        self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = start, log_file, on_message, on_death, on_stuck
+        self._watchdog = watchdog or Watchdog()
+        self._stuck: Stuck | None = None
         self.pid: int | None = None
         self.restarts = 0
         self.failed: link.Failed | None = None
@@ -77,7 +90,8 @@ class TrainerChild:
             if self.finished or self._stopping or self.failed is not None:
                 return
             self._deaths += 1
-            death = Death(_cause(status, self.log_file), self._deaths)
+            cause = f"killed, for it was stuck: {self._stuck.cause}" if self._stuck is not None else _cause(status, self.log_file)
+            death = Death(cause, self._deaths)
             if self._deaths >= HOPELESS:
                 self.failed = link.Failed(f"the trainer died {self._deaths} times in a row without finishing a new round: {death.cause}", 1)
                 return
@@ -100,11 +114,12 @@ class TrainerChild:
                 start_new_session=True,  # Ctrl-C is the daemon's to hear; it tells the trainer
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )
-        self.pid = process.pid
+        self.pid, self._stuck = process.pid, None
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         try:
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, stream)
+                nursery.start_soon(self._watch, process.pid)
                 await self._read(stream)
                 nursery.cancel_scope.cancel()
             return await process.wait()
@@ -121,7 +136,22 @@ class TrainerChild:
             async for data in stream:
                 for message in unpacker.feed(data):
                     self._note(message)
+                    self._watchdog.heard(message)
                     self.on_message(message)
+
+    async def _watch(self, pid: int) -> None:
+        self._watchdog.started(trio.current_time())
+        while True:
+            await trio.sleep(LOOK)
+            stuck = self._watchdog.look(trio.current_time(), stopped=_is_stopped(pid))
+            if stuck != self._stuck:
+                self._stuck = stuck
+                self.on_stuck(stuck)
+            if stuck is not None and stuck.hopeless:
+                log.error("the trainer is killed: %s", stuck.cause)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                return
 
     def _note(self, message: link.ToDaemon) -> None:
         match message:
@@ -140,6 +170,13 @@ class TrainerChild:
                 while (message := self._outbox.take()) is not None:
                     await stream.send_all(link.pack(message))
                 await self._wake.wait()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def _cause(status: int, log_file: Path) -> str:

@@ -1,0 +1,96 @@
+"""Tells a trainer that is stuck from one that is slow. Pure.
+
+Two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its loop does (`link.Alive`): where it is
+silent, it is stopped, or the machine starves it. And rounds end: a loop that ends none for many times as long as its slowest of late hangs.
+
+Time is added up look by look, at most COUNTED seconds for each. So a daemon that was itself suspended or starved in between, with the
+machine, blames nobody for it.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from swarmd import link
+
+COUNTED: Final = 2.0  # seconds that one look may add
+_RECENT: Final = 20  # rounds
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds, and rounds as long as the slowest of late. Both have to be over."""
+
+    silent: float = 15.0  # of the process, until it is said
+    importing: float = 300.0  # the same before it has spoken for the first time: Python imports much
+    silent_end: float = 300.0  # until it is killed
+    hanging: float = 300.0  # without the end of a round, until it is said
+    hanging_end: float = 1800.0  # until it is killed
+    rounds: float = 5.0
+    rounds_end: float = 20.0  # of a loop that hangs while its process speaks
+
+
+@dataclass(frozen=True)
+class Stuck:
+    cause: str
+    remedy: str
+    hopeless: bool = False  # it is to be killed and started again
+
+
+class Watchdog:
+    """Of one daemon, over all lives of its trainer."""
+
+    def __init__(self, patience: Patience = Patience()) -> None:
+        self._patience = patience
+        self._rounds: deque[float] = deque(maxlen=_RECENT)  # seconds
+        self._looked = 0.0
+        self.started(0.0)
+
+    def started(self, now: float) -> None:
+        """A trainer's process begins."""
+        self._looked = now
+        self._silent = self._without_round = 0.0  # seconds
+        self._spoke = self._training = False
+
+    def heard(self, message: link.ToDaemon) -> None:
+        self._silent, self._spoke = 0.0, True
+        match message:
+            case link.State(state):
+                self._training, self._without_round = state == "training", 0.0
+            case link.RoundDone():
+                self._rounds.append(self._without_round)
+                self._without_round = 0.0
+
+    def look(self, now: float, *, stopped: bool = False) -> Stuck | None:
+        """Whether it is stuck now. To be called about once a second. stopped: the system says that its process is."""
+        passed, self._looked = min(COUNTED, max(0.0, now - self._looked)), now
+        self._silent += passed
+        if self._training:
+            self._without_round += passed
+        return self._silence(stopped) or self._hanging()
+
+    def _silence(self, stopped: bool) -> Stuck | None:
+        limits, slowest = self._patience, max(self._rounds, default=0.0)
+        if self._silent < (limits.silent if self._spoke or stopped else limits.importing):
+            return None
+        end = max(limits.silent_end, limits.rounds * slowest)
+        why = "it is stopped (SIGSTOP, a debugger)" if stopped else "it is stopped, or the machine is out of memory or overloaded"
+        how = "let it go on with `kill -CONT`" if stopped else "close other programs, or use a smaller model"
+        remedy = f"{how}; after {_minutes(end)} without a word it is killed and starts again"
+        return Stuck(f"the trainer's process does not answer: {why}", remedy, self._spoke and self._silent >= end)
+
+    def _hanging(self) -> Stuck | None:
+        limits, slowest = self._patience, max(self._rounds, default=0.0)
+        enough = max(limits.hanging, limits.rounds * slowest)
+        if not self._rounds or self._without_round < enough:
+            return None
+        end = max(limits.hanging_end, limits.rounds_end * slowest)
+        return Stuck(
+            f"no round has ended for over {_minutes(enough)}; the slowest of late took {slowest:.1f} s",
+            f"look into trainer.log; after {_minutes(end)} without a round it is killed and starts again",
+            self._without_round >= end,
+        )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"

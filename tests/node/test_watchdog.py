@@ -1,0 +1,140 @@
+"""A trainer that is stuck is told from one that is slow, from a paused one, and from a machine that slept."""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.identity import Identity
+from swarmd import link
+from swarmd.config import NodeConfig
+from swarmd.supervision import Death, TrainerChild
+from swarmd.watchdog import Patience, Stuck, Watchdog
+
+TRAINING, ALIVE, ROUND = link.State("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
+
+
+class Daemon:
+    """Looks each second; a message is heard at the second it stands at."""
+
+    def __init__(self) -> None:
+        self.dog, self.now = Watchdog(), 1000.0
+        self.dog.started(self.now)
+
+    def wait(self, seconds: float, every: float | None = None, says: Sequence[link.ToDaemon] = ()) -> Stuck | None:
+        """`says` is heard each `every` seconds. Returns the last look; stops at a hopeless one."""
+        found: Stuck | None = None
+        for second in range(round(seconds)):
+            if every is not None and second % every == 0:
+                for message in says:
+                    self.dog.heard(message)
+            self.now += 1
+            found = self.dog.look(self.now)
+            if found is not None and found.hopeless:
+                return found
+        return found
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    """Of a trainer whose rounds take 5 s."""
+    daemon = Daemon()
+    daemon.dog.heard(TRAINING)
+    assert daemon.wait(60, 5, [ALIVE, ROUND]) is None
+    return daemon
+
+
+def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(daemon: Daemon) -> None:
+    begun = daemon.now
+    shown = daemon.wait(60)
+    assert shown is not None and "does not answer" in shown.cause and "killed" in shown.remedy and not shown.hopeless
+    end = daemon.wait(3600)
+    assert end is not None and end.hopeless and 240 < daemon.now - begun <= 301
+    stopped = Daemon()
+    stopped.dog.heard(ALIVE)
+    stopped.wait(20)
+    told = stopped.dog.look(stopped.now, stopped=True)
+    assert told is not None and "SIGSTOP" in told.cause and "kill -CONT" in told.remedy
+
+
+def test_one_that_speaks_again_is_not_stuck(daemon: Daemon) -> None:
+    assert daemon.wait(60) is not None
+    assert daemon.wait(1, 1, [ALIVE]) is None
+
+
+def test_a_loop_that_hangs_while_its_process_speaks(daemon: Daemon) -> None:
+    assert daemon.wait(290, 2, [ALIVE]) is None
+    shown = daemon.wait(60, 2, [ALIVE])
+    assert shown is not None and "no round has ended for over 5 min; the slowest of late took 5.0 s" in shown.cause
+    begun = daemon.now
+    end = daemon.wait(7200, 2, [ALIVE])
+    assert end is not None and end.hopeless and daemon.now - begun > 1200
+
+
+def test_long_rounds_are_normal_where_rounds_are_long() -> None:
+    """Ten minutes each on a slow machine, one of them forty; the first takes an hour."""
+    daemon = Daemon()
+    daemon.dog.heard(TRAINING)
+    assert daemon.wait(3600, 2, [ALIVE]) is None
+    daemon.dog.heard(ROUND)
+    for minutes in (10, 10, 40, 10):
+        assert daemon.wait(60 * minutes, 2, [ALIVE]) is None
+        daemon.dog.heard(ROUND)
+
+
+@pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
+def test_who_is_not_training_ends_no_rounds(daemon: Daemon, state: str) -> None:
+    daemon.dog.heard(link.State(state, "because", "wait"))
+    assert daemon.wait(24 * 3600, 2, [ALIVE]) is None
+
+
+def test_a_machine_that_slept_or_a_daemon_that_was_starved_blames_nobody(daemon: Daemon) -> None:
+    for asleep in (8 * 3600, 400, -5):
+        daemon.now += asleep
+        assert daemon.dog.look(daemon.now) is None
+    daemon.dog.heard(ALIVE)
+    for _ in range(7):  # a machine that swaps: looks come a minute apart
+        daemon.now += 60
+        assert daemon.dog.look(daemon.now) is None
+
+
+def test_a_slow_start_is_not_silence() -> None:
+    daemon = Daemon()
+    assert daemon.wait(290) is None
+    late = daemon.wait(3600)
+    assert late is not None and not late.hopeless
+
+
+@pytest.mark.slow
+def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
+    """A real one: SIGSTOP, then nobody lets it go on."""
+    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}})
+    start = link.Start(config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1)
+    told: list[Stuck | None] = []
+    deaths: list[Death] = []
+
+    async def run() -> None:
+        done = trio.Event()
+
+        def heard(message: link.ToDaemon) -> None:
+            if not isinstance(message, link.RoundDone) or child.pid is None:
+                return
+            if deaths:
+                done.set()
+            elif not told:
+                os.kill(child.pid, signal.SIGSTOP)
+
+        dog = Watchdog(Patience(silent=2 * link.BEAT, silent_end=3 * link.BEAT, rounds=0))
+        child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(child.run)
+            with trio.fail_after(120):
+                await done.wait()
+            nursery.cancel_scope.cancel()
+
+    trio.run(run)
+    assert [stuck is not None and "SIGSTOP" in stuck.cause for stuck in told] == [True, True]
+    assert len(deaths) == 1 and "it was stuck" in deaths[0].cause
