@@ -39,7 +39,9 @@ app.add_typer(cli_plan.app, name="plan")
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        print(f"swarmd {_installed('swarmd')}")
+        from swarmd.telemetry import installed_version
+
+        print(f"swarmd {installed_version()}")
         raise typer.Exit
 
 
@@ -244,18 +246,11 @@ def demo(
 @app.command(epilog="Example: swarmd version --json")
 def version(as_json: AsJson = False) -> None:
     """Versions of swarmd and of what a report of a fault should name."""
+    from swarmd.telemetry import installed_version
+
     packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
-    versions = {"python": sys.version.split()[0]} | {package: _installed(package) for package in packages}
+    versions = {"python": sys.version.split()[0]} | {package: installed_version(package) for package in packages}
     if as_json:
         print_json({"schema": 1, "versions": versions})
     else:
         print("\n".join(f"{package} {number}" for package, number in versions.items()))
-
-
-def _installed(package: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:  # run from a checkout, or without what only some need
-        return "not installed"

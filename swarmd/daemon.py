@@ -5,6 +5,7 @@ publishes is sealed and sent. A crash of the trainer does not drop the node from
 """
 
 import logging
+import os
 import random
 import secrets
 import signal
@@ -20,7 +21,7 @@ import trio
 
 from p2p.address import parse_bootstrap
 from p2p.engines import choose
-from p2p.errors import StateUnwritable
+from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
@@ -34,6 +35,7 @@ from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.topic import curriculum_of
 from swarmd.experience import shares
+from swarmd.journal import Journal
 from swarmd.judge_records import AUTO, Seeker
 from swarmd.judging import Evaluation
 from swarmd.lookout import Lookout
@@ -42,7 +44,7 @@ from swarmd.network_survey import survey
 from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, write_atomically
 from swarmd.status import StatusBoard
 from swarmd.supervision import Death, TrainerChild
-from swarmd.telemetry import read_metrics, set_up_logging
+from swarmd.telemetry import installed_version, read_metrics, set_up_logging
 from swarmd.view import View
 from swarmd.watchdog import Stuck
 
@@ -56,8 +58,20 @@ GRACE = 600.0  # seconds a trainer may take to finish its round when it is told 
 def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
     """Be a node until the rounds are done or someone says stop. Returns the exit code; raises OperatorError for what you can mend."""
     set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
-    daemon = Daemon(config, state.path, view)
-    run(daemon.run)
+    journal = Journal(view)
+    log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
+    try:
+        daemon = Daemon(config, state.path, journal)
+        run(daemon.run)
+    except OperatorError as error:
+        log.error("the node ends: %s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
+        raise
+    except Exception:
+        log.exception("the node ends by a fault of its own")
+        raise
+    finally:
+        journal.flush()
+    log.info("the node has stopped")
     return daemon.exit_code
 
 
@@ -245,7 +259,6 @@ class Daemon:
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
         self.status.say("restarting", f"the trainer was lost: {death.cause}", f"it starts again {wait}, from its last checkpoint")
         self.view.talk(f"the trainer was lost: {death.cause}; it starts again {wait}")
-        log.warning("the trainer was lost: %s", death.cause)
 
     def _stuck(self, stuck: Stuck | None) -> None:
         """The trainer is stuck; None: it goes on, with what it did before."""

@@ -15,6 +15,7 @@ from swarmd.types import RoundReport
 
 LOG_BYTES = 5 * 1024 * 1024  # a log file's size before it is set aside
 LOGS_KEPT = 3
+CHATTY = ("httpx2", "httpcore2")  # they log every request: hundreds of lines an hour, where a judge is asked
 _STAGES = ("generate", "score", "share", "collect", "train")
 
 
@@ -177,6 +178,16 @@ def _cannot(path: Path, error: OSError) -> CannotRecord:
     return CannotRecord(f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions, then start again.")
 
 
+def installed_version(package: str = "swarmd") -> str:
+    """Of an installed package; "not installed" in a checkout, or without what only some need."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
     """Send every library's log and our own (structlog or logging) to `log_file`, as JSON lines, and to stderr for people.
 
@@ -205,6 +216,8 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
         colours = handlers[-1].stream.isatty() and not os.environ.get("NO_COLOR")  # type: ignore[attr-defined]
         for_people = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
         handlers[-1].setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(for_people)))
+    for library in CHATTY:
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)

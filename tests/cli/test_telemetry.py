@@ -148,6 +148,23 @@ def test_a_full_disk_is_said_and_leaves_the_file_whole(tmp_path: Path) -> None:
         MetricsFile(tmp_path, 0)
 
 
+def test_a_library_that_tells_every_request_is_not_logged(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        set_up_logging(tmp_path / "swarmd.log", stderr=False)
+        logging.getLogger("httpx2").info("HTTP Request: POST http://judge.example")
+        logging.getLogger("httpcore2.connection").info("connect_tcp.started")
+        logging.getLogger("httpx2").warning("kept")
+        logging.getLogger("swarmd.daemon").info("kept too")
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers[:], root.level = handlers, level
+    assert [json.loads(line)["event"] for line in (tmp_path / "swarmd.log").read_text().splitlines()] == ["kept", "kept too"]
+
+
 def test_the_log_is_json_with_tracebacks_and_rotates(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import structlog
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from swarmd.journal import LINES, Journal
 from swarmd.view import JsonView, PlainView, peer_lines, round_sentence, state_sentence, status_lines
 from swarmd.view_live import LiveView, Page, braille
 
@@ -175,6 +176,7 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
 
 NO_READER = """
 import sys
+from swarmd.journal import LINES, Journal
 from swarmd.view import JsonView, PlainView
 view = JsonView(sys.stdout, PlainView(sys.stderr))
 sys.stdin.readline()
@@ -268,3 +270,43 @@ def test_the_status_and_the_peers_as_lines() -> None:
     assert header.split() == ["NAME", "FRAMES", "REFUSED", "DIRECTION", "PEER", "ID", "ADDRESS"]
     assert first.split() == ["brave-otter", "12", "0", "relayed", PEER, "–"]
     assert second.endswith("/ip4/1.2.3.4/tcp/5")
+
+
+def test_the_log_has_the_story_and_rounds_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    now, out = [0.0], io.StringIO()
+    journal = Journal(PlainView(out), lambda: now[0])
+    shown = document(state="starting", cause="loading the model tiny", remedy="wait", judge=None)
+    journal.status(shown)
+    journal.talk("connected to brave-otter (1 connected)")
+    shown = document(saved=100)
+    for number in range(1, 1201):  # ten a second, for two minutes
+        now[0] += 0.1
+        journal.round(LAST | {"round": number})
+        journal.status(shown)
+    journal.status(document(state="paused", cause="you paused it", remedy="swarmd resume"))
+    journal.flush()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:4] == [
+        f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p: as configured",
+        f"listening on /ip4/192.0.2.7/tcp/40123/p2p/{PEER}",
+        "starting: loading the model tiny; wait",
+        "connected to brave-otter (1 connected)",
+    ]
+    assert "paused: you paused it; swarmd resume" in lines
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert len(rounds) in (3, 4) and rounds[0].startswith("round 1: reward 0.3125, ")
+    assert re.search(r"; \d{3} rounds since the last line; saved up to round 100; judged 0\.310 over 120 questions$", rounds[1])
+    assert "connected to brave-otter" in out.getvalue() and out.getvalue().count("\nround ") == 1200
+
+
+def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    now = [0.0]
+    journal = Journal(PlainView(io.StringIO()), lambda: now[0])
+    for _ in range(10_000):
+        journal.talk("3 refused: bad signature")
+    now[0] = 61.0
+    journal.talk("the end")
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == LINES + 2 and lines[-2:] == ["9940 lines were left out: more than 60 in a minute", "the end"]
