@@ -1,6 +1,7 @@
 """`swarmd plan`: measure this machine, and say what to configure."""
 
 import os
+import sys
 from typing import Annotated
 
 import typer
@@ -28,7 +29,7 @@ def replay(
     from swarmd.lab.plan import document, lines, plan_replay
 
     node_config = load(config_file(config), os.environ, {"model": model, "device": device})
-    made = plan_replay(node_config, rounds, rho, alpha)
+    made = plan_replay(node_config, rounds, rho, alpha, lambda text: print(text, file=sys.stderr))
     if as_json:
         print_json(document(made))
     else:

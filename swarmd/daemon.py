@@ -213,7 +213,6 @@ class Daemon:
                 self._round_done(message)
             case link.Note(text):
                 self.view.talk(text)
-                log.info("%s", text)
             case link.Answer(question_id, text, ended):
                 if self.evaluation is not None and self._nursery is not None:
                     self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
@@ -266,12 +265,10 @@ class Daemon:
             if self.status.state == "stuck":
                 self.status.say(*self._before)
             self.view.talk("the trainer goes on")
-            log.info("the trainer goes on")
             return
         if self.status.state != "stuck":
             self._before = self.status.state, self.status.cause, self.status.remedy
             self.view.talk(f"stuck: {stuck.cause}; {stuck.remedy}")
-            log.warning("stuck: %s", stuck.cause)
         self.status.say("stuck", stuck.cause, stuck.remedy)
 
     def _ask_trainer(self, question_id: str, text: str) -> None:
@@ -338,8 +335,9 @@ class Daemon:
         return {"schema": 1, "stopping": True}
 
     def _stop(self, why: str) -> None:
-        self.status.say("stopping", f"{why}; finishing the round in hand", "wait, or press Ctrl-C again to leave at once, without saving")
-        self.view.talk(f"{why}: finishing the round in hand, then saving and leaving")
+        doing = "finishing the round in hand, then saving and leaving" if self.child.ready else "leaving; no round has begun"
+        self.status.say("stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to leave at once, without saving")
+        self.view.talk(f"{why}: {doing}")
         self.child.stop()
 
     async def _watch_signals(self, *, task_status: control.Started) -> None:

@@ -258,10 +258,14 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
     curriculum = curriculum_of(config)
     checkpoints = Checkpoints(state_dir / "checkpoints")
     daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
+
+    def told(download: str) -> None:
+        daemon.tell(link.State("starting", download, "wait; Ctrl-C leaves at once, and the next start goes on from there"))
+
     with (
         Verifier(curriculum.name) as verifier,
         Saver(checkpoints) as saver,
-        closing(_open_policy(config, start.seed)) as policy,
+        closing(_open_policy(config, start.seed, told)) as policy,
     ):
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
@@ -276,11 +280,11 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
             yield trainer
 
 
-def _open_policy(config: NodeConfig, seed: int) -> LanguagePolicy:
+def _open_policy(config: NodeConfig, seed: int, told: Callable[[str], None]) -> LanguagePolicy:
     if not is_apart(config):
-        return LanguagePolicy.open(config, seed)
+        return LanguagePolicy.open(config, seed, told=told)
     check_workers(config)
-    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config))
+    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), told)
 
 
 @contextmanager

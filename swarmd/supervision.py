@@ -60,7 +60,9 @@ class TrainerChild:
         self.restarts = 0
         self.failed: link.Failed | None = None
         self.finished = False
+        self.ready = False  # the model is loaded, and rounds are run
         self._stopping = False
+        self._told_to_stop = trio.Event()
         self._deaths = 0
         self._furthest = 0  # the last round finished in any life
         self._outbox = link.Outbox()
@@ -72,13 +74,18 @@ class TrainerChild:
         self._wake.set()
 
     def stop(self) -> None:
-        """Let it finish the round in hand, save and leave."""
+        """Let it finish the round in hand, save and leave; at once where it has not begun, for then there is nothing to save."""
+        if not self.ready:
+            self.kill()
+            return
         self._stopping = True
+        self._told_to_stop.set()
         self.tell(link.Stop())
 
     def kill(self) -> None:
         """At once. The rounds since the last checkpoint are lost."""
         self._stopping = True
+        self._told_to_stop.set()
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, 9)
@@ -96,11 +103,14 @@ class TrainerChild:
                 self.failed = link.Failed(f"the trainer died {self._deaths} times in a row without finishing a new round: {death.cause}", 1)
                 return
             self.on_death(death)
-            await trio.sleep(death.backoff)
+            with trio.move_on_after(death.backoff):
+                await self._told_to_stop.wait()
+                return
             self.restarts += 1
 
     async def _once(self) -> int:
         """One life of the trainer; returns its exit status."""
+        self.ready = False
         ours, theirs = socket.socketpair()
         with contextlib.suppress(FileNotFoundError):  # the last life's, kept for whoever wants to know how it ended
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
@@ -155,6 +165,8 @@ class TrainerChild:
 
     def _note(self, message: link.ToDaemon) -> None:
         match message:
+            case link.Ready():
+                self.ready = True
             case link.RoundDone() if message.line["round"] > self._furthest:  # not one that was lost and is run again
                 self._furthest, self._deaths = message.line["round"], 0
             case link.Failed():

@@ -119,9 +119,9 @@ def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: floa
     )
 
 
-def plan_replay(config: NodeConfig, rounds: int, rho: float, alpha: float) -> ReplayPlan:
+def plan_replay(config: NodeConfig, rounds: int, rho: float, alpha: float, told: Callable[[str], None] = lambda _: None) -> ReplayPlan:
     """Load the configured model, measure, plan. Nothing is saved: what the measuring taught the model is gone. NoModel, Unreachable."""
-    policy = LanguagePolicy.open(config, seed=0)
+    policy = LanguagePolicy.open(config, seed=0, told=told)
     new = max(1, config.round.local)
     tasks = CurriculumTasks(curriculum_of(config))
     measured = measure(policy, tasks, new, config.round.completions, rounds, 0, time.perf_counter)

@@ -3,14 +3,13 @@
 Imports no torch, so that looking for a model costs nothing.
 """
 
-import errno
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from swarmd.errors import NoModel, Unreachable
+from swarmd.errors import NoModel
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 
 REPOSITORIES: Mapping[str, str] = MappingProxyType(
@@ -56,7 +55,9 @@ def locate(name: str, revision: str | None) -> Place:
     if (place := find_local(name)) is not None:
         return place
     repository = REPOSITORIES.get(name, name)
-    folder = _fetch(repository, revision, SMALL_FILES)
+    from swarmd.policy import download
+
+    folder = download.fetch(repository, revision, SMALL_FILES, _choices())
     if not (folder / "config.json").is_file():
         raise NoModel(f"the repository {repository} has no config.json, so no transformers model. Choose another one.")
     return Place(repository, folder, repository, folder.name)
@@ -74,9 +75,13 @@ def _no_model_in(folder: Path) -> str:
     )
 
 
-def with_weights(place: Place) -> Path:
-    """The folder once the weights are in it. NoModel where there are none that are safe to load."""
-    folder = _fetch(place.repository, place.revision, WEIGHT_FILES) if place.repository else place.folder
+def with_weights(place: Place, told: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder once the weights are in it. NoModel where there are none that are safe to load. told: how far a download is."""
+    folder = place.folder
+    if place.repository is not None and place.revision is not None:
+        from swarmd.policy import download
+
+        folder = download.fetch_weights(place.repository, place.revision, folder, WEIGHT_FILES, _choices(), told)
     require_weights(folder, place.source)
     return folder
 
@@ -88,40 +93,6 @@ def require_weights(folder: Path, source: str) -> None:
             f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when they are opened and are "
             "never loaded. Choose another revision or repository, or convert them with `save_pretrained`."
         )
-
-
-def _fetch(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    """Top-level files of a repository that match. The folder's name is the commit."""
-    import httpx2
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    at = f"{repository} at {revision}" if revision else repository
-    try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
-    except HFValidationError:
-        raise NoModel(f"{repository!r} is no model's name. {_choices()}") from None
-    except GatedRepoError:
-        raise NoModel(f"{repository} is gated: accept its terms on huggingface.co, then log in with `hf auth login`.") from None
-    except RepositoryNotFoundError:
-        raise NoModel(f"the hub has no repository {repository}, or it is private (then: `hf auth login`). {_choices()}") from None
-    except RevisionNotFoundError:
-        raise NoModel(f"{repository} has no revision {revision!r}. Correct model.revision, or leave it out.") from None
-    except (LocalEntryNotFoundError, httpx2.HTTPError) as error:
-        raise Unreachable(
-            f"cannot fetch {at} from the Hugging Face hub, and it is not in the local cache ({first_line(error)}). "
-            "Check the connection and HF_HUB_OFFLINE, or give --model a local folder; `--model tiny` needs no download."
-        ) from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoModel(f"no room on the disk to download {at}. Free some space, or set HF_HOME to another disk.") from error
-        raise NoModel(f"cannot store {at}: {first_line(error)}. Check the folder that HF_HOME names.") from error
 
 
 def _choices() -> str:

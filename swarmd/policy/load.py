@@ -41,10 +41,17 @@ class Loaded:
     plan: Plan  # budgets: micro_batch_tokens, head_tokens, cache_tokens, checkpointing
 
 
-def load_model(config: ModelConfig, seed: int, free: Callable[[torch.device], int] = free_memory, work: Work = ORDINARY_WORK) -> Loaded:
+def load_model(
+    config: ModelConfig,
+    seed: int,
+    free: Callable[[torch.device], int] = free_memory,
+    work: Work = ORDINARY_WORK,
+    told: Callable[[str], None] = lambda _: None,
+) -> Loaded:
     """Load what the configuration names. NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
 
     seed: of the adapter's first weights. free: bytes free on a device. work: what a round will ask; see `fitting.work_of`.
+    told: how far a download is, in words.
     """
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)
@@ -52,7 +59,7 @@ def load_model(config: ModelConfig, seed: int, free: Callable[[torch.device], in
     place, device, plan = found.place, found.device, found.plan
 
     tokenizer = load_tokenizer(place, found.skeleton)
-    network = load_weights(hub.with_weights(place), found.architecture, found.dtype, place.source)
+    network = load_weights(hub.with_weights(place, told), found.architecture, found.dtype, place.source)
     fingerprint = fingerprint_of(network)
     try:
         network = (with_adapter(network, plan.lora_rank, seed) if plan.lora_rank else network).to(device).eval()

@@ -59,13 +59,19 @@ class LanguagePolicy:
         self._driver = Driver(engine, loaded)
 
     @classmethod
-    def open(cls, config: NodeConfig, seed: int, free: Callable[[torch.device], int] = free_memory) -> "LanguagePolicy":
+    def open(
+        cls,
+        config: NodeConfig,
+        seed: int,
+        free: Callable[[torch.device], int] = free_memory,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready. NoModel, Unreachable, NoEngine, EngineFailed.
 
-        seed: of what is sampled and of a new adapter. free: bytes free on a device.
+        seed: of what is sampled and of a new adapter. free: bytes free on a device. told: how far a download is, in words.
         """
         work = work_of(config)
-        loaded = load_model(config.model, seed, free, work)
+        loaded = load_model(config.model, seed, free, work, told)
         use_threads(config.model.threads, loaded.device)
         if loaded.parameters <= LORA_FROM:  # a large model's steps are long enough without, and its memory is short
             keep_freed_memory(loaded.device)

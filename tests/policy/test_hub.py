@@ -1,18 +1,24 @@
 """Finding a model by repository id, against a hub of our own on loopback that speaks as much of the protocol as a download takes."""
 
+import contextlib
 import hashlib
 import json
 import os
+import random
+import re
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pytest
 
+from swarmd.policy.download import Progress, progress_words
 from tests.policy.conftest import make_model
 
 COMMIT = "c0ffee" + 34 * "0"
@@ -22,12 +28,14 @@ from swarmd.errors import SwarmdError
 from swarmd.policy import hub
 try:
     place = hub.locate(sys.argv[1], sys.argv[2] or None)
-    files = sorted(p.name for p in hub.with_weights(place).iterdir())
+    told = lambda text: print(text, flush=True)
+    files = sorted(p.name for p in hub.with_weights(place, told).iterdir())
     assert "torch" not in sys.modules
     print(json.dumps({"source": place.source, "revision": place.revision, "files": files}))
 except SwarmdError as error:
     print(json.dumps({"error": str(error), "exit": error.exit_code}))
 """
+LARGE = 25_000_000
 pytestmark = pytest.mark.net
 
 
@@ -36,6 +44,9 @@ class Hub(BaseHTTPRequestHandler):
 
     root: Path
     fetched: list[str]
+    ranges: list[str]
+    held: list[int]  # bytes after which the sending of weights stops, once, until `go_on`
+    go_on: threading.Event
 
     def do_GET(self) -> None:
         path = unquote(urlparse(self.path).path).strip("/")
@@ -59,13 +70,24 @@ class Hub(BaseHTTPRequestHandler):
 
     def file(self, path: Path) -> None:
         body = path.read_bytes()
-        self.send_response(200)
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if wanted is not None and self.command == "GET":
+            self.ranges.append(self.headers["Range"])
+            body = body[int(wanted[1]) :]
+        self.send_response(206 if wanted else 200)
         for key, value in {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(path)}"', "Content-Length": str(len(body))}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
             self.fetched.append(path.name)
-            self.wfile.write(body)
+            with contextlib.suppress(OSError):  # who fetched it was killed
+                if path.suffix == ".safetensors" and self.held:
+                    first = self.held.pop()
+                    self.wfile.write(body[:first])
+                    self.wfile.flush()
+                    self.go_on.wait(300)
+                    body = body[first:]
+                self.wfile.write(body)
 
     def json(self, document: object) -> None:
         body = json.dumps(document).encode()
@@ -97,29 +119,37 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadingHTTPServe
     (whole / "original").mkdir()
     (whole / "original" / "model.safetensors").write_bytes(b"other weights, not for us")
     (whole / "pytorch_model.bin").write_bytes(b"a pickle")
+    large = make_model(root / "owner" / "large", "llama")
+    (large / "model-2.safetensors").write_bytes(random.Random(0).randbytes(LARGE))  # for `with_weights`, any bytes are weights
     pickled = make_model(root / "owner" / "pickled", "llama")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     (root / "owner" / "gated").mkdir()
     (root / "owner" / "empty").mkdir()
     (root / "owner" / "empty" / "README.md").write_text("nothing")
-    handler = type("Handler", (Hub,), {"root": root, "fetched": []})
+    handler = type("Handler", (Hub,), {"root": root, "fetched": [], "ranges": [], "held": [], "go_on": threading.Event()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
+    handler.go_on.set()
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def find(server: ThreadingHTTPServer | None, home: Path, name: str, revision: str = "", **environment: str) -> dict[str, object]:
-    """In a process of its own: huggingface_hub reads its settings when it is imported."""
+def surroundings(server: ThreadingHTTPServer | None, home: Path) -> dict[str, str]:
     port = server.server_port if server else 9  # 9: nobody listens there
     settings = {"HF_ENDPOINT": f"http://127.0.0.1:{port}", "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HTTP", "http", "ALL_PROXY", "all_proxy"))}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HTTP", "http", "ALL_PROXY", "all_proxy", "SWARMD_"))}
+    return kept | settings
+
+
+def find(server: ThreadingHTTPServer | None, home: Path, name: str, revision: str = "", **environment: str) -> dict[str, object]:
+    """In a process of its own: huggingface_hub reads its settings when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-c", FIND, name, revision], capture_output=True, text=True, env=kept | settings | environment, timeout=180
-    )
+        [sys.executable, "-c", FIND, name, revision], capture_output=True, text=True, env=surroundings(server, home) | environment,
+        timeout=180,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -163,3 +193,70 @@ def test_hub_that_cannot_be_reached(environment: dict[str, str], tmp_path: Path)
     assert str(answer["error"]).startswith("cannot fetch Qwen/Qwen2.5-0.5B-Instruct from the Hugging Face hub")
     assert "HF_HUB_OFFLINE" in str(answer["error"])
     assert answer["exit"] == 4
+
+
+def parts(home: Path) -> list[Path]:
+    return [path for path in home.rglob("blobs/*") if path.suffix in (".swarmd-part", ".incomplete")]
+
+
+def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    handler = hub.RequestHandlerClass
+    handler.held.append(LARGE - 100_000)
+    command = [sys.executable, "-c", FIND, "owner/large", ""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "downloading owner/large: 0 of 25 MB\n"
+        until(lambda: sum(path.stat().st_size for path in parts(tmp_path)) > 10_000_000)
+        process.kill()
+    (part,) = parts(tmp_path)
+    left = part.stat().st_size
+    assert left >= 10_000_000
+    handler.go_on.set()
+    handler.ranges.clear()
+    assert "model-2.safetensors" in find(hub, tmp_path, "owner/large")["files"]  # type: ignore[operator]
+    assert handler.ranges == [f"bytes={left}-"]
+    (whole,) = tmp_path.rglob("snapshots/*/model-2.safetensors")
+    assert whole.read_bytes() == random.Random(0).randbytes(LARGE)
+    assert not parts(tmp_path)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    """While the hub sends nothing more: nobody waits for it."""
+    handler = hub.RequestHandlerClass
+    handler.go_on.clear()
+    handler.held.append(1_000)
+    command = [sys.executable, "-m", "swarmd", "join", "--model", "owner/small", "--device", "cpu", "--state-dir", str(tmp_path / "state")]
+    environment = surroundings(hub, tmp_path / "home") | {"SWARMD_SWARM_ENGINE": "none"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "downloading" in line)
+        assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C leaves at once", said)
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in rest
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Looked at ten times a second, for a minute."""
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("waited in vain")
+
+
+def test_progress_in_words() -> None:
+    assert progress_words("qwen2.5-0.5b", 312_000_000, 988_000_000, 5e6) == "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"
+    assert progress_words("a/b", 0, 988_000_000, 0.0) == "downloading a/b: 0 of 988 MB"
+    assert progress_words("a/b", 900_000_000, 988_000_000, 2e6) == "downloading a/b: 900 of 988 MB, 44 s left"
+
+
+def test_progress_is_said_now_and_then() -> None:
+    now, told = [0.0], []
+    progress = Progress("a/b", 100_000_000, told.append, lambda: now[0])
+    progress.found(50_000_000)
+    for _ in range(50):
+        now[0] += 1
+        progress.got(1_000_000)
+    assert told[0] == "downloading a/b: 50 of 100 MB" and told[1] == "downloading a/b: 55 of 100 MB, 45 s left" and len(told) == 11
