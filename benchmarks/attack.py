@@ -3,7 +3,7 @@
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring, poisoner,
-or, against a judge, judge-readers, judge-sessions.
+unserved, or, against a judge, judge-readers, judge-sessions.
 `python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md.
 With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most}, "held": bool}
@@ -33,6 +33,7 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
     "poisoner": {},
     "judge-readers": {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
     "judge-sessions": {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},
+    "unserved": {"lost": 0.2, "standing": 0},
 }
 
 

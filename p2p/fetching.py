@@ -7,8 +7,9 @@ and the blob; length zero where it is not at hand. A peer that knows no such que
 import logging
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import trio
@@ -108,6 +109,18 @@ class Want:
     holders: Sequence[PeerId]  # who may have it, the likeliest first
 
 
+class Said(Enum):
+    """What a holder has said to our question for one blob."""
+
+    NOTHING = "nothing yet"  # the question was sent
+    YES = "here it is"
+    NO = "I have it not"
+    FAILED = "could not be asked, or hung up"
+
+
+Says = MutableMapping[PeerId, Said]  # by holder; whoever was not asked is not in it
+
+
 class Asking(Protocol):
     """`Engine.request`."""
 
@@ -123,6 +136,8 @@ class _Question:
         self.over = trio.Event()
         self.blobs: dict[bytes, bytes | None] | None = None  # None: it was given up before there was an answer, or a refusal
         self.failed: Unanswered | None = None  # in place of an answer
+        self.says: list[Says] = []  # of those who wait for it
+        self.refused = False  # what is missing in the answer the holder has not: it did not let us wait, and there was room for it
 
     @property
     def limit(self) -> int:
@@ -147,11 +162,11 @@ class Fetcher:
         self._unsent: dict[PeerId, _Question] = {}
         self.received = 0  # bytes of answers
 
-    async def fetch(self, want: Want) -> bytes | None:
+    async def fetch(self, want: Want, says: Says | None = None) -> bytes | None:
         """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
 
         A holder that lets us wait is not given up when the next is asked: whoever answers first wins, the others are hung up on. One
-        that could not be asked is asked once more, while the others go on.
+        that could not be asked is asked once more, while the others go on. says: gets what each holder has said so far.
         """
         found = self._store.get(want.id)
         if found is not None:
@@ -161,7 +176,7 @@ class Fetcher:
             async def ask(holder: PeerId, settled: trio.Event) -> None:
                 nonlocal found
                 try:
-                    blob = await self._ask_up_to_twice(holder, want, settled)
+                    blob = await self._ask_up_to_twice(holder, want, settled, {} if says is None else says)
                     if blob is not None and found is None:
                         found = blob
                         self._store.put(blob)
@@ -176,19 +191,19 @@ class Fetcher:
                     await settled.wait()
         return found
 
-    async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event) -> bytes | None:
+    async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event, says: Says) -> bytes | None:
         """settled: set where it could not be asked the first time, for nobody else is to wait for the second."""
         try:
-            return await self._ask_one(holder, want)
+            return await self._ask_one(holder, want, says)
         except Unanswered:
             settled.set()
         await trio.sleep(AGAIN)
         try:
-            return await self._ask_one(holder, want)
+            return await self._ask_one(holder, want, says)
         except Unanswered:
             return None
 
-    async def _ask_one(self, holder: PeerId, want: Want) -> bytes | None:
+    async def _ask_one(self, holder: PeerId, want: Want, says: Says) -> bytes | None:
         """Blobs that are wanted of one holder at one moment are one question: who wants the first asks, the others wait.
 
         Raises Unanswered where the holder could not be asked.
@@ -196,13 +211,17 @@ class Fetcher:
         while True:
             shared = self._unsent.get(holder)
             if shared is not None and shared.takes(want):
+                shared.says.append(says)
                 await shared.over.wait()
             else:
                 shared = self._unsent[holder] = _Question()
                 shared.takes(want)
+                shared.says.append(says)
                 try:
                     async with self._at_once:  # a checkpoint: those who choose at the same moment join in
                         self._close(holder, shared)
+                        for each in shared.says:
+                            each[holder] = Said.NOTHING
                         shared.blobs = await self._asked(holder, shared)
                 except Unanswered as error:
                     log.debug("%d blobs were not fetched from %s: %s", len(shared.wants), holder, error)
@@ -211,9 +230,13 @@ class Fetcher:
                     self._close(holder, shared)
                     shared.over.set()
             if shared.failed is not None:
+                says[holder] = Said.FAILED
                 raise Unanswered(str(shared.failed))
             if shared.blobs is not None:
-                return shared.blobs[want.id]
+                blob = shared.blobs[want.id]
+                if blob is not None or shared.refused:
+                    says[holder] = Said.NO if blob is None else Said.YES
+                return blob
 
     def _close(self, holder: PeerId, shared: _Question) -> None:
         if self._unsent.get(holder) is shared:
@@ -225,6 +248,7 @@ class Fetcher:
         with trio.move_on_after(PATIENCE):
             reply = await self._ask(holder, question(ids), wanted.limit)
             self.received += len(reply)
+            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER - MAX_BLOB  # nothing at all is what is said to who asked too much
             if not reply:
                 return nothing
             blobs = answered(reply, len(ids))

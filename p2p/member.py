@@ -14,7 +14,7 @@ from p2p.census import CENSUS, Census
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.fairqueue import FairQueue
-from p2p.fetching import FETCH, Fetcher, Server, Want
+from p2p.fetching import FETCH, Fetcher, Says, Server, Want
 from p2p.holders import Holders
 from p2p.identity import Identity
 from p2p.inbox import Inbox, Limits
@@ -154,6 +154,11 @@ class Member:
         """The author's network group, empty where we never met it, and whether it is no newcomer."""
         return self.reputation.group(author), self.reputation.established(author, self._clock())
 
+    def has_standing(self, author: PeerId) -> bool:
+        """Whether it has earned it: False for all while nobody has."""
+        now = self._clock()
+        return self.reputation.settled(now) and self.reputation.established(author, now)
+
     def answer(self, peer: PeerId, question: bytes) -> bytes:
         """Called by the engine for every question; empty for one that nobody here knows."""
         known = self.answers.get(question[0]) if question else None
@@ -169,13 +174,16 @@ class Member:
     def hold(self, blob: bytes) -> None:
         self.blobs.put(blob)
 
-    async def fetch(self, want: Want) -> bytes | None:
-        """The blob, from the holders that the want names or else from any member that we know. Cancel it at your deadline."""
+    async def fetch(self, want: Want, says: Says | None = None) -> bytes | None:
+        """The blob, from the holders that the want names or else from any member that we know. Cancel it at your deadline.
+
+        says: is told what each of them has said so far.
+        """
         now = self._clock()
         connected = (peer.id for peer in self.peers())
         holders = self._holders.likely(want.holders, connected, lambda peer: self.reputation.established(peer, now))
         good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
-        return await self.fetcher.fetch(dataclasses.replace(want, holders=good))
+        return await self.fetcher.fetch(dataclasses.replace(want, holders=good), says)
 
     def report(self, author: PeerId, reason: Reason) -> None:
         now = self._clock()

@@ -43,6 +43,7 @@ OWN: Mapping[Reason, float] = MappingProxyType(
         Reason.UNDECODABLE: 10.0,
         Reason.UNKNOWN_TASK: 5.0,
         Reason.TOO_LONG: 5.0,
+        Reason.UNSERVED: 2.0,  # counted by `swarmd.exchange.serving`, seldom: mild, as a slow node can look like this
     }
 )
 # What came by it, though it could have known, or was more than it may send.

@@ -43,6 +43,7 @@ class Reason(Enum):
     UNKNOWN_TASK = "no such task in this curriculum"
     TOO_LONG = "a completion is over the length limit"
     USELESS = "nothing to learn from in what an author sends"
+    UNSERVED = "offers that their author does not serve"
 
     @property
     def verdict(self) -> Verdict:

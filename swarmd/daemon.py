@@ -33,6 +33,7 @@ from swarmd.errors import SwarmdError
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
+from swarmd.exchange.serving import Serving
 from swarmd.exchange.topic import curriculum_of
 from swarmd.experience import shares
 from swarmd.journal import Journal
@@ -99,15 +100,17 @@ class Daemon:
             lambda item: shares.Author(item.author, *self.member.standing(item.author)),
             random.Random(secrets.randbits(64)),
         )
+        self.serving = Serving(config.round.external, self.member.has_standing)
         self.gatherer = Gatherer(
             self.member,
-            Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=lambda author: not self.member.standing(author)[1]),
+            Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=self._unproven),
             wanted=config.round.external,
             specialties=curriculum.specialties,
             hand_on=self._hand_on,
             clock=time.monotonic,
             rng=random.Random(secrets.randbits(64)),
             choice=self.ration,
+            serving=self.serving,
         )
         start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury, self._stuck)
@@ -168,6 +171,10 @@ class Daemon:
                 self.gatherer.hear(envelope)
             else:
                 self._hand_on(envelope)
+
+    def _unproven(self, author: PeerId) -> bool:
+        """Whether it has no standing, or we did not see it serve."""
+        return not self.member.standing(author)[1] or not self.serving.serves(author)
 
     def _hand_on(self, envelope: Envelope) -> None:
         e, (group, established) = envelope, self.member.standing(envelope.author)

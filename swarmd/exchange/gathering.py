@@ -6,20 +6,24 @@ our own are being generated, and no round ever waits for them.
 """
 
 import logging
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from p2p.blobs import BadBlob, unpack
-from p2p.fetching import Want
+from p2p.fetching import HEDGE, Said, Says, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import Board, Choice, Offered
+from swarmd.exchange.serving import HARD, Serving
 
 AT_LEAST = 5.0  # seconds a fetch may take though the round it was begun in is over: the rounds of a tiny model are shorter than a way
+DOUBTFUL = 2.0  # seconds a fetch may take where the author is doubtful (`Serving.doubtful`)
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +33,7 @@ class _Fetch:
     item: Offered
     scope: trio.CancelScope
     since: float  # seconds, the gatherer's clock
+    says: Says  # what its holders said so far
 
 
 class Gatherer:
@@ -48,9 +53,11 @@ class Gatherer:
         clock: Callable[[], float],
         rng: random.Random,
         choice: Choice = offers.uniform,
+        serving: Serving | None = None,
     ) -> None:
         self._member, self._board, self._wanted, self._specialties = member, board, wanted, specialties
         self._hand_on, self._clock, self._rng, self._choice = hand_on, clock, rng, choice
+        self._serving = serving or Serving(wanted)
         self._missing = wanted  # rollouts of this round that are neither here nor on their way
         self._under_way: dict[bytes, _Fetch] = {}
         self._nursery: trio.Nursery | None = None
@@ -84,6 +91,7 @@ class Gatherer:
         """
         now = self._clock()
         self._board.next_round()
+        self._serving.next_round()
         for fetch in self._under_way.values():
             if now - fetch.since >= AT_LEAST or self._board.too_old(fetch.item):
                 fetch.scope.cancel()
@@ -96,34 +104,56 @@ class Gatherer:
         return self._board.round
 
     def document(self) -> dict[str, int]:
-        """Rollouts on offer now; since the start those fetched and those that nobody had in time; bytes fetched, and served to others."""
+        """Rollouts on offer now; since the start those fetched and those that nobody had in time; authors set aside now, as they do not
+        serve what they offer; bytes fetched, and served to others.
+        """
         fetched, sent = self._member.fetcher.received, self._member.server.sent
-        return {"on_offer": len(self._board), "fetched": self.gathered, "missed": self.missed, "bytes_in": fetched, "bytes_out": sent}
+        aside = self._serving.aside(self._clock())
+        return {"on_offer": len(self._board), "fetched": self.gathered, "missed": self.missed, "set_aside": aside,
+                "bytes_in": fetched, "bytes_out": sent}  # fmt: skip
 
     def _fill(self) -> None:
         if self._nursery is None or self._missing <= 0:
             return
-        for item in self._board.choose(self._missing, self._rng, self._choice):
+        now = self._clock()
+        for item in self._board.choose(self._missing, self._rng, partial(self._serving.choose, choice=self._choice, now=now)):
             self._missing -= 1
-            fetch = self._under_way[item.id] = _Fetch(item, trio.CancelScope(), self._clock())
-            self._nursery.start_soon(self._gather, item, fetch)
+            fetch = self._under_way[item.id] = _Fetch(item, trio.CancelScope(), now, {})
+            self._nursery.start_soon(self._gather, fetch)
 
-    async def _gather(self, item: Offered, fetch: _Fetch) -> None:
-        blob: bytes | None = None
+    async def _gather(self, fetch: _Fetch) -> None:
+        item, blob = fetch.item, None
         try:
-            with fetch.scope:
+            with fetch.scope, trio.move_on_after(DOUBTFUL if self._serving.doubtful(item.author) else math.inf):
                 holders: list[PeerId] = [item.author] if item.via is None else [item.author, item.via]
-                blob = await self._member.fetch(Want(item.id, item.size, holders))
+                blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.says)
         finally:
             del self._under_way[item.id]
-        if fetch.scope.cancelled_caught:
-            self.missed += 1
+        if blob is not None and self._take(item, blob):
+            if fetch.says.get(item.author, Said.NO) is not Said.NO:  # else it was here, or others had it: no credit to the author
+                self._serving.served(item.author, self._clock())
             return
-        if blob is None or not self._take(item, blob):
-            log.info("nobody has what %s offered", item.author)
-            self.missed += 1
+        self.missed += 1
+        if blob is None:
+            self._unserved(fetch)
+        if not fetch.scope.cancelled_caught:
             self._missing += 1
             self._fill()
+
+    def _unserved(self, fetch: _Fetch) -> None:
+        """Nobody had it, or not in time."""
+        author, said, now = fetch.item.author, fetch.says.get(fetch.item.author), self._clock()
+        log.info("nobody has what %s offered; itself: %s", author, said.value if said else "not asked")
+        given = now - fetch.since  # seconds
+        if said is None or (said is not Said.NO and given < HEDGE):
+            return  # it had no time
+        patient = given >= AT_LEAST or not fetch.scope.cancelled_caught
+        connected = patient and any(peer.id == author for peer in self._member.peers())
+        cost = self._serving.cost(said, connected, now)
+        if cost == HARD:
+            self._board.take_down(author)  # what it offers from now on is another matter
+        if self._serving.failed(author, cost, fetch.since, now) and cost == HARD:
+            self._member.report(author, Reason.UNSERVED)
 
     def _take(self, item: Offered, blob: bytes) -> bool:
         try:

@@ -122,7 +122,8 @@ def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Seque
 class Board:
     """What is on offer now. Bounded: per author and in all the oldest go first, and nobody's offers push out more than his own share.
 
-    newcomer: where the board is full and newcomers have more than a quarter of it together, the oldest of theirs go first.
+    newcomer: where the board is full and newcomers have more than a quarter of it together, the oldest of theirs go first. Where somebody
+    else offers what a newcomer offers, it is his: so nobody hides another's rollouts behind a name that does not serve them.
     A rollout of one author and task is there once, like in the pool, and what was chosen once is not on the board again.
 
     kept_rounds: `round.max_age`. The age of a rollout is counted in our rounds, from the one in which its offer was heard. It is chosen
@@ -150,8 +151,12 @@ class Board:
         """How many of them are for training. Others are not put up."""
         good = [item for item in offered if self._trainable(item.ref)]
         for item in good:
-            if item.id in self._offered or item.id in self._taken:
+            if item.id in self._taken:
                 continue
+            if item.id in self._offered:
+                if item.id not in self._crowd or self._newcomer(item.author):
+                    continue
+                self._drop(item.id)
             if len(mine := self._authors.get(item.author, ())) >= self._per_author:
                 self._drop(next(iter(mine)))
             elif len(self._offered) >= self._in_all:
@@ -173,6 +178,11 @@ class Board:
         while len(self._taken) > TAKEN:
             self._taken.popitem(last=False)
         return chosen
+
+    def take_down(self, author: PeerId) -> None:
+        """All that it offers."""
+        for name in list(self._authors.get(author, ())):
+            self._drop(name)
 
     def next_round(self) -> None:
         """A round of ours begins: offers that could only be trained on when they are too old are taken down."""

@@ -77,7 +77,7 @@ def first(
 
 
 class Ration(Generic[T]):
-    """A choice of `n` that is made in several goes, as candidates come in. Newcomers get their share of `n` once, not of every go."""
+    """A choice of `n` that is made in several goes, as candidates come in: every cap is on all goes together."""
 
     def __init__(self, n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares = DEFAULT) -> None:
         self._n, self._author_of, self._rng, self._shares = n, author_of, rng, shares
@@ -85,19 +85,26 @@ class Ration(Generic[T]):
 
     def begin(self) -> None:
         """Another choice begins."""
+        self._had: list[Author] = []  # whose were chosen so far; no newcomers
         self._places = _rounded(self._shares.newcomers * self._n, self._rng)
 
     def __call__(self, candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
         """At most `count` more."""
-        chosen = choose(candidates, count, self._author_of, rng, shares=self._shares, places=self._places)
-        self._places -= sum((author := self._author_of(item)) is not None and not author.established for item in chosen)
+        had = (self._n, self._had)
+        chosen = _fill(candidates, count, self._author_of, rng, self._shares, self._places, in_order=False, had=had)
+        for author in map(self._author_of, chosen):
+            if author is not None and author.established:
+                self._had.append(author)
+            elif author is not None:
+                self._places -= 1
         return chosen
 
 
 def _fill(
     candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares,
-    places: int | None, *, in_order: bool,
+    places: int | None, *, in_order: bool, had: tuple[int, Sequence[Author]] | None = None,
 ) -> list[T]:  # fmt: skip
+    """had: of a choice in several goes, how many it is of in all, and whose were chosen before."""
     if n <= 0 or not candidates:
         return []
     authors = [author_of(candidate) for candidate in candidates]
@@ -107,7 +114,8 @@ def _fill(
     beyond = _beyond_the_middle(authors, new, rng, in_order=in_order)
     heard = sorted(set(range(len(candidates))) - set(beyond))
     order = chain(heard if in_order or len(heard) <= n else (heard[i] for i in _at_random(len(heard), n, rng)), beyond)
-    room = _Room(n, shares, [a for i, a in enumerate(authors) if i not in new])
+    in_all, before = had or (n, ())
+    room = _Room(in_all, shares, [a for i, a in enumerate(authors) if i not in new], before)
     if places is None:
         places = _rounded(shares.newcomers * n, rng) if new else 0
     in_turn = _in_turn(new, authors, rng)
@@ -125,7 +133,7 @@ def _fill(
         if len(chosen) == n:
             break  # before the next is drawn
     while len(chosen) < n and waiting:
-        room.raised += 1
+        room.raised = 1 + min(room.over(authors[i]) for i in waiting)
         still = []
         for i in waiting:
             if len(chosen) < n and room.take(authors[i]):
@@ -139,22 +147,29 @@ def _fill(
 class _Room:
     """How much each author and each group has had of one choice."""
 
-    def __init__(self, n: int, shares: Shares, authors: Iterable[Author | None]) -> None:
+    def __init__(self, n: int, shares: Shares, authors: Iterable[Author | None], before: Iterable[Author]) -> None:
+        before = list(before)
         others = {a for a in authors if a is not None}
         many, groups = len({a.id for a in others}) > 1, len({a.group for a in others}) > 1
         self._each = math.ceil(shares.author * n) if many else n
         self._group = math.ceil(shares.group * n) if groups else n
         self._unknown = math.ceil(shares.unknown * n) if groups else n
-        self._authors: Counter[PeerId] = Counter()
-        self._groups: Counter[str] = Counter()
+        self._authors = Counter(a.id for a in before)
+        self._groups = Counter(a.group for a in before)
         self.raised = 0
+
+    def over(self, author: Author | None) -> int:
+        """By how much its author or its group has more than its cap; below 0 where there is room."""
+        if author is None:
+            return -1
+        group = self._unknown if author.group == UNKNOWN else self._group
+        of_author = self._authors[author.id] - self._each
+        return of_author if author.group == LOCAL else max(of_author, self._groups[author.group] - group)
 
     def take(self, author: Author | None) -> bool:
         if author is None:
             return True
-        group = self._unknown if author.group == UNKNOWN else self._group
-        full = author.group != LOCAL and self._groups[author.group] >= group + self.raised
-        if full or self._authors[author.id] >= self._each + self.raised:
+        if self.over(author) >= self.raised:
             return False
         self._authors[author.id] += 1
         self._groups[author.group] += 1

@@ -22,6 +22,7 @@ from p2p.types import Envelope, PeerId, Reason, Unanswered
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import AT_LEAST, Gatherer
 from swarmd.exchange.offers import Board
+from swarmd.exchange.serving import Serving
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
@@ -55,7 +56,7 @@ class Party:
         return [r for s in sets if isinstance(s, wire.RolloutSet) for r in s.rollouts]
 
 
-def join(swarm: MemorySwarm, number: int, wanted: int = 4) -> Party:
+def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) -> Party:
     identity = Identity.from_seed(bytes([number]) * 32)
 
     def sort() -> None:
@@ -63,7 +64,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4) -> Party:
             (party.gatherer.hear if envelope.kind == offers.KIND else party.got.append)(envelope)
 
     build = partial(swarm.join, identity.peer_id)
-    member = Member(identity, TOPIC, build, sequence=itertools.count(1), clock=lambda: NOW, admitted=sort)
+    member = Member(identity, TOPIC, build, sequence=itertools.count(sequence), clock=lambda: NOW, admitted=sort)
     gatherer = Gatherer(
         member,
         Board(TINY_9.trains_on, kept_rounds=2),
@@ -72,6 +73,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4) -> Party:
         hand_on=lambda envelope: party.got.append(envelope),
         clock=trio.current_time,
         rng=random.Random(number),
+        serving=Serving(wanted, member.has_standing),
     )
     party = Party(member, gatherer)
     return party

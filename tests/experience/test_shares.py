@@ -131,6 +131,19 @@ def test_a_choice_made_in_many_goes_has_one_share_for_newcomers() -> None:
     assert max(taken) == 1 and 0.33 < sum(taken) / 500 < 0.47
 
 
+def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> None:
+    """What is fetched for nothing is replaced, one at a time: of one, half is one."""
+    rng = random.Random(0)
+    ration: Ration[Item] = Ration(4, author_of, rng)
+    loud, quiet = crowd("a", "11.0", established=True, each=400), crowd("b c d e", "home *", established=True, each=4)
+    for _ in range(50):
+        ration.begin()
+        taken = Counter(item.author.id for _ in range(4) for item in ration(loud + quiet, 1, rng))
+        assert taken.total() == 4 and taken["a"] <= 1  # its group's quarter
+    ration.begin()
+    assert [len(ration(loud, 1, rng)) for _ in range(50)] == [1] * 50  # where nobody else has any, it is not kept out
+
+
 def test_our_own_have_no_cap() -> None:
     items = [Item(Author(PeerId("me"), LOCAL), n) for n in range(8)] + crowd("s t", "44.1", established=False)
     chosen = first(items, 8, lambda i: None if i.author.id == "me" else i.author, random.Random(0))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.blobs import ID_BYTES, BlobStore, content_id
-from p2p.fetching import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Server, Want, answer, answered, asked, question
+from p2p.fetching import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Said, Server, Want, answer, answered, asked, question
 from p2p.holders import HOLDERS
 from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
 
@@ -111,6 +111,14 @@ async def test_holders_that_have_it_not_are_passed_over(autojump_clock: trio.tes
     peers = Peers(a=gone, b=lambda: answer([None]), c=has)
     assert await peers.fetch([A, B, A, C]) == BLOB and peers.asked == [A, B, C] and not peers.blamed
     assert trio.current_time() < 0.1  # nobody was waited for
+
+
+@pytest.mark.trio
+async def test_what_each_holder_said_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    peers, says = Peers(a=silent, b=gone, c=lambda: answer([None]), d=lambda: b"", e=has), dict[PeerId, Said]()
+    holders = [A, B, C, PeerId("d"), PeerId("e"), PeerId("f")]
+    assert await peers.fetcher.fetch(Want(NAME, len(BLOB), holders), says) == BLOB
+    assert says == {A: Said.NOTHING, B: Said.FAILED, C: Said.NO, PeerId("d"): Said.NOTHING, PeerId("e"): Said.YES}
 
 
 @pytest.mark.trio

@@ -1,0 +1,125 @@
+"""Which authors serve what they offer. Pure; `now` is an argument, in seconds.
+
+An offer costs its author nothing and us a fetch: a place in the round for as long as it lasts. So each author that we fetch from has a
+credit. What it serves adds to it, what nobody serves takes from it, and whose credit is gone is set aside: its offers are not chosen for
+a while, each time for twice as long. One rollout that it serves ends that.
+
+- A failure counts by what the author itself said. It answered that it has it not, or is connected and did not answer, and of late others
+  did, so that it is not our own line: HARD. It could not be reached: SOFT, for it may be behind NAT, and others did not happen to fetch
+  this one; or it may be gone.
+- Fetches that were under way together count once: a node that is restarted, or leaves, has failed once and not four times.
+- An author that has no standing and that we never saw serve is a stranger. New names cost nothing, so strangers have a credit in common
+  besides their own. Where it is gone, and somebody serves, they get a quarter of a round together, one rollout of each. In a swarm where
+  all serve, nothing of this changes the choice.
+"""
+
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from p2p.fetching import Said
+from p2p.types import PeerId
+from swarmd.exchange.offers import Choice, Offered
+
+CREDIT = 8  # at most
+SERVED = 4  # what one that is served adds: an author of whom one in four is to be had, as behind NAT, is not set aside for long
+HARD, SOFT = 3, 1  # what one that is not takes
+STRANGER = 2  # credit of an author that we did not fetch from yet
+STRANGERS = 8  # failures of strangers together, less what strangers served
+PLACES = 0.25  # of a round, for strangers whose common credit is gone
+ASIDE = 10.0  # seconds, the first time
+LONGEST = {HARD: 600.0, SOFT: 60.0}
+OF_LATE = 60.0  # seconds
+AUTHORS = 4096  # remembered; the one that was not fetched from for longest goes
+
+
+@dataclass(slots=True)
+class _Record:
+    credit: int = STRANGER
+    serves: bool = False  # it did once
+    failing: bool = False  # it failed after it served last
+    failed_at: float = -1.0  # the last failure that counted
+    again_at: float = 0.0  # set aside until then
+    aside: float = ASIDE  # seconds, the next time
+
+
+class Serving:
+    """wanted: rollouts of a round. has_standing: whether the author has earned it (`p2p.reputation`): then it has served us before."""
+
+    def __init__(self, wanted: int, has_standing: Callable[[PeerId], bool] = lambda _: False) -> None:
+        self._has_standing = has_standing
+        self._served_at = -math.inf  # when anybody served anything
+        self._share = max(1, int(PLACES * wanted))
+        self._places = self._share  # for strangers, in this round
+        self._strangers = STRANGERS
+        self._authors: OrderedDict[PeerId, _Record] = OrderedDict()
+
+    def next_round(self) -> None:
+        self._places = self._share
+
+    def served(self, author: PeerId, now: float) -> None:
+        self._served_at = now
+        record = self._record(author)
+        if not record.serves:
+            record.serves, record.credit = True, 0
+            self._strangers = min(STRANGERS, self._strangers + 1)
+        record.credit = min(CREDIT, max(0, record.credit) + SERVED)
+        record.failing, record.again_at, record.aside = False, 0.0, ASIDE
+
+    def cost(self, said: Said, connected: bool, now: float) -> int:
+        """Of a failure where the author said this."""
+        alive = connected and now - self._served_at < OF_LATE
+        return HARD if said is Said.NO or alive else SOFT
+
+    def failed(self, author: PeerId, cost: int, since: float, now: float) -> bool:
+        """Nobody had what the author offered, and we asked from `since` on. Whether it, who has served, is set aside for that."""
+        record = self._record(author)
+        if since <= record.failed_at:
+            return False
+        record.failing, record.failed_at = True, now
+        record.credit -= cost
+        if not record.serves:
+            self._strangers = max(0, self._strangers - 1)
+        if record.credit > 0:
+            return False
+        record.again_at = now + record.aside
+        record.aside = min(LONGEST[cost], 2 * record.aside)
+        return record.serves
+
+    def serves(self, author: PeerId) -> bool:
+        """It has served us, or has standing, and has not been set aside since."""
+        record = self._authors.get(author)
+        return record.serves and record.credit > 0 if record is not None else self._has_standing(author)
+
+    def doubtful(self, author: PeerId) -> bool:
+        """Whether what it offers is rather not waited for."""
+        record = self._authors.get(author)
+        return (record is not None and record.failing) or (self._strangers == 0 and not self.serves(author))
+
+    def aside(self, now: float) -> int:
+        """How many authors are set aside."""
+        return sum(now < record.again_at for record in self._authors.values())
+
+    def choose(self, offered: Sequence[Offered], count: int, rng: random.Random, choice: Choice, now: float) -> Sequence[Offered]:
+        """At most `count`: by `choice` from all that are not set aside, or first of all from those who serve."""
+        good = [item for item in offered if (known := self._authors.get(item.author)) is None or now >= known.again_at]
+        if self._strangers > 0 or not any(map(self.serves, self._authors)):
+            return choice(good, count, rng)
+        serving = [item for item in good if self.serves(item.author)]
+        strangers = list({item.author: item for item in good if not self.serves(item.author)}.values())
+        few = choice(rng.sample(strangers, min(len(strangers), self._places, count)), count, rng)
+        self._places -= len(few)
+        return [*few, *choice(serving, count - len(few), rng)]
+
+    def _record(self, author: PeerId) -> _Record:
+        record = self._authors.get(author)
+        if record is None:
+            record = self._authors[author] = _Record(CREDIT, serves=True) if self._has_standing(author) else _Record()
+        self._authors.move_to_end(author)
+        if len(self._authors) > AUTHORS:
+            self._authors.popitem(last=False)
+        return record
+
+

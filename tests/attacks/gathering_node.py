@@ -1,0 +1,155 @@
+"""A node as the daemon builds it, without a trainer: it shares rollouts too large to be gossiped whole, and gathers those of others.
+
+`Node` runs over any engine. As a program, `python -m tests.attacks.gathering_node`, JSON lines out: {"up": [addresses], "id": peer id},
+{"peers": [ids]} when they change, and after each round {"round": n, "at": seconds since the epoch, "got": external rollouts in it,
+"set_aside": authors, "standing": [ids that have it], "cpu": seconds}. End of input: leave.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from p2p.engines import engine
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.probe import lines, say
+from p2p.topic import Topic
+from p2p.types import Engine, Envelope, Handlers, PeerId
+from swarmd.exchange import offers, wire
+from swarmd.exchange.gathering import Gatherer
+from swarmd.exchange.offers import Board, Offered
+from swarmd.exchange.serving import Serving
+from swarmd.exchange.swarm import RolloutExchange
+from swarmd.experience.shares import Author, Ration
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.types import Completion, Rollout, TaskRef
+
+WANTED, SHARED = 4, 8  # rollouts a round
+BYTES = 4096  # of one rollout
+MAX_AGE = 2  # rounds
+
+
+class Node:
+    """clock: seconds since the epoch. Every rollout that it gathers counts as useful."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        topic: Topic,
+        build_engine: Callable[[Handlers], Engine],
+        clock: Callable[[], float],
+        rng: random.Random,
+        folder: Path | None = None,
+    ) -> None:
+        self.identity, self._rng = identity, rng
+        self.got = 0  # rollouts, in this round
+        self._numbers = itertools.count(rng.randrange(10**8))  # of tasks
+        self.round = 0
+        self.member = Member(
+            identity, topic, build_engine, sequence=itertools.count(int(clock() * 1000)), clock=clock, admitted=self._sort, folder=folder
+        )
+        self.serving = Serving(WANTED, self.member.has_standing)
+        self.ration: Ration[Offered] = Ration(WANTED, lambda item: Author(item.author, *self.member.standing(item.author)), rng)
+        self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE, newcomer=self._unproven)
+        self.gatherer = Gatherer(
+            self.member, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self._take,
+            clock=trio.current_time, rng=rng, choice=self.ration, serving=self.serving,
+        )  # fmt: skip
+
+    @property
+    def id(self) -> PeerId:
+        return self.identity.peer_id
+
+    async def run(self, seconds: float, ended: Callable[["Node"], None]) -> None:
+        """Rounds of so long, until cancelled. `ended` is called at the end of each."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.gatherer.run)
+            while True:
+                self.share()
+                await trio.sleep(seconds * self._rng.uniform(0.8, 1.2))
+                self.round += 1
+                ended(self)
+                self.got = 0
+                self.ration.begin()
+                self.gatherer.next_round()
+
+    def share(self, count: int = SHARED) -> None:
+        def text() -> str:
+            return self._rng.randbytes(BYTES // 16).hex()
+
+        def rollout() -> Rollout:
+            return Rollout(TaskRef("bf", next(self._numbers)), tuple(Completion(text(), True) for _ in range(8)), self.id)
+
+        RolloutExchange(self.member, "played", TINY_9).share([rollout() for _ in range(count)], self.round)
+
+    def _sort(self) -> None:
+        for envelope in self.member.received():
+            (self.gatherer.hear if envelope.kind == offers.KIND else self._take)(envelope)
+
+    def _take(self, envelope: Envelope) -> None:
+        decoded = wire.decode(envelope.body, envelope.author)
+        if isinstance(decoded, wire.RolloutSet):
+            self.got += len(decoded.rollouts)
+            self.member.vouch(envelope.author, len(decoded.rollouts))
+
+    def _unproven(self, author: PeerId) -> bool:
+        return not self.member.standing(author)[1] or not self.serving.serves(author)
+
+
+async def run(options: argparse.Namespace) -> None:
+    identity = Identity.load_or_create(options.folder / "key")
+    topic = Topic("probe", options.digest)
+    suspects = json.loads(options.suspects)
+
+    def build(handlers: Handlers) -> Engine:
+        return engine(options.engine)(
+            identity, topic, handlers, listen=[options.listen], bootstrap=options.bootstrap, addressbook=None, clock=time.time,
+            rng=random.Random(identity.peer_id),
+        )  # fmt: skip
+
+    node = Node(identity, topic, build, time.time, random.Random(identity.peer_id), options.folder)
+
+    def ended(node: Node) -> None:
+        standing = [peer for peer in suspects if node.member.has_standing(peer)]
+        aside = node.gatherer.document()["set_aside"]
+        say(round=node.round, at=time.time(), got=node.got, set_aside=aside, standing=standing, cpu=time.process_time())
+
+    async def tell() -> None:
+        peers: list[PeerId] = []
+        while True:
+            if (now := sorted(peer.id for peer in node.member.peers())) != peers:
+                say(peers=now)
+                peers = now
+            await trio.sleep(0.2)
+
+    async with trio.open_nursery() as nursery:
+        say(up=list(await nursery.start(node.member.run)), id=identity.peer_id)
+        nursery.start_soon(tell)
+        nursery.start_soon(node.run, options.every, ended)
+        with contextlib.suppress(trio.BrokenResourceError):
+            async for _ in lines():
+                pass
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.gathering_node", description="a node that trains nothing")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--digest", default="0")
+    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0")
+    parser.add_argument("--bootstrap", action="append", default=[])
+    parser.add_argument("--engine", default="libp2p")
+    parser.add_argument("--every", type=float, default=5.0, help="seconds of a round")
+    parser.add_argument("--suspects", default="[]", help="peer ids whose standing is told, as JSON")
+    trio.run(run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

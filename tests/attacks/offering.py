@@ -1,0 +1,97 @@
+"""Keys that offer what they have not: `python -m tests.attacks.offering`, a process of its own, JSON lines out.
+
+--how deny: each key is a member of its own, connected to the victims, and answers that it has none of it. gone: the frames of all keys come
+over one connection, and nobody can ask their authors. fresh: the same, with a new key for every offer.
+
+Out: {"up": [], "id": its peer id}, {"offered": offers so far} every second.
+"""
+
+import argparse
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from p2p.engines import engine
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.probe import lines, say
+from p2p.topic import Topic
+from p2p.types import Engine, Handlers
+from swarmd.exchange import offers
+from swarmd.tasks.curriculum import TINY_9
+from tests.attacks.flooding import key_of
+
+KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second of all keys together
+
+
+def body(rng: random.Random, ids: int = IDS) -> bytes:
+    """An offer of so many rollouts that there are not."""
+    index = TINY_9.specialties.index("bf")
+    items = [(index, rng.randrange(2**16), rng.randrange(500, 20_000), rng.randbytes(12)) for _ in range(ids)]
+    return offers._body(1, items)
+
+
+def keys(how: str, seed: int, count: int = KEYS) -> Iterator[Identity]:
+    """Who signs the next offer."""
+    return map(partial(key_of, seed), itertools.count(1) if how == "fresh" else itertools.cycle(range(1, count + 1)))
+
+
+async def run(options: argparse.Namespace) -> None:
+    topic, rng, numbers = Topic("probe", options.digest), random.Random(options.seed), itertools.count(int(time.time() * 1000))
+
+    def member(identity: Identity) -> Member:
+        def build(handlers: Handlers) -> Engine:
+            return engine("libp2p")(
+                identity, topic, handlers, listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=options.bootstrap, addressbook=None,
+                clock=time.time, rng=random.Random(identity.peer_id),
+            )  # fmt: skip
+
+        made = Member(identity, topic, build, sequence=numbers, clock=time.time, admitted=lambda: None)
+        made.queue.put = lambda _: None  # type: ignore[method-assign]  # what the others say is nothing to it
+        return made
+
+    first = key_of(options.seed, 0)
+    connected = [key_of(options.seed, n) for n in range(1, KEYS + 1)] if options.how == "deny" else [first]
+    members = {who.peer_id: member(who) for who in connected}
+    async with trio.open_nursery() as nursery:
+        for each in members.values():
+            await nursery.start(each.run)
+        say(up=[], id=next(iter(members)))
+
+        async def offer() -> None:
+            begun, said = time.monotonic(), 0.0
+            for n, who in enumerate(keys(options.how, options.seed)):
+                via = members.get(who.peer_id) or members[first.peer_id]
+                via.engine.publish(seal(who, topic.swarm_id, next(numbers), time.time(), offers.KIND, body(rng, options.ids)))
+                if time.monotonic() - said > 1:
+                    said = time.monotonic()
+                    say(offered=n + 1, cpu=time.process_time(), peers=sorted({p.id for m in members.values() for p in m.peers()}))
+                await trio.sleep(max(0.0, begun + n / options.rate - time.monotonic()))
+
+        async for _ in lines():  # the first line begins it
+            nursery.start_soon(offer)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.offering", description="offers what it has not; give it only your own")
+    for option in ("listen", "engine"):  # what `benchmarks.probes.ProbeProcess` gives
+        parser.add_argument(f"--{option}", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--bootstrap", action="append", required=True, help="a victim's multiaddress; may be repeated")
+    parser.add_argument("--digest", default="0", help="digest of the swarm")
+    parser.add_argument("--how", choices=["deny", "gone", "fresh"], default="deny")
+    parser.add_argument("--rate", type=float, default=RATE, help="offers a second")
+    parser.add_argument("--ids", type=int, default=IDS, help="in each")
+    parser.add_argument("--seed", type=int, default=2)
+    trio.run(run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

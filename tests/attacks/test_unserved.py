@@ -1,0 +1,207 @@
+"""Offers that nobody serves: ten keys offer 44 rollouts each, again and again, and have none of them. `pytest -s` prints the figures.
+
+Honest nodes (`tests.attacks.gathering_node`) share and gather as the daemon does; a rollout that is fetched counts as useful. Over the
+memory engine time is a mock clock's and a question takes LATENCY; over libp2p and hivemind nodes and attacker are processes.
+
+`python -m tests.attacks.test_unserved --help` lists what can be played.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import trio
+import trio.testing
+
+from benchmarks.probes import ProbeProcess
+from p2p import reputationfile
+from p2p.engines.memory import MemoryEngine, MemorySwarm
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.recall import REPUTATION
+from p2p.reputation import TENURE, USEFUL, Reputation
+from p2p.topic import Topic
+from p2p.types import Handlers, PeerId, Verdict
+from swarmd.exchange import offers
+from tests.attacks.flooding import key_of
+from tests.attacks.gathering_node import WANTED, Node
+from tests.attacks.offering import KEYS, RATE, body, keys
+
+TOPIC = Topic("probe", "0")
+START = 1_700_000_000.0  # seconds since the epoch
+ROUND = 5.0  # seconds
+LATENCY = 0.05  # seconds
+SETTLE = 4 * ROUND  # before the attack
+SEED = 2
+
+
+class Line(MemoryEngine):
+    """A question takes a while, and some never answer."""
+
+    def __init__(self, swarm: MemorySwarm, silent: set[PeerId], me: PeerId, handlers: Handlers) -> None:
+        super().__init__(swarm, me, handlers)
+        self._silent = silent
+
+    async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        await trio.sleep(LATENCY)
+        if peer in self._silent:
+            await trio.sleep_forever()
+        return await super().request(peer, question, limit)
+
+
+def in_memory(how: str, honest: int, standing: bool, seconds: float, seed: int = 1) -> dict[str, float]:
+    """One run over the memory engine: what honest nodes had of others before and under the attack, and how standing went."""
+    swarm, rng, silent = MemorySwarm(seed), random.Random(seed), set[PeerId]()
+    suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
+    got: list[tuple[float, int]] = []
+    lost_at: dict[tuple[PeerId, PeerId], float] = {}
+    nodes: list[Node] = []
+    missed: list[int] = []
+
+    def clock() -> float:
+        return START + trio.current_time()
+
+    def ended(node: Node) -> None:
+        got.append((trio.current_time(), node.got))
+        for peer in suspects:
+            if not node.member.has_standing(peer):
+                lost_at.setdefault((node.id, peer), trio.current_time())
+
+    async def play() -> None:
+        for _ in range(honest):
+            who = Identity.from_seed(rng.randbytes(32))
+            nodes.append(Node(who, TOPIC, partial(Line, swarm, silent, who.peer_id), clock, random.Random(rng.random())))
+        for node in nodes if standing else ():
+            for peer in [*(other.id for other in nodes), *suspects]:
+                node.member.reputation.vouch(peer, USEFUL, START - TENURE)
+                node.member.vouch(peer, 1)
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(node.run, ROUND, ended)
+            await trio.sleep(SETTLE)
+            if how in ("deny", "silent"):
+                for peer in suspects:
+                    swarm.join(peer, Handlers(lambda *_: Verdict.IGNORE, lambda _, question: bytes(4 * (len(question) // 12))))
+            if how == "silent":
+                silent.update(suspects)
+            number = itertools.count(1)
+            for who in keys(how, SEED):
+                swarm.inject(seal(who, TOPIC.swarm_id, next(number), clock(), offers.KIND, body(rng)), who.peer_id)
+                await trio.sleep(1 / RATE)
+                if trio.current_time() > SETTLE + seconds:
+                    break
+            nursery.cancel_scope.cancel()
+        missed.extend(node.gatherer.missed for node in nodes)
+
+    trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
+    kept = [(node.id, peer) for node in nodes for peer in suspects if lost_at.get((node.id, peer), math.inf) - SETTLE > 120]
+    last = max((lost_at.get((node.id, peer), math.inf) for node in nodes for peer in suspects), default=SETTLE) - SETTLE
+    left, last = (len(kept), last) if standing else (0, 0.0)
+    return told("memory", how, honest, standing, _mean(got, 0, SETTLE), _mean(got, SETTLE, math.inf), left, last, fmean(missed))
+
+
+def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float:
+    return fmean(count for at, count in got if since < at <= until)
+
+
+def told(
+    engine: str, how: str, honest: int, standing: bool, before: float, under: float, left: int, last: float, missed: float
+) -> dict[str, float]:
+    print(
+        f"unserved, {engine}, {how}, {honest} honest, offerers {'with' if standing else 'without'} standing: "
+        f"{before:.2f} of {WANTED} external rollouts a round before, {under:.2f} under attack"
+        + (f"; standing of the last one gone after {last:.0f} s, {left} kept it for more than two minutes" if standing else "")
+        + (f"; {missed:.0f} fetches for nothing" if missed >= 0 else ""),
+        flush=True,
+    )
+    return {"before": before, "under": under, "lost": max(0.0, 1 - under / before), "standing": left, "standing_lost_after": last}
+
+
+def in_processes(folder: Path, engine: str, how: str, honest: int, standing: bool, seconds: float) -> dict[str, float]:
+    """The same with real nodes on loopback."""
+    suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
+    ids = [Identity.load_or_create(folder / str(n) / "key").peer_id for n in range(honest) if not (folder / str(n)).mkdir(parents=True)]
+    if standing:  # they have trained together before
+        known = Reputation()
+        for peer in [*ids, *suspects]:
+            known.vouch(peer, USEFUL, time.time() - TENURE - 60)
+            known.vouch(peer, 1, time.time() - 1)
+        for n in range(honest):
+            reputationfile.save(folder / str(n) / REPUTATION, known)
+    with ExitStack() as stack:
+        more = ["--every", str(ROUND), "--suspects", json.dumps(suspects)]
+        start = partial(ProbeProcess, engine=engine, module="tests.attacks.gathering_node", more=more)
+        nodes = [stack.enter_context(start(folder / "0"))]
+        nodes += [stack.enter_context(start(folder / str(n), bootstrap=nodes[0].addresses[:1])) for n in range(1, honest)]
+        for node in nodes:
+            node.wait_for_peers(min(honest - 1, 4), 180)
+        bad = ProbeProcess(
+            folder / "bad", module="tests.attacks.offering", bootstrap=[node.addresses[0] for node in nodes], more=["--how", how]
+        )
+        stack.enter_context(bad)
+        bad.wait(lambda: bad.last("up"), 180)
+        if how == "deny":
+            for node in nodes:
+                node.wait(lambda node=node: len(set(suspects) & set(node.peers())) >= KEYS // 2, 120)  # type: ignore[misc]
+        time.sleep(SETTLE)
+        bad.order(begin=True)
+        begun = time.time()
+        time.sleep(seconds)
+        over = time.time()
+    said = [(node, line) for node in nodes for line in node.said("round")]
+    got = [(line["at"], line["got"]) for _, line in said]
+    late = [(node.peer_id, peer) for node, line in said if line["at"] - begun > 120 for peer in line["standing"]]
+    last = max((line["at"] - begun for _, line in said if line["standing"]), default=0.0)
+    before, under = _mean(got, begun - SETTLE + ROUND, begun), _mean(got, begun, over)
+    offered = (bad.last("offered") or {"offered": 0})["offered"]
+    return {**told(engine, how, honest, standing, before, under, len(set(late)), last, -1), "offered": offered}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("honest, how, seconds", [(2, "deny", 40.0), (2, "gone", 40.0), (2, "fresh", 40.0), (10, "deny", 20.0)])
+def test_honest_nodes_keep_their_rollouts_where_nobody_has_standing(honest: int, how: str, seconds: float) -> None:
+    found = in_memory(how, honest, False, seconds)
+    assert found["before"] == pytest.approx(WANTED, abs=0.3) and 0 <= found["lost"] < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("honest, how, seconds", [(2, "deny", 60.0), (2, "silent", 80.0)])
+def test_offerers_lose_their_standing_within_two_minutes(honest: int, how: str, seconds: float) -> None:
+    found = in_memory(how, honest, True, seconds)
+    assert 0 < found["standing_lost_after"] < seconds - 5
+    assert how == "silent" or found["lost"] < 0.2  # a silent one takes longer to be told from a slow one
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, float]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_unserved", description="play the attack and print its figures")
+    parser.add_argument("--engine", choices=["memory", "libp2p", "hivemind"], default="libp2p")
+    parser.add_argument("--honest", type=int, default=2, help="nodes")
+    parser.add_argument("--standing", action="store_true", help="the offerers have earned it")
+    parser.add_argument(
+        "--how", choices=["deny", "silent", "gone", "fresh"], default="deny",
+        help="who is asked says no; says nothing (memory alone); nobody can be asked; and a new key for each offer",
+    )  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--seed", type=int, default=1, help="of the memory engine's run")
+    given = parser.parse_args(argv)
+    if given.how == "silent" and given.engine != "memory":
+        parser.error("silent is for the memory engine")
+    if given.engine == "memory":
+        return in_memory(given.how, given.honest, given.standing, 60 * given.minutes, given.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        return in_processes(Path(folder), given.engine, given.how, given.honest, given.standing, 60 * given.minutes)
+
+
+if __name__ == "__main__":
+    figures()
