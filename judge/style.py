@@ -10,6 +10,8 @@ body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.45 s
 main { max-width: 1040px; margin: 0 auto; padding: 24px 20px 40px; }
 header { display: flex; flex-wrap: wrap; align-items: baseline; gap: 4px 14px; margin-bottom: 16px; }
 h1 { font-size: 22px; margin: 0; letter-spacing: -.01em; } header p { margin: 0; color: var(--soft); }
+header .at { margin-left: auto; } nav { margin: 0 2px 16px; color: var(--soft); }
+header a, nav a { color: var(--link); text-decoration: underline; }
 h2 { font-size: 13px; font-weight: 600; color: var(--soft); margin: 0 0 10px; }
 section { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 16px 18px; margin-bottom: 16px; }
 section:has(> .board) { padding: 4px 0; }
@@ -36,7 +38,7 @@ svg { display: block; } svg text { fill: var(--soft); font-size: 11px; }
 .k4 { background: var(--c4); } .k5 { background: var(--c5); }
 .scroll { overflow-x: auto; margin: 0 -18px; padding: 0 18px; }
 .skills td, .skills thead th { text-align: center; padding: 6px 4px; min-width: 74px; font-size: 13px; vertical-align: bottom; }
-.skills td { border: 2px solid var(--card); border-radius: 8px; } .skills td small { display: block; font-size: 11px; }
+.skills td { border: 2px solid var(--card); border-radius: 8px; } .skills td small { display: block; font-size: 11px; color: inherit; }
 .skills tbody th { white-space: nowrap; padding-right: 12px; font-weight: 400; color: var(--ink); }
 .skills thead th:first-child { text-align: left; }
 .none { color: var(--soft); } .h0 { background: rgba(var(--heat), .03); } .h1 { background: rgba(var(--heat), .08); }
