@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -153,11 +154,12 @@ def _parts(words: str, between: str, style: str = "") -> list[Text]:
 
 
 def _wrapped(facts: Sequence[tuple[str, Sequence[Text]]], width: int, more: int) -> list[tuple[str, Text]]:
-    """The facts as lines: a part that does not fit begins a further line, at most `more` of those; what is too long then is cut."""
+    """The facts as lines: what does not fit goes on in a further line, at most `more` of those; what is too long then is cut."""
     lines: list[tuple[str, Text]] = []
     for name, parts in facts:
-        line = parts[0].copy()
-        for part in parts[1:]:
+        first, *others = (piece for part in parts for piece in _pieces(part, width))
+        line = first.copy()
+        for part in others:
             if more and line.cell_len + 3 + part.cell_len > width:
                 lines.append((name, line))
                 name, line, more = "", part.copy(), more - 1
@@ -165,6 +167,13 @@ def _wrapped(facts: Sequence[tuple[str, Sequence[Text]]], width: int, more: int)
                 line.append(" " if line.plain.endswith((",", ":")) else " · ", "dim").append_text(part)
         lines.append((name, line))
     return lines
+
+
+def _pieces(part: Text, width: int) -> Sequence[Text]:
+    """Plain words that are too long for a line are broken between two of them."""
+    if part.cell_len <= width or part.spans or width < 1:
+        return [part]
+    return [Text(line, part.style) for line in wrap(part.plain, width, break_long_words=False, break_on_hyphens=False)]
 
 
 def _update(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[Text]:

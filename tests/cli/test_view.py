@@ -112,6 +112,17 @@ def test_no_figure_is_cut_off_where_there_is_room_for_a_line_more(width: int, he
     assert len(lines) <= height
 
 
+@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (120, 40)])
+def test_a_judges_refusal_is_there_whole(width: int, height: int) -> None:
+    cause = "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
+    remedy = "Join with curriculum = 'tiny-9' and the same reasoning-gym version, or use a judge of your own curriculum."
+    judge = {"url": "http://127.0.0.1:8400", "score": None, "n": 0, "cause": cause, "remedy": remedy}
+    lines = drawn(document(judge=judge), width, height)
+    text = " ".join(" ".join(lines).replace("│", " ").split())
+    assert f"{cause}; {remedy}" in text
+    assert len(lines) <= height
+
+
 def test_one_of_a_thing_is_no_plural() -> None:
     assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(LAST | {"peers": 0})
 
@@ -258,9 +269,9 @@ def test_the_status_and_the_peers_as_lines() -> None:
     assert lines[0] == "state    restarting: the trainer was lost; it starts again now"
     assert f"address  /ip4/192.0.2.7/tcp/40123/p2p/{PEER}" in lines
     assert "reward   0.429, mean of the last 10 rounds" in lines
-    assert "judge    0.310 over 120 questions, http://127.0.0.1:8400" in lines
+    assert "judge    score 0.310 over 120 questions, http://127.0.0.1:8400" in lines
     silent = document(judge={"url": "http://a", "score": None, "n": 0, "cause": "it did not answer", "remedy": "asked again in 30 s"})
-    assert "judge    no grade yet, http://a: it did not answer; asked again in 30 s" in status_lines(silent)
+    assert "judge    no score yet, http://a: it did not answer; asked again in 30 s" in status_lines(silent)
     assert status_lines({"state": "starting"})
     assert state_sentence({"state": "training", "cause": "", "remedy": ""}) == "training"
     peer = {"id": PEER, "name": "brave-otter", "address": None, "direction": "relayed", "connected_at": None, "frames": 12, "rejected": 0}
