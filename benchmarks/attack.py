@@ -3,7 +3,7 @@
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
 NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring, poisoner,
-unserved, or, against a judge, judge-readers, judge-sessions.
+unserved, or, against a judge, judge-readers, judge-board, judge-sessions.
 `python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md.
 With --json the last line is one object:
     {"schema": 1, "work": {"attack": name, "options": [...]}, "figures": {...}, "bounds": {figure: most}, "held": bool}
@@ -32,6 +32,7 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
     "scoring": {"scored_of_sent": 0.1},
     "poisoner": {},
     "judge-readers": {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
+    "judge-board": {"honest_gone": 0, "worst_rank": 3, "gain": 0},
     "judge-sessions": {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},
     "unserved": {"lost": 0.2, "standing": 0},
 }

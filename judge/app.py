@@ -1,7 +1,7 @@
 """The judge over HTTP: reads and checks requests, calls the service, words the answers. In words: docs/judge-protocol.md."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from judge import config, pages
-from judge.leaderboard import WINDOW, Record, Standing, Tally
+from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, Tally, by_specialty
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
@@ -20,6 +20,10 @@ from p2p.identity import nickname
 from swarmd.tasks.scoring import Completion
 
 SCHEMA = 1
+
+
+Handler = Callable[..., Awaitable[Response]]
+Rank = Annotated[int, Query(ge=0, lt=2**31)]
 
 
 class _Body(BaseModel):
@@ -67,20 +71,29 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         return JSONResponse(
             {
                 "evaluation": grade.id, "reward": grade.reward, "reason": grade.reason, "specialty": grade.specialty,
-                "answered": grade.answered, "total": grade.total,
+                "answered": grade.answered, "total": grade.total, "score": grade.score, "n": grade.n,
             }
         )  # fmt: skip
 
 
 def _add_reading_routes(app: FastAPI) -> None:
-    @app.get("/v1/leaderboard")
-    async def leaderboard(request: Request) -> Response:
-        service = _service(request)
-        standings = await service.leaderboard()
-        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-        return JSONResponse({"schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "peers": [_standing(s) for s in standings]})
+    def readable(path: str) -> Callable[[Handler], Handler]:
+        return app.api_route(path, methods=["GET", "HEAD"])
 
-    @app.get("/v1/peers/{peer}")
+    @readable("/v1/leaderboard")
+    async def leaderboard(request: Request, after: Rank = 0) -> Response:
+        service = _service(request)
+        board = await service.leaderboard(after)
+        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+        return JSONResponse(
+            {
+                "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
+                "listed": board.listed, "unlisted": board.unlisted, "answers": board.answers,
+                "peers": [{"rank": s.rank, **_record(s.record)} for s in board.standings], "more_after": board.more_after,
+            }
+        )  # fmt: skip
+
+    @readable("/v1/peers/{peer}")
     async def peer(
         request: Request, peer: Annotated[str, Path(max_length=64)], before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1
     ) -> Response:
@@ -90,15 +103,16 @@ def _add_reading_routes(app: FastAPI) -> None:
         record, history, more = found
         return JSONResponse({"schema": SCHEMA, **_record(record), "evaluations": history, "more_before": more})
 
-    @app.get("/healthz")
+    @readable("/healthz")
     async def healthz(request: Request) -> Response:
         service = _service(request)
-        return JSONResponse({"status": "ok", "curriculum": service.curriculum.digest, **service.load()})
+        return JSONResponse({"status": "ok", "curriculum": service.curriculum.digest, **await service.health()})
 
-    @app.get("/")
-    async def page(request: Request) -> Response:
+    @readable("/")
+    async def page(request: Request, after: Rank = 0) -> Response:
         service = _service(request)
-        text = pages.leaderboard(await service.leaderboard(), service.curriculum.name, service.curriculum.specialties, service.now())
+        board = await service.leaderboard(after)
+        text = pages.leaderboard(board, service.curriculum.name, service.curriculum.specialties, service.now())
         return HTMLResponse(text, headers=pages.HEADERS)
 
 
@@ -162,19 +176,15 @@ def _service(request: Request) -> JudgeService:
     return service
 
 
-def _standing(standing: Standing) -> dict[str, Any]:
-    specialties = {name: _tally(tally) for name, tally in standing.specialties.items()}
-    return {"rank": standing.rank, **_record(standing.record), **_tally(standing.recent), "specialties": specialties}
-
-
 def _record(record: Record) -> dict[str, Any]:
     return {
         "peer": record.peer, "nickname": nickname(record.peer), "model": record.model,
         "first_seen": record.first_seen, "last_seen": record.last_seen,
         "answered": record.answered, "unanswered": record.unanswered, "reward": record.reward, "curve": record.curve,
+        **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
     }  # fmt: skip
 
 
 def _tally(tally: Tally) -> dict[str, Any]:
     interval = tally.interval
-    return {"pass_at_1": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}
+    return {"score": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}

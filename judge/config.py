@@ -12,7 +12,6 @@ MAX_MODEL_CHARACTERS = 100
 OPEN_QUESTIONS = 5_000  # of all peers together
 NEWCOMERS_QUESTIONS = 64  # open at once, of the peers of one network that have no record,
 NETWORK_QUESTIONS = 1_000  # and of those that have one
-RECORD_ANSWERS = 10  # make a record
 SCORING_BACKLOG = 128  # answers waiting for the verifier
 ASK_BURST = 10  # questions a peer may ask for at once,
 ASK_SECONDS = 1.0  # and then one each so many seconds
@@ -24,7 +23,10 @@ SLOW_READERS = 256  # connections with an answer not yet taken; of one network:
 SLOW_READERS_OF_A_NETWORK = 16
 CONNECTIONS = 4_096
 EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
-LEADERBOARD_SECONDS = 2.0  # a leaderboard is worked out once for all who look within so many seconds
+LEADERBOARD_SECONDS = 2.0  # a page of the leaderboard is worked out once for all who look within so many seconds
+PROBE_SECONDS = 2.0  # for so long /healthz says what it found,
+FAILED_SECONDS = 30.0  # and for so long that a write failed
+BOARDS_KEPT = 16  # pages
 
 
 @dataclass(frozen=True, slots=True)

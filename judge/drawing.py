@@ -52,9 +52,9 @@ def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 
         f"{value:g}</text>"
         for value in _ticks(top_x)
     )
-    names = ", ".join(name for name, _ in curves)
+    label = f"Cumulative reward over questions of {', '.join(name for name, _ in curves)}"
     return (
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(f"Cumulative reward over answers of {names}")}">'
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
         f'<g transform="translate({left} 8)">{labels}{lines}</g></svg>'
     )
 

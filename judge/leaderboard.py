@@ -1,16 +1,19 @@
-"""From recorded answers to a ranking. Pure.
+"""A peer's score and its place on the board. Pure.
 
-A model changes while it trains, so what counts is its newest answers: pass@1 is over the last WINDOW of them. Peers are ranked by the
-lower end of Wilson's interval: two lucky answers do not beat ninety right ones of a hundred.
+The score is pass@1 over a peer's last WINDOW questions, since a model changes while it trains. A question that was not answered in time
+counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the lower end of Wilson's interval of it, so that two lucky
+answers do not beat ninety right ones of a hundred; those with fewer than LISTED_ANSWERS answers are not on the board.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from judge.statistics import Interval, wilson
 from p2p.types import PeerId
 
-WINDOW = 100  # answers
+WINDOW = 100  # questions
+LISTED_ANSWERS = 10
+BOARD_PAGE = 50  # peers
 CURVE_POINTS = 48
 
 
@@ -37,25 +40,36 @@ class Record:
     first_seen: float  # seconds since the epoch, by the judge's clock
     last_seen: float
     answered: int  # since the beginning
-    unanswered: int  # questions it let pass: they count as nothing, but they are shown
+    unanswered: int  # questions it let pass
     reward: float  # sum since the beginning
-    recent: Sequence[tuple[str, float]]  # (specialty, reward) of the last WINDOW answers, oldest first
-    curve: Sequence[tuple[int, float]]  # (answers, reward so far), evenly spaced since the beginning
+    recent: Sequence[tuple[str, float]]  # (specialty, reward) of the last WINDOW questions, oldest first
+    curve: Sequence[tuple[int, float]]  # (questions, reward so far), evenly spaced since the beginning
+
+    @property
+    def score(self) -> Tally:
+        return tally(self.recent)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     rank: int
     record: Record
-    recent: Tally
-    specialties: Mapping[str, Tally]
 
 
-def rank(records: Iterable[Record]) -> list[Standing]:
-    """Best first: by the lower end of the interval, then pass@1, then the peer id (so that equal peers keep their order)."""
-    tallies = [(record, tally(record.recent)) for record in records]
-    tallies.sort(key=lambda entry: (-entry[1].interval.low, -entry[1].share, entry[0].peer))
-    return [Standing(place, record, recent, by_specialty(record.recent)) for place, (record, recent) in enumerate(tallies, start=1)]
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One page of it."""
+
+    standings: Sequence[Standing]
+    after: int  # ranks before this page
+    listed: int  # peers on all pages
+    unlisted: int  # peers with too few answers
+    answers: int  # of all of them
+
+    @property
+    def more_after(self) -> int | None:
+        end = self.after + len(self.standings)
+        return end if end < self.listed and self.standings else None
 
 
 def tally(answers: Sequence[tuple[str, float]]) -> Tally:

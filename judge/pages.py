@@ -7,11 +7,10 @@ from html import escape
 from time import gmtime, strftime
 
 from judge.drawing import chart, sparkline, whisker
-from judge.leaderboard import WINDOW, Standing
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, Board, Standing, by_specialty
 from judge.style import STYLE
 from p2p.identity import nickname
 
-SHOWN = 100  # peers; the JSON has more
 CHARTED = 6  # curves, one for each colour of the style sheet
 
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -25,26 +24,38 @@ HEADERS = {
 }
 
 
-def leaderboard(standings: Sequence[Standing], curriculum: str, specialties: Sequence[str], now: float) -> str:
+def leaderboard(board: Board, curriculum: str, specialties: Sequence[str], now: float) -> str:
     """`now`: seconds since the epoch, for "12 s ago"."""
-    shown = standings[:SHOWN]
-    answers = sum(s.record.answered for s in standings)
-    body = _board(shown, specialties, now) if shown else _EMPTY
+    body = _board(board.standings, specialties, now) if board.standings else _EMPTY
+    at = strftime("%H:%M:%S UTC", gmtime(now))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>swarmd judge</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
-        f'<meta http-equiv="refresh" content="30"><style>{STYLE}</style></head><body><main>'
-        f"<header><h1>swarmd judge</h1><p>{escape(curriculum)} · {_count(len(standings), 'node')} · {_count(answers, 'answer')}</p>"
-        "</header>"
-        f"{body}<footer>{_FOOTER}</footer></main></body></html>"
+        f"<style>{STYLE}</style></head><body><main>"
+        f"<header><h1>swarmd judge</h1><p>{escape(curriculum)} · {_count(board.listed, 'node')} · {_count(board.answers, 'answer')}</p>"
+        f'<p class="at">{at} <a href="">Reload</a></p></header>'
+        f"{body}{_pages(board)}<footer>{_FOOTER}</footer></main></body></html>"
     )
 
 
-_EMPTY = "<p class='empty'>Nobody has answered yet. Join with <code>swarmd join --judge</code> and the address of this page.</p>"
+def _pages(board: Board) -> str:
+    links = []
+    if board.after:
+        links.append(f'<a href="/?after={max(0, board.after - BOARD_PAGE)}">Previous</a>')
+    if board.more_after is not None:
+        links.append(f'<a href="/?after={board.more_after}">Next</a>')
+    few = f"{_count(board.unlisted, 'node')} with fewer than {LISTED_ANSWERS} answers not shown" if board.unlisted else ""
+    return f'<nav aria-label="Pages">{" · ".join(filter(None, [*links, few]))}</nav>' if links or few else ""
+
+
+_EMPTY = (
+    f"<p class='empty'>No node has {LISTED_ANSWERS} answers yet. "
+    "Join with <code>swarmd join --judge</code> and the address of this page.</p>"
+)
 _FOOTER = (
-    f"<p>pass@1 is over the last {WINDOW} answers of each node; the bar is Wilson's 95 % interval, and nodes are ranked by its lower end. "
-    "Every question is a fresh one that no node trains on, asked of one key, answered once, before a deadline, and scored here. "
-    "Unanswered questions count as nothing. The key is proven; which model stands behind it cannot be.</p>"
+    f"<p>The score is pass@1 over a node's last {WINDOW} questions; the bar is Wilson's 95 % interval, and nodes are ranked by its lower "
+    "end. Every question is drawn anew, from numbers that no node trains on, asked of one key, answered once, before a deadline, and "
+    "scored here. A question not answered in time counts as wrong. The key is proven; which model stands behind it cannot be.</p>"
     '<p><a href="/v1/leaderboard">JSON</a></p>'
 )
 
@@ -54,12 +65,12 @@ def _board(standings: Sequence[Standing], specialties: Sequence[str], now: float
     picture = chart(charted)
     if picture:
         legend = "".join(f'<li><i class="k{colour}"></i>{escape(name)}</li>' for colour, (name, _) in enumerate(charted))
-        picture = f"<section><h2>Cumulative reward over answers</h2>{picture}<ul class='legend'>{legend}</ul></section>"
+        picture = f"<section><h2>Cumulative reward over questions</h2>{picture}<ul class='legend'>{legend}</ul></section>"
     rows = "".join(_row(s, now) for s in standings)
     heads = "".join(f'<th scope="col"><span>{escape(name.replace("_", " "))}</span></th>' for name in specialties)
     cells = "".join(_specialties(s, specialties) for s in standings)
     return (
-        '<section><table class="board"><thead><tr><th scope="col">#</th><th scope="col">Node</th><th scope="col">pass@1</th>'
+        '<section><table class="board"><thead><tr><th scope="col">#</th><th scope="col">Node</th><th scope="col">Score</th>'
         '<th scope="col">Answers</th><th scope="col">Reward</th><th scope="col">Last seen</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></section>{picture}"
         f'<section><h2>By specialty</h2><div class="scroll"><table class="skills"><thead><tr><th scope="col">Node</th>{heads}</tr></thead>'
@@ -68,7 +79,7 @@ def _board(standings: Sequence[Standing], specialties: Sequence[str], now: float
 
 
 def _row(standing: Standing, now: float) -> str:
-    record, recent = standing.record, standing.recent
+    record, recent = standing.record, standing.record.score
     interval = recent.interval
     seen = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(record.last_seen))
     let_pass = f'<small title="questions it let pass">{record.unanswered} unanswered</small>' if record.unanswered else ""
@@ -90,9 +101,9 @@ def _node(peer: str) -> str:
 
 
 def _specialties(standing: Standing, specialties: Sequence[str]) -> str:
-    cells = []
+    cells, tallies = [], by_specialty(standing.record.recent)
     for name in specialties:
-        tally = standing.specialties.get(name)
+        tally = tallies.get(name)
         if tally is None:
             cells.append('<td class="none">–</td>')
         else:

@@ -27,8 +27,12 @@ NO_SUCH_QUESTION = Refusal(404, "no such question is open", "Ask for a new one; 
 OTHER_PEER = Refusal(403, "this question was asked of another peer", "Answer only what your own key asked for.")
 ALREADY_ANSWERED = Refusal(409, "this question has been answered", "A question is answered once. Ask for a new one.")
 TOO_LATE = Refusal(
-    410, "the deadline of this question has passed", "Ask for a new one. If your node is slow, the judge's operator can raise --deadline."
+    410,
+    "the deadline of this question has passed; it counts as wrong",
+    "Ask for a new one. If your node is slow, the judge's operator can raise --deadline.",
 )
+GIVEN_UP = Refusal(410, "the judge could not score or record the answer; the question counts as nothing", "Ask for a new one.")
+UNHEALTHY = Refusal(503, "the judge cannot write its database", "Its operator finds the cause in its log; a full disk is the usual one.")
 BUSY = Refusal(503, "the judge has too much to do", "Ask again later.", retry_after=30)
 CROWDED = Refusal(
     429,

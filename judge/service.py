@@ -7,6 +7,7 @@ the loop. Only the judge's own clocks are read: a monotonic one for deadlines, t
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
 import sqlite3
@@ -19,18 +20,20 @@ from typing import Any, TypeVar
 from judge.config import (
     ASK_BURST,
     ASK_SECONDS,
+    BOARDS_KEPT,
     EXPIRE_SECONDS,
+    FAILED_SECONDS,
     LEADERBOARD_SECONDS,
     NETWORK_QUESTIONS,
     NEWCOMERS_QUESTIONS,
     OPEN_QUESTIONS,
-    RECORD_ANSWERS,
+    PROBE_SECONDS,
     SCORING_BACKLOG,
     JudgeSettings,
 )
-from judge.leaderboard import Record, Standing, rank
+from judge.leaderboard import LISTED_ANSWERS, Board, Record
 from judge.limits import TokenBuckets, network_of
-from judge.refusals import BUSY, FAULT, Refusal, Refused
+from judge.refusals import BUSY, FAULT, UNHEALTHY, Refusal, Refused
 from judge.sessions import Asker, OpenQuestion, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
@@ -93,8 +96,11 @@ class JudgeService:
         self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
-        self._standings: tuple[float, list[Standing]] | None = None
-        self._standings_lock = asyncio.Lock()
+        self._boards: dict[int, tuple[float, Board]] = {}  # by their first rank less one; each for LEADERBOARD_SECONDS
+        self._boards_lock = asyncio.Lock()
+        self._probed: tuple[float, bool] | None = None  # when, and whether it could write
+        self._failed = -math.inf  # when the database last could not be used
+        self._probe_lock = asyncio.Lock()
 
     async def ask(self, signed: Signed, host: str, round_number: int, model: str, curriculum: str) -> Handed:
         """host: the address it comes from. Raises Refused."""
@@ -112,7 +118,7 @@ class JudgeService:
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
         await self.expire()
-        asker = Asker(network_of(host), await self._write(self._store.answered, signed.peer) >= RECORD_ANSWERS)
+        asker = Asker(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)
         now = self._monotonic()
         outcome = self._sessions.ask(signed.peer, asker, now)
         if isinstance(outcome, Refusal):
@@ -138,17 +144,21 @@ class JudgeService:
         question = self._sessions.take(id, signed.peer, now)
         if isinstance(question, Refusal):
             raise Refused(question)
-        judgement = await self._judgement(question, answer)
-        grade: Grade = await self._write(
-            self._store.graded, question, answer, judgement, now - question.asked, signed.sequence, self._wall()
-        )
+        try:
+            judgement = await self._judgement(question, answer)
+            grade: Grade = await self._write(
+                self._store.graded, question, answer, judgement, now - question.asked, signed.sequence, self._wall()
+            )
+        except Refused:
+            self._sessions.give_up(question)
+            raise
         return grade
 
     async def expire(self) -> None:
         """Record the questions nobody answered in time. Called before every request that depends on it, and now and then."""
         late = self._sessions.expire(self._monotonic())
         if late:
-            await self._write(self._store.unanswered, late)
+            await self._write(self._store.lapsed, late)
 
     async def expire_forever(self) -> None:
         while True:
@@ -156,12 +166,16 @@ class JudgeService:
             with contextlib.suppress(Refused):  # the disk failed; that is in the log
                 await self.expire()
 
-    async def leaderboard(self) -> list[Standing]:
-        async with self._standings_lock:
+    async def leaderboard(self, after: int) -> Board:
+        """The page of those ranked `after` + 1 and on."""
+        async with self._boards_lock:
             now = self._monotonic()
-            if self._standings is None or not 0 <= now - self._standings[0] < LEADERBOARD_SECONDS:
-                self._standings = (now, rank(await self._write(self._store.records)))
-            return self._standings[1]
+            self._boards = {start: kept for start, kept in self._boards.items() if 0 <= now - kept[0] < LEADERBOARD_SECONDS}
+            if after not in self._boards:
+                self._boards[after] = (now, await self._write(self._store.board, after))
+                while len(self._boards) > BOARDS_KEPT:
+                    del self._boards[next(iter(self._boards))]
+            return self._boards[after][1]
 
     async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]], int | None] | None:
         """What is known of it, a page of its answers, and where the next page begins."""
@@ -172,7 +186,18 @@ class JudgeService:
         """Seconds since the epoch, by the judge's own clock."""
         return self._wall()
 
-    def load(self) -> Mapping[str, int]:
+    async def health(self) -> Mapping[str, int]:
+        """How busy it is. Raises Refused where it cannot write."""
+        async with self._probe_lock:
+            now = self._monotonic()
+            if self._probed is None or not 0 <= now - self._probed[0] < PROBE_SECONDS:
+                try:
+                    await self._write(self._store.probe, self._wall())
+                    self._probed = (now, True)
+                except Refused:
+                    self._probed = (now, False)
+            if not self._probed[1] or now - self._failed < FAILED_SECONDS:
+                raise Refused(UNHEALTHY)
         return {"open": len(self._sessions), "scoring": self._scoring}
 
     async def close(self) -> None:
@@ -202,4 +227,5 @@ class JudgeService:
             return await asyncio.get_running_loop().run_in_executor(self._ledger, step, *arguments)
         except sqlite3.Error:  # a full or broken disk; the operator hears of it in the log, the node gets a refusal
             log.exception("cannot use the database %s", self.settings.database)
+            self._failed = self._monotonic()
             raise Refused(FAULT) from None

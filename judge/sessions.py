@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
+from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, GIVEN_UP, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
 from p2p.types import PeerId
 from swarmd.tasks.source import Task
 
@@ -115,6 +115,10 @@ class Sessions:
     def withdraw(self, question: OpenQuestion) -> None:
         """Forget a question that was never handed out."""
         self._close(question, NO_SUCH_QUESTION)
+
+    def give_up(self, question: OpenQuestion) -> None:
+        """It was taken, and its answer is lost by no fault of the peer."""
+        self._closed[question.id] = (question.peer, GIVEN_UP)
 
     def _close(self, question: OpenQuestion, why: Refusal) -> None:
         del self._open[question.id]

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.leaderboard import WINDOW, Record, curve_numbers
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, Board, Record, Standing, Tally, curve_numbers, tally
 from judge.sessions import OpenQuestion
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, Judgement
 
-SCHEMA_VERSION = 1
-SHOWN_PEERS = 1_000  # on the leaderboard, at most: those seen last
+SCHEMA_VERSION = 2
+LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
+PROBE_BYTES = 16 * 1024
 HISTORY_PAGE = 500  # answers of a peer, at most,
 HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
 
@@ -29,7 +30,6 @@ CREATE TABLE peers (
     peer TEXT PRIMARY KEY, model TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL, sequence INTEGER NOT NULL,
     answered INTEGER NOT NULL DEFAULT 0, unanswered INTEGER NOT NULL DEFAULT 0, reward REAL NOT NULL DEFAULT 0
 ) STRICT;
-CREATE INDEX peers_seen ON peers (last_seen);
 CREATE TABLE evaluations (
     id TEXT PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers, round INTEGER NOT NULL, model TEXT NOT NULL,
     specialty TEXT NOT NULL, n INTEGER NOT NULL, asked_at REAL NOT NULL,
@@ -39,6 +39,12 @@ CREATE TABLE evaluations (
 ) STRICT;
 CREATE UNIQUE INDEX evaluations_graded ON evaluations (peer, number) WHERE number IS NOT NULL;
 CREATE INDEX evaluations_open ON evaluations (state) WHERE state = 'open';
+"""
+# What counts has a number: graded answers, and since schema 2 questions that lapsed. `low`: the lower end of the score's interval.
+_SCHEMA_2 = f"""
+ALTER TABLE peers ADD COLUMN low REAL NOT NULL DEFAULT 0;
+DROP INDEX IF EXISTS peers_seen;
+CREATE INDEX peers_board ON peers (low DESC, peer) WHERE answered >= {LISTED_ANSWERS};
 """
 
 
@@ -52,6 +58,8 @@ class Grade:
     specialty: str
     answered: int  # answers of this peer, this one included
     total: float  # its rewards so far
+    score: float  # pass@1 of its newest questions,
+    n: int  # so many
 
 
 class Store:
@@ -89,7 +97,9 @@ class Store:
         self._db.execute("PRAGMA foreign_keys=ON")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+            self._db.executescript(f"BEGIN; {_SCHEMA} {_SCHEMA_2} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        elif version == 1:
+            self._move_to_2()
         elif version != SCHEMA_VERSION:
             raise DatabaseUnusable(
                 f"{self._path} was written by another version of the judge (schema {version}, this one knows {SCHEMA_VERSION}); "
@@ -105,6 +115,14 @@ class Store:
                 )
             # What was open when the last judge stopped can no longer be answered, and that is not the peers' fault.
             self._db.execute("UPDATE evaluations SET state = 'void' WHERE state = 'open'")
+
+    def _move_to_2(self) -> None:
+        with self._write():
+            for statement in filter(str.strip, _SCHEMA_2.split(";")):
+                self._db.execute(statement)
+            for (peer,) in self._db.execute("SELECT peer FROM peers").fetchall():
+                self._place(peer)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def close(self) -> None:
         self._db.close()
@@ -138,42 +156,80 @@ class Store:
         with self._write():
             peer = self._db.execute(
                 "UPDATE peers SET answered = answered + 1, reward = reward + ?, last_seen = ?, sequence = max(sequence, ?) WHERE peer = ? "
-                "RETURNING answered, reward",
+                "RETURNING answered, answered + unanswered AS number, reward",
                 (reward, at, sequence, question.peer),
             ).fetchone()
             done = self._db.execute(
                 "UPDATE evaluations SET state = 'graded', number = ?, reward = ?, reason = ?, total = ?, seconds = ?, answer = ?, "
                 "ended = ? WHERE id = ? AND state = 'open'",
-                (peer["answered"], reward, reason, peer["reward"], seconds, answer.text, answer.ended, question.id),
+                (peer["number"], reward, reason, peer["reward"], seconds, answer.text, answer.ended, question.id),
             )
             if done.rowcount != 1:
                 raise sqlite3.IntegrityError(f"evaluation {question.id} is not open")  # undone as a whole: nothing counts twice
-        return Grade(question.id, reward, reason, question.task.ref.specialty, peer["answered"], peer["reward"])
+            recent = self._place(question.peer)
+        specialty, answered, total = question.task.ref.specialty, peer["answered"], peer["reward"]
+        return Grade(question.id, reward, reason, specialty, answered, total, recent.share, recent.answers)
 
-    def unanswered(self, questions: Sequence[OpenQuestion]) -> None:
+    def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
+        """Record questions that were not answered in time: they count as wrong."""
         with self._write():
             for question in questions:
-                self._db.execute("UPDATE evaluations SET state = 'unanswered' WHERE id = ? AND state = 'open'", (question.id,))
-                self._db.execute("UPDATE peers SET unanswered = unanswered + 1 WHERE peer = ?", (question.peer,))
+                peer = self._db.execute(
+                    "UPDATE peers SET unanswered = unanswered + 1 WHERE peer = ? RETURNING answered + unanswered AS number, reward",
+                    (question.peer,),
+                ).fetchone()
+                done = self._db.execute(
+                    "UPDATE evaluations SET state = 'unanswered', number = ?, reward = 0, reason = ?, total = ? "
+                    "WHERE id = ? AND state = 'open'",
+                    (peer["number"], LAPSED, peer["reward"], question.id),
+                )
+                if done.rowcount != 1:
+                    raise sqlite3.IntegrityError(f"evaluation {question.id} is not open")
+                self._place(question.peer)
+
+    def _place(self, peer: str) -> Tally:
+        """The tally of its newest questions; its place on the board follows from it."""
+        recent = tally(self._recent(peer))
+        self._db.execute("UPDATE peers SET low = ? WHERE peer = ?", (recent.interval.low if recent.answers else 0.0, peer))
+        return recent
+
+    def _recent(self, peer: str) -> Sequence[tuple[str, float]]:
+        """Specialty and reward of the newest questions that count, oldest first."""
+        rows = self._db.execute(
+            "SELECT specialty, reward FROM evaluations WHERE peer = ? AND number IS NOT NULL ORDER BY number DESC LIMIT ?", (peer, WINDOW)
+        ).fetchall()
+        return [(row["specialty"], row["reward"]) for row in reversed(rows)]
+
+    def probe(self, at: float) -> None:
+        """Write about as much as a question and its answer need; sqlite3.Error where that is not possible."""
+        with self._write():
+            self._db.execute("INSERT OR REPLACE INTO about VALUES ('probe', ?)", (f"{at} ".ljust(PROBE_BYTES, "."),))
 
     def void(self, question: OpenQuestion) -> None:
         """The judge could not score it: it counts as nothing, and against nobody."""
         with self._write():
             self._db.execute("UPDATE evaluations SET state = 'void' WHERE id = ? AND state = 'open'", (question.id,))
 
-    def records(self, limit: int = SHOWN_PEERS) -> list[Record]:
-        """Everyone who has answered, those seen last first."""
-        rows = self._db.execute("SELECT * FROM peers WHERE answered > 0 ORDER BY last_seen DESC LIMIT ?", (limit,)).fetchall()
-        return [self._record(row) for row in rows]
+    def board(self, after: int, limit: int = BOARD_PAGE) -> Board:
+        """The peers ranked `after` + 1 and on, best first; of equal ones the first by its id."""
+        rows = self._db.execute(
+            f"SELECT * FROM peers WHERE answered >= {LISTED_ANSWERS} ORDER BY low DESC, peer LIMIT ? OFFSET ?",  # noqa: S608 - a constant
+            (limit, after),
+        ).fetchall()
+        listed, others, answers = self._db.execute(
+            f"SELECT count(*) FILTER (WHERE answered >= {LISTED_ANSWERS}), count(*) FILTER (WHERE answered BETWEEN 1 AND "  # noqa: S608
+            f"{LISTED_ANSWERS - 1}), total(answered) FROM peers"
+        ).fetchone()
+        return Board([Standing(after + place, self._record(row)) for place, row in enumerate(rows, 1)], after, listed, others, int(answers))
 
     def record(self, peer: str) -> Record | None:
         row = self._db.execute("SELECT * FROM peers WHERE peer = ?", (peer,)).fetchone()
         return None if row is None else self._record(row)
 
     def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """Graded answers with a number below `before`, newest first, and where the next page begins; None: it was the last.
+        """What counts and has a number below `before`, newest first, and where the next page begins; None: it was the last.
 
-        The task and the answer are there: anybody can score it again.
+        An answer is null where the question lapsed. The task and the answer are there: anybody can score it again.
         """
         found: list[Mapping[str, Any]] = []
         size = 0
@@ -183,7 +239,7 @@ class Store:
             (peer, before, limit + 1),
         )
         for row in rows:
-            entry = {**dict(row), "ended": bool(row["ended"])}
+            entry = {**dict(row), "ended": None if row["ended"] is None else bool(row["ended"])}
             size += len(json.dumps(entry, ensure_ascii=False).encode())
             if found and (len(found) == limit or size > HISTORY_BYTES):
                 return found, int(found[-1]["number"])
@@ -191,19 +247,15 @@ class Store:
         return found, None
 
     def _record(self, row: sqlite3.Row) -> Record:
-        answered = row["answered"]
-        recent = self._db.execute(
-            "SELECT specialty, reward FROM evaluations WHERE peer = ? AND number > ? ORDER BY number", (row["peer"], answered - WINDOW)
-        ).fetchall()
-        numbers = curve_numbers(answered)
+        numbers = curve_numbers(row["answered"] + row["unanswered"])
         marks = ",".join("?" * len(numbers))
         curve = self._db.execute(
             f"SELECT number, total FROM evaluations WHERE peer = ? AND number IN ({marks}) ORDER BY number",  # noqa: S608 - marks are ?,?,?
             (row["peer"], *numbers),
         ).fetchall()
         return Record(
-            row["peer"], row["model"], row["first_seen"], row["last_seen"], answered, row["unanswered"], row["reward"],
-            recent=[(r["specialty"], r["reward"]) for r in recent], curve=[(r["number"], r["total"]) for r in curve],
+            row["peer"], row["model"], row["first_seen"], row["last_seen"], row["answered"], row["unanswered"], row["reward"],
+            recent=self._recent(row["peer"]), curve=[(r["number"], r["total"]) for r in curve],
         )  # fmt: skip
 
     @contextmanager

@@ -282,7 +282,7 @@ class Daemon:
         self.child.tell(link.Question(question_id, text))
 
     def _judged_by(self, url: str) -> Evaluation:
-        return self._judge(url, ask_trainer=self._ask_trainer, judged=self._judged)
+        return self._judge(url, ask_trainer=self._ask_trainer, judged=self._judged, talk=self.view.talk)
 
     async def _find_judge(self, seeker: Seeker) -> None:
         found = await seeker.run()

@@ -176,7 +176,7 @@ class Seeker:
         if self.found is not None:
             return {"advertised_by": [{"id": peer, "name": nickname(peer)} for peer in self.found.by]}
         nobody = {"cause": "nobody in this swarm tells of a judge yet", "remedy": "wait, or set judge.url to one"}
-        return {"url": AUTO, "score": None, "n": 0, "reward": 0.0, **nobody, "advertised_by": []}
+        return {"url": AUTO, "score": None, "n": 0, **nobody, "advertised_by": []}
 
 
 def _on_this_machine(peers: Sequence[Peer], peer: PeerId) -> bool:

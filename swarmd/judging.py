@@ -29,6 +29,7 @@ MAX_RESPONSE = 64 * 1024  # bytes; an honest one has less than 4 KiB
 MAX_QUESTION = 8_192  # characters; the longest of sapo-9 has about 1,000
 MAX_ANSWER = 16_384  # characters; a judge takes no more
 MAX_MODEL = 100  # characters
+MAX_WORDS = 1_000  # characters of a refusal; an honest one has about 200
 FIRST_WAIT, LONGEST_WAIT = 5.0, 600.0  # seconds
 
 _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
@@ -53,8 +54,8 @@ class Graded:
     reward: float  # 0.0 or 1.0, of this answer
     reason: str  # why, in the judge's words
     specialty: str
-    answered: int  # answers of ours the judge has scored, this one included
-    total: float  # their rewards
+    score: float  # pass@1 over our newest questions, by the judge's count (docs/judge-protocol.md)
+    n: int  # so many
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class _Grade(msgspec.Struct, frozen=True):
     specialty: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}\Z")]
     answered: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
     total: Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    n: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -170,7 +173,7 @@ class JudgeClient:
         if grade.evaluation != question.id or grade.reward not in (0.0, 1.0) or grade.total > grade.answered:
             return self._failed(self._lie("a grade that cannot be"))
         self._failures = 0
-        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.answered, grade.total)
+        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n)
 
     def _failed(self, silence: Silence) -> Silence:
         self._failures += 1
@@ -246,7 +249,7 @@ class JudgeClient:
 
 def _readable(text: str) -> str:
     """A stranger's words, for the operator's terminal: one line, nothing that moves the cursor."""
-    return "".join(c if c.isprintable() else " " for c in text[:200]).strip()
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_WORDS]).strip()
 
 
 class Evaluation:
@@ -260,10 +263,11 @@ class Evaluation:
         ask_trainer: Callable[[str, str], None],
         judged: Callable[[float, int], None],
         client: JudgeClient | None = None,
+        talk: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        """`ask_trainer(question id, text)`; `judged(pass@1 over all our answers, their number)`. Raises BadJudgeUrl."""
+        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`: to the operator. Raises BadJudgeUrl."""
         self._client = client or JudgeClient(url, identity, curriculum_digest)
-        self._ask_trainer, self._judged = ask_trainer, judged
+        self._ask_trainer, self._judged, self._talk = ask_trainer, judged, talk
         self._busy = False
         self._open: Question | None = None
         self._last: Graded | None = None
@@ -298,16 +302,15 @@ class Evaluation:
             self._hear(outcome)
             return
         self._last, self._silence = outcome, None
-        self._judged(outcome.total / outcome.answered, outcome.answered)
+        self._judged(outcome.score, outcome.n)
 
     def document(self) -> dict[str, Any]:
         """For `swarmd status`: the last grade, and why there is none newer."""
         last, silence = self._last, self._silence
         return {
             "url": self._client.origin,
-            "score": last.total / last.answered if last else None,  # pass@1 over all our answers
-            "n": last.answered if last else 0,
-            "reward": last.total if last else 0.0,
+            "score": last.score if last else None,
+            "n": last.n if last else 0,
             "cause": silence.cause if silence else "",
             "remedy": silence.remedy if silence else "",
             "asked_again_in": round(self._client.wait(), 1),  # seconds
@@ -316,4 +319,5 @@ class Evaluation:
     def _hear(self, silence: Silence) -> None:
         if silence != self._silence:
             log.warning("not judged: %s; %s", silence.cause, silence.remedy)
+            self._talk(f"not judged: {silence.cause}; {silence.remedy}")
         self._silence = silence

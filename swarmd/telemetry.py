@@ -37,7 +37,7 @@ def metrics_line(
 ) -> dict[str, Any]:
     """One line of metrics.jsonl (docs/metrics.md).
 
-    time: seconds since the epoch at the round's end. judge: `{"score", "n"}` of the last evaluation, or None.
+    time: seconds since the epoch at the round's end. judge: `{"score", "n"}` as the judge last gave it, or None.
     checkpoint_seconds: what saves took out of the loop since the line before: the line's `seconds.checkpoint`.
     pool_external_share: of the pool, 0..1. mu: what generating a rollout cost over what training on one did; gamma: the round's cost over
     that of one that generates all it trains on. workers: how those beside the trainer stand. A figure that is not a finite number is

@@ -226,8 +226,8 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:
-    """The last grade, and why there is no newer one."""
-    grade = f"{judge['score']:.3f} over {judge['n']} questions" if judge.get("score") is not None else "no grade yet"
+    """The score, and why there is no newer one."""
+    grade = f"score {judge['score']:.3f} over {judge['n']} questions" if judge.get("score") is not None else "no score yet"
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
     whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
     facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")

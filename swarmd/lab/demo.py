@@ -128,7 +128,7 @@ def _show(live: Live, talk: Console, stories: list[Story], rounds: int) -> None:
 def _table(stories: list[Story], summaries: Sequence[Mapping[str, Any]], rounds: int | None = None) -> Table:
     table = Table(title="the demo swarm", title_justify="left")
     table.add_column("node", no_wrap=True)
-    for heading in ("rounds", "external\ntrained", "reward\nfirst → last", "judge\npass@1 (n)"):
+    for heading in ("rounds", "external\ntrained", "reward\nfirst → last", "judge\nscore (n)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("killed")
     for story, summary in zip(stories, summaries, strict=True):
@@ -146,4 +146,4 @@ def _table(stories: list[Story], summaries: Sequence[Mapping[str, Any]], rounds:
 
 def _evaluations(judge_url: str) -> int:
     board = httpx2.get(f"{judge_url}/v1/leaderboard", timeout=10, trust_env=False).json()
-    return sum(int(row["answered"]) for row in board["peers"])
+    return int(board["answers"])

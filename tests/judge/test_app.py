@@ -37,9 +37,8 @@ async def asked(court: Court, peer: SigningPeer) -> str:
 
 
 async def standing(court: Court, peer: SigningPeer) -> dict[str, Any]:
-    court.forget_leaderboard()
-    rows = (await court.http.get("/v1/leaderboard")).json()["peers"]
-    return next((dict(row) for row in rows if row["peer"] == peer.identity.peer_id), {})
+    response = await court.http.get(f"/v1/peers/{peer.identity.peer_id}")
+    return dict(response.json()) if response.status_code == 200 else {}
 
 
 async def test_an_evaluation(court: Court) -> None:
@@ -56,8 +55,9 @@ async def test_an_evaluation(court: Court) -> None:
         graded = (await court.answer(peer, question["evaluation"], text)).json()
         assert (graded["reward"], graded["reason"]) == ((1.0, "correct") if right else (0.0, "no answer"))
         assert (graded["answered"], graded["total"]) == (number, number // 2)
+        assert (graded["score"], graded["n"]) == (number // 2 / number, number)
     row = await standing(court, peer)
-    assert (row["n"], row["right"], row["pass_at_1"], row["reward"], row["unanswered"]) == (8, 4, 0.5, 4.0, 0)
+    assert (row["n"], row["right"], row["score"], row["reward"], row["unanswered"]) == (8, 4, 0.5, 4.0, 0)
     assert 0.2 < row["low"] < 0.5 < row["high"] < 0.8
     assert sum(tally["n"] for tally in row["specialties"].values()) == 8
     assert row["curve"][-1] == [8, 4.0]
@@ -102,12 +102,13 @@ async def test_in_time(court: Court) -> None:
     right = await court.right_answer(peer, evaluation)
     court.monotonic.now += 60.1
     refused(await court.answer(peer, evaluation, right), 410, "deadline")
-    assert await standing(court, peer) == {}  # nothing answered, so no place
     again = await asked(court, peer)
     assert again != evaluation
-    assert (await court.answer(peer, again, await court.right_answer(peer, again))).status_code == 200
+    right = await court.right_answer(peer, again)
+    assert (await court.answer(peer, again, right)).status_code == 200
     row = await standing(court, peer)
-    assert (row["n"], row["unanswered"], row["pass_at_1"]) == (1, 1, 1.0)  # recorded, and counted as nothing
+    assert (row["n"], row["answered"], row["unanswered"], row["score"]) == (2, 1, 1, 0.5)  # it counts as wrong
+    assert [(entry["answer"], entry["reward"]) for entry in row["evaluations"]] == [(right, 1.0), (None, 0.0)]
 
 
 async def test_wall_clock_jumps_do_not_matter(court: Court) -> None:
@@ -274,6 +275,66 @@ async def test_what_is_not_there(court: Court) -> None:
     assert (health["status"], health["curriculum"]) == ("ok", TINY_9.digest)
 
 
+async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
+    """An answer that could not be recorded is not "answered", and the question does not lapse; /healthz says that the disk is full."""
+    peer, database = court.peer(), court.service._store._db
+    evaluation = await asked(court, peer)
+    right = await court.right_answer(peer, evaluation)
+    assert (await court.http.get("/healthz")).status_code == 200
+    court.monotonic.now += 3.0
+    database.execute(f"PRAGMA max_page_count={database.execute('PRAGMA page_count').fetchone()[0]}")
+    try:
+        refused(await court.answer(peer, evaluation, "x" * 16_000), 500)
+        refused(await court.http.get("/healthz"), 503, "cannot write")
+        refused(await court.answer(peer, evaluation, right), 410, "counts as nothing")
+    finally:
+        database.execute("PRAGMA max_page_count=1000000")
+    court.monotonic.now += 61.0
+    assert (await court.http.get("/healthz")).json()["status"] == "ok"
+    court.monotonic.now += 3.0
+    database.execute("PRAGMA query_only=1")  # nobody asks, and yet it is noticed
+    try:
+        refused(await court.http.get("/healthz"), 503, "cannot write")
+    finally:
+        database.execute("PRAGMA query_only=0")
+    court.monotonic.now += 31.0
+    assert (await court.http.get("/healthz")).status_code == 200
+    again = await asked(court, peer)
+    assert again != evaluation
+    assert (await court.answer(peer, again, "x")).json()["n"] == 1
+    assert (await standing(court, peer))["unanswered"] == 0
+
+
+async def test_every_page_answers_head(court: Court) -> None:
+    peer = court.peer()
+    await court.answer(peer, await asked(court, peer), "x")
+    for page in ("/", "/healthz", "/v1/leaderboard", f"/v1/peers/{peer.identity.peer_id}"):
+        assert (await court.http.head(page)).status_code == (await court.http.get(page)).status_code == 200, page
+
+
+async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
+    """What an answer says, the peer's page and the board: one score, over as many questions."""
+    peer = court.peer()
+    for number in range(12):
+        evaluation = await asked(court, peer)
+        court.monotonic.now += 1.1
+        text = await court.right_answer(peer, evaluation) if number % 3 else "x"
+        said = (await court.answer(peer, evaluation, text)).json()
+        if number == 5:
+            await asked(court, peer)
+            court.monotonic.now += 61.0
+    court.forget_leaderboard()
+    board = (await court.http.get("/v1/leaderboard")).json()
+    assert board["listed_answers"] == 10
+    assert board["more_after"] is None
+    row = next(row for row in board["peers"] if row["peer"] == peer.identity.peer_id)
+    shown = await standing(court, peer)
+    assert (said["score"], said["n"]) == (row["score"], row["n"]) == (shown["score"], shown["n"]) == (8 / 13, 13)
+    assert f"<b>{8 / 13:.0%}</b>" in (await court.http.get("/")).text
+    assert (await court.http.get("/v1/leaderboard?after=1000")).json()["peers"] == []
+    refused(await court.http.get("/v1/leaderboard?after=-1"), 422)
+
+
 async def test_a_failing_disk_is_a_refusal_and_heals(court: Court) -> None:
     peer, database = court.peer(), court.service._store._db
     pages = database.execute("PRAGMA page_count").fetchone()[0]
@@ -326,7 +387,7 @@ async def test_a_verifier_that_cannot_run_counts_against_nobody(court: Court, mo
     with monkeypatch.context() as patch:
         patch.setattr(court.service, "_mark", fails)
         refused(await court.answer(peer, evaluation, "x"), 500, "fault of its own")
-    refused(await court.answer(peer, evaluation, "x"), 409)
+    refused(await court.answer(peer, evaluation, "x"), 410, "counts as nothing")
     assert (await court.answer(peer, await asked(court, peer), "x")).status_code == 200
     row = await standing(court, peer)
     assert (row["n"], row["unanswered"]) == (1, 0)

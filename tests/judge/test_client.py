@@ -35,7 +35,9 @@ ME = Identity.from_seed(b"\x07" * 32)
 SHORT = Patience(connect=0.5, read=0.4, whole=0.8)
 ID = "ab" * 16
 QUESTION: Mapping[str, Any] = {"evaluation": ID, "question": "1 + 1?", "seconds": 60.0}
-GRADE: Mapping[str, Any] = {"evaluation": ID, "reward": 1.0, "reason": "correct", "specialty": "bf", "answered": 3, "total": 2.0}
+GRADE: Mapping[str, Any] = {
+    "evaluation": ID, "reward": 1.0, "reason": "correct", "specialty": "bf", "answered": 3, "total": 2.0, "score": 0.625, "n": 4,
+}  # fmt: skip
 
 Handler = Callable[[trio.SocketStream, bytes], Awaitable[None]]
 
@@ -118,7 +120,7 @@ async def test_an_evaluation() -> None:
         question = await evaluated.ask(3, "/home/me/models/tiny")
         assert question == Question(ID, "1 + 1?", expires=60.0)
         assert isinstance(question, Question)
-        assert await evaluated.answer(question, Completion("2", True)) == Graded(1.0, "correct", "bf", 3, 2.0)
+        assert await evaluated.answer(question, Completion("2", True)) == Graded(1.0, "correct", "bf", 0.625, 4)
     assert b'"model":"tiny"' in seen[0]  # a folder's path is nobody's business
     assert b"/home/me" not in seen[0]
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answer HTTP/1.1".encode())
@@ -148,7 +150,8 @@ async def test_a_question_that_is_none(lie: Any) -> None:
 GRADE_LIES: list[Any] = [
     {**GRADE, "reward": 0.5}, {**GRADE, "reward": -1}, {**GRADE, "reward": 1e308}, {**GRADE, "reward": math.nan}, {**GRADE, "reward": "1"},
     {**GRADE, "evaluation": "cd" * 16}, {**GRADE, "answered": 0}, {**GRADE, "answered": -3}, {**GRADE, "answered": 2**80},
-    {**GRADE, "answered": 1.5}, {**GRADE, "total": 4.0}, {**GRADE, "total": -1.0}, {**GRADE, "total": math.inf}, {**GRADE, "specialty": 1},
+    {**GRADE, "answered": 1.5}, {**GRADE, "score": 1.5}, {**GRADE, "n": 0}, {k: v for k, v in GRADE.items() if k != "score"},
+    {**GRADE, "total": 4.0}, {**GRADE, "total": -1.0}, {**GRADE, "total": math.inf}, {**GRADE, "specialty": 1},
     {**GRADE, "specialty": "\x1b[2J"}, {**GRADE, "specialty": "x" * 100_000}, {**GRADE, "reason": "x" * 65}, {}, [], b"null", QUESTION,
 ]  # fmt: skip
 
@@ -430,15 +433,29 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
         await evaluation.answer("cd" * 16, "2", True)  # to a question nobody asked
         assert len(asked) == 1
         await evaluation.answer(ID, "2", True)
-        assert grades == [(2 / 3, 3)]
+        assert grades == [(0.625, 4)]
         await evaluation.answer(ID, "3", True)
         assert len(asked) == 2
         document = evaluation.document()
-        assert (document["score"], document["n"], document["cause"], document["url"]) == (2 / 3, 3, "", url)
+        assert (document["score"], document["n"], document["cause"], document["url"]) == (0.625, 4, "", url)
         await evaluation.ask(7, "tiny")
         clock.now += 61.0  # the trainer died over it
         await evaluation.ask(8, "tiny")
         assert len(to_trainer) == 3
+
+
+@pytest.mark.trio
+async def test_a_refusal_is_told_whole_once() -> None:
+    error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
+    clock, told = Clock(), list[str]()
+    async with judge(saying(reply({"error": error, "remedy": remedy}, 409))) as url:
+        evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url, clock), told.append)
+        for _ in range(2):
+            await evaluation.ask(1, "tiny")
+            clock.now += 3600.0
+    assert told == [f"not judged: the judge refused: {error}; {remedy}"]
+    document = evaluation.document()
+    assert (document["cause"], document["remedy"]) == (f"the judge refused: {error}", remedy)
 
 
 @pytest.mark.trio

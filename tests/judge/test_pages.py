@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from judge.drawing import chart, sparkline
-from judge.leaderboard import Record, rank
+from judge.leaderboard import Board, Record, Standing
 from judge.pages import HEADERS, leaderboard
 from p2p.identity import Identity
 from p2p.types import PeerId
@@ -29,11 +29,13 @@ class Tags(HTMLParser):
         super().__init__()
         self.tags: list[tuple[str, tuple[str, ...]]] = []
         self.links: list[str] = []
+        self.meta: list[str] = []
         self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
-        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action")]
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action") and value]
+        self.meta += [value or "" for name, value in attrs if tag == "meta" and name == "http-equiv"]
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -45,7 +47,12 @@ def page(models: list[str]) -> str:
                [(1, 1.0), (2, 1.0), (3, 2.0)])
         for i, model in enumerate(models)
     ]  # fmt: skip
-    return leaderboard(rank(records), TINY_9.name, TINY_9.specialties, 1_000.0)
+    return leaderboard(board(records), TINY_9.name, TINY_9.specialties, 1_000.0)
+
+
+def board(records: list[Record], after: int = 0, listed: int | None = None, unlisted: int = 0) -> Board:
+    standings = [Standing(after + place, record) for place, record in enumerate(records, 1)]
+    return Board(standings, after, len(records) if listed is None else listed, unlisted, sum(record.answered for record in records))
 
 
 def parsed(text: str) -> Tags:
@@ -65,6 +72,7 @@ def test_hostile_model_names_are_text() -> None:
 
 def test_nothing_is_loaded_or_run() -> None:
     tags = parsed(page(HOSTILE))
+    assert not tags.meta, "a page that reloads itself takes the reader's place away"
     assert not {tag for tag, _ in tags.tags} & {"script", "img", "iframe", "link", "object", "form", "base"}
     assert not {name for _, names in tags.tags for name in names if name.startswith("on") or name == "style"}
     assert all(re.fullmatch(r"/v1/(leaderboard|peers/12D3KooW\w{44})", link) for link in tags.links)
@@ -83,7 +91,7 @@ def test_the_style_sheet_is_the_one_the_policy_names() -> None:
 def test_a_hostile_peer_id_is_text_too() -> None:
     """The signature check lets none through; the page does not depend on it."""
     record = Record(PeerId("\"><script>alert(1)</script>"), "tiny", 0.0, 0.0, 1, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
-    assert "<script" not in leaderboard(rank([record]), "tiny-9", TINY_9.specialties, 0.0)
+    assert "<script" not in leaderboard(board([record]), "tiny-9", TINY_9.specialties, 0.0)
 
 
 def test_what_is_shown() -> None:
@@ -98,7 +106,17 @@ def test_what_is_shown() -> None:
 
 
 def test_empty() -> None:
-    assert "Nobody has answered yet" in leaderboard([], "tiny-9", TINY_9.specialties, 0.0)
+    text = leaderboard(board([], unlisted=2), "tiny-9", TINY_9.specialties, 0.0)
+    assert "No node has 10 answers yet" in text
+    assert "2 nodes with fewer than 10 answers not shown" in text
+
+
+def test_pages_are_linked() -> None:
+    record = Record(PeerId("a"), "tiny", 0.0, 0.0, 10, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
+    for after, links in ((0, ["/?after=50"]), (50, ["/?after=0", "/?after=100"]), (100, ["/?after=50"])):
+        text = leaderboard(board([record] * (50 if after < 100 else 3), after, listed=103), "tiny-9", TINY_9.specialties, 0.0)
+        assert [link for link in parsed(text).links if link.startswith("/?")] == links
+        assert f'<td class="rank">{after + 1}</td>' in text
 
 
 @pytest.mark.parametrize("last", [0.0, 1.0, 7.0, 12_345.0])

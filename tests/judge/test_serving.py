@@ -80,7 +80,7 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
     async def all_nodes(url: str) -> None:
         async with trio.open_nursery() as nursery:
             for number in (1, 2, 3):
-                nursery.start_soon(evaluate, client(url, number), 5)
+                nursery.start_soon(evaluate, client(url, number), 10)
 
     with serving(tmp_path) as (process, ready):
         assert ready["digest"] == TINY_9.digest
@@ -89,7 +89,7 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         assert isinstance(trio.run(client(url, 4).ask, 1, "tiny"), Question)  # open when the judge dies
         time.sleep(2.1)  # until the leaderboard is worked out anew
         before = board(url)
-        assert sorted(row["answered"] for row in before) == [5, 5, 5]
+        assert sorted(row["answered"] for row in before) == [10, 10, 10]
         process.send_signal(signal.SIGKILL)
         process.wait()
     with serving(tmp_path) as (_, ready):
@@ -98,7 +98,7 @@ def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) ->
         four = client(url, 4)
         assert len(trio.run(evaluate, four, 1)) == 1  # the lost question is no obstacle
         grades = trio.run(evaluate, client(url, 1), 1)
-        assert grades[0].answered == 6
+        assert grades[0].n == 11
 
 
 def test_kill_9_while_it_writes(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
 
     for i in range(3):
         with serving(tmp_path) as (process, ready):
-            rows = board(str(ready["url"]))
-            answered = rows[0]["answered"] if rows else 0
+            found = httpx2.get(f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=10)
+            answered = found.json()["answered"] if found.status_code == 200 else 0
             assert told <= answered <= told + i  # at most the one answer of each kill that was written and not yet told
             told += trio.run(until_it_dies, str(ready["url"]), process, 0.05 + 0.13 * i)
 

@@ -1,12 +1,11 @@
-"""Wilson's interval against published values, and the ranking built on it."""
+"""Wilson's interval against published values, and the points of a curve."""
 
 from itertools import pairwise
 
 import pytest
 
-from judge.leaderboard import CURVE_POINTS, Record, curve_numbers, rank
+from judge.leaderboard import CURVE_POINTS, curve_numbers
 from judge.statistics import Interval, wilson
-from p2p.types import PeerId
 
 
 @pytest.mark.parametrize(
@@ -39,24 +38,6 @@ def test_it_narrows_with_trials_and_mirrors() -> None:
             assert interval.low == pytest.approx(1 - mirror.high)
     widths = [wilson(n // 2, n).high - wilson(n // 2, n).low for n in (4, 16, 64, 256)]
     assert all(wide > narrow for wide, narrow in pairwise(widths))
-
-
-def record(peer: str, right: int, wrong: int) -> Record:
-    answers = [("bf", 1.0)] * right + [("arc_1d", 0.0)] * wrong
-    return Record(PeerId(peer), "tiny", 0.0, 0.0, right + wrong, 0, float(right), answers, [])
-
-
-def test_luck_does_not_beat_evidence() -> None:
-    standings = rank([record("lucky", 2, 0), record("steady", 90, 10), record("poor", 10, 90)])
-    assert [s.record.peer for s in standings] == ["steady", "lucky", "poor"]
-    assert [s.rank for s in standings] == [1, 2, 3]
-    assert standings[0].specialties["bf"].right == 90
-    assert standings[0].specialties["arc_1d"].answers == 10
-
-
-def test_equal_peers_keep_their_order() -> None:
-    one, two = record("a", 3, 3), record("b", 3, 3)
-    assert rank([one, two]) == rank([two, one])
 
 
 @pytest.mark.parametrize("answered", [0, 1, 2, CURVE_POINTS, CURVE_POINTS + 1, 1_000, 123_457])

@@ -52,7 +52,8 @@ def test_what_it_keeps(tmp_path: Path) -> None:
         assert alice.curve[0] == (1, 0.0)
         assert alice.curve[-1] == (300, 100.0)
         assert len(alice.curve) <= CURVE_POINTS
-        assert [record.peer for record in store.records()] == [BOB, ALICE]  # seen last first
+        assert [(standing.rank, standing.record.peer) for standing in store.board(0).standings] == [(1, ALICE)]
+        assert (store.board(0).listed, store.board(0).unlisted, store.board(0).answers) == (1, 1, 301)  # bob has one answer
         newest, more = store.history(ALICE, before=2**63 - 1, limit=2)
         assert more == 299
         assert [row["number"] for row in newest] == [300, 299]
@@ -92,24 +93,72 @@ def test_an_evaluation_is_graded_once(tmp_path: Path) -> None:
         evaluate(store, 2, 1.0)  # and the next one goes on
 
 
-def test_unanswered_counts_as_nothing_and_is_recorded(tmp_path: Path) -> None:
+def test_a_question_that_lapses_counts_as_wrong(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as store:
-        store.asked(question(1), 1, "tiny", 1, 1.0)
-        store.unanswered([question(1)])
+        evaluate(store, 1, 1.0)
+        store.asked(question(2), 2, "tiny", 4, 2.0)
+        store.lapsed([question(2)])
         record = the(store.record(ALICE))
-        assert (record.answered, record.unanswered, record.reward) == (0, 1, 0.0)
-        assert store.records() == []
-        with pytest.raises(sqlite3.IntegrityError):
-            store.graded(question(1), ANSWER, RIGHT, 0.5, 2, 2.0)
+        assert (record.answered, record.unanswered, record.reward) == (1, 1, 1.0)
+        assert (record.score.right, record.score.answers) == (1, 2)
+        assert record.curve == [(1, 1.0), (2, 1.0)]
+        for again in (lambda: store.graded(question(2), ANSWER, RIGHT, 0.5, 5, 2.0), lambda: store.lapsed([question(2)])):
+            with pytest.raises(sqlite3.IntegrityError):
+                again()
+        newest, _ = store.history(ALICE, 2**63 - 1)
+        kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
+        assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
+        assert newest[0]["reason"] == "not answered in time"
+        evaluate(store, 3, 1.0)
+        assert (the(store.record(ALICE)).score.right, the(store.record(ALICE)).score.answers) == (2, 3)
+
+
+def test_who_is_on_the_board_and_where(tmp_path: Path) -> None:
+    """Ten answers are enough to be listed; luck does not beat evidence; equal ones keep their order; pages hold everybody once."""
+    right = {"steady": (90, 100), "lucky": (10, 10), "a": (5, 10), "b": (5, 10), "poor": (10, 100), "few": (9, 9)}
+    with closing(opened(tmp_path)) as store:
+        numbers = iter(range(1, 10_000))
+        for name, (good, answers) in right.items():
+            for i in range(answers):
+                evaluate(store, next(numbers), float(i < good), PeerId(name))
+        board = store.board(0)
+        assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
+        assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
+        seen, after = [], 0
+        while after is not None:
+            page = store.board(after, limit=2)
+            seen += [(standing.rank, standing.record.peer) for standing in page.standings]
+            after = page.more_after  # type: ignore[assignment]
+        assert seen == list(enumerate(["steady", "lucky", "a", "b", "poor"], 1))
+        for _ in range(60):
+            store.asked(question(n := next(numbers), PeerId("steady")), 1, "tiny", 2 * n, 0.0)
+            store.lapsed([question(n, PeerId("steady"))])
+        assert store.board(0).standings[0].record.peer == "lucky"  # steady left sixty out
+
+
+def test_a_database_of_the_last_version_is_moved(tmp_path: Path) -> None:
+    with closing(opened(tmp_path)) as store:
+        for number in range(1, 31):
+            evaluate(store, number, float(number % 2), BOB if number > 15 else ALICE)
+        before = store.board(0)
+    with closing(sqlite3.connect(tmp_path / "state" / "judge.sqlite3")) as database:  # as version 1 had it
+        database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
+        database.execute("PRAGMA user_version=1")
+    with closing(opened(tmp_path)) as store:
+        assert [s.record.peer for s in store.board(0).standings] == [s.record.peer for s in before.standings] == [ALICE, BOB]
+        assert the(store.record(ALICE)).score == before.standings[0].record.score  # what lapsed then counts as nothing
+        evaluate(store, 31, 1.0, BOB)
+        assert the(store.record(BOB)).score.answers == 16
+        assert the(store.record(BOB)).curve[-1] == (18, 8.0)
 
 
 def test_what_a_restart_leaves(tmp_path: Path) -> None:
     with closing(opened(tmp_path)) as store:
         evaluate(store, 1, 1.0)
         store.asked(question(2), 2, "tiny", 5, 5.0)
-        before = store.records()
+        before = store.record(ALICE)
     with closing(opened(tmp_path)) as store:
-        assert store.records() == before
+        assert store.record(ALICE) == before
         assert the(store.record(ALICE)).unanswered == 0  # the open question is void: not the peer's fault
         assert store.sequence(ALICE) == 5
         with pytest.raises(sqlite3.IntegrityError):
@@ -132,7 +181,7 @@ def test_another_curriculum_is_refused(tmp_path: Path) -> None:
 def test_another_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "state" / "judge.sqlite3")) as database:
-        database.execute("PRAGMA user_version=2")
+        database.execute("PRAGMA user_version=3")
     with pytest.raises(DatabaseUnusable, match="another version"):
         opened(tmp_path)
 

@@ -1,0 +1,127 @@
+"""The judge's board under attack: a crowd of keys that answer once, and a node that leaves the hard questions out.
+
+The questions and scores are the real ones; who asks is a peer of the test. `pytest -s` prints the figures.
+"""
+
+import argparse
+import asyncio
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from judge.config import JudgeSettings
+from judge.service import JudgeService, open_service
+from judge.signing import Signed
+from p2p.types import PeerId
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.source import tasks_of
+from swarmd.types import Completion
+
+DEADLINE = 60.0
+HONEST, ANSWERS = 3, 20
+
+
+class Hall:
+    """A judge, the time it goes by, and an answer to whatever it asks."""
+
+    def __init__(self, service: JudgeService, clock: list[float]) -> None:
+        self.service, self.clock, self._sequence = service, clock, 0
+        self._tasks = tasks_of("tiny-9")
+
+    def _signed(self, peer: str) -> Signed:
+        self._sequence += 1
+        return Signed(PeerId(peer), self._sequence)
+
+    async def ask(self, peer: str) -> tuple[str, str]:
+        """The question's id and its right answer."""
+        self.clock[0] += 1.0  # one question a second
+        handed = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", 1, "tiny", TINY_9.digest)
+        task = next(q.task for q in self.service._sessions._open.values() if q.id == handed.id)
+        return handed.id, f"<answer>{solution(self._tasks, task)}</answer>"
+
+    async def answer(self, peer: str, id: str, text: str) -> None:
+        await self.service.answer(self._signed(peer), id, Completion(text, True))
+
+    async def let_lapse(self) -> None:
+        self.clock[0] += DEADLINE + 1.0
+        await self.service.expire()
+
+    async def row(self, peer: str) -> dict[str, Any]:
+        """Its rank, over all pages, and its score."""
+        self.clock[0] += 10.0  # until a page is worked out anew
+        after: int | None = 0
+        while after is not None:
+            board = await self.service.leaderboard(after)
+            for standing in board.standings:
+                if standing.record.peer == peer:
+                    return {"rank": standing.rank, "score": standing.record.score.share, "n": standing.record.score.answers}
+            after = board.more_after
+        return {}
+
+
+async def crowd(hall: Hall, keys: int) -> dict[str, float]:
+    """Honest peers answer, and then so many keys answer one question each, right."""
+    for number in range(HONEST):
+        for turn in range(ANSWERS):
+            id, right = await hall.ask(f"honest {number}")
+            await hall.answer(f"honest {number}", id, right if turn % 2 else "x")
+    for number in range(keys):
+        id, right = await hall.ask(f"key {number}")
+        await hall.answer(f"key {number}", id, right)
+    rows = [await hall.row(f"honest {number}") for number in range(HONEST)]
+    return {"honest_gone": sum(not row for row in rows), "worst_rank": max(row.get("rank", 10**9) for row in rows)}
+
+
+async def dropping(hall: Hall, questions: int) -> dict[str, float]:
+    """Two nodes that could answer three questions of four: one answers what it is asked, one leaves the fourth out."""
+    for turn in range(questions):
+        id, right = await hall.ask("honest")
+        await hall.answer("honest", id, right if turn % 4 else "x")
+        id, right = await hall.ask("dropper")
+        if turn % 4:
+            await hall.answer("dropper", id, right)
+        else:
+            await hall.let_lapse()
+    honest, dropper = await hall.row("honest"), await hall.row("dropper")
+    return {"honest": honest["score"], "dropper": dropper["score"], "gain": dropper["score"] - honest["score"]}
+
+
+async def attack(folder: Path, keys: int, questions: int) -> dict[str, float]:
+    clock = [1_000.0]
+    settings = JudgeSettings(folder / "judge.sqlite3", "tiny-9", deadline=DEADLINE)
+    async with open_service(settings, random.Random(5), lambda: clock[0], lambda: 1.8e9) as service:
+        hall = Hall(service, clock)
+        found = await crowd(hall, keys) | await dropping(hall, questions)
+    print(
+        f"\njudge-board: {keys} keys that answer once: {found['honest_gone']:.0f} of {HONEST} honest nodes gone from the board, the last "
+        f"of them ranked {found['worst_rank']:.0f}; every fourth question left out: score {found['dropper']:.3f}, answering all "
+        f"{found['honest']:.3f}",
+        flush=True,
+    )
+    return found
+
+
+@pytest.mark.slow
+def test_a_crowd_and_a_dropper_gain_nothing_on_the_board(tmp_path: Path) -> None:
+    found = asyncio.run(attack(tmp_path, keys=60, questions=16))
+    assert (found["honest_gone"], found["worst_rank"]) == (0, HONEST)
+    assert found["gain"] == 0
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play the attack, print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_judge_board", description="play the attack and print its figures")
+    parser.add_argument("--keys", type=int, default=1_100)
+    parser.add_argument("--questions", type=int, default=98)
+    given = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(attack(Path(folder), given.keys, given.questions))
+
+
+if __name__ == "__main__":
+    figures()
