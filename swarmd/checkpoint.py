@@ -19,7 +19,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,11 +73,25 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RunState)
 
 
-class Checkpoints:
-    """The checkpoints of one state folder."""
+class _File(msgspec.Struct, frozen=True):
+    bytes: int
+    sha256: str
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+
+class _Manifest(msgspec.Struct, frozen=True):
+    schema: int
+    files: dict[str, _File]
+
+
+# What reading a checkpoint raises where it is damaged, whoever wrote into it: unreadable, of other types, nested without measure.
+_DAMAGE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+class Checkpoints:
+    """The checkpoints of one state folder. needs: the policy's files, without which one is not whole."""
+
+    def __init__(self, folder: Path, needs: Collection[str] = ()) -> None:
+        self.folder, self._needs = folder, {"run.msgpack", *needs}
         self.size = 0  # bytes of the one written last
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
@@ -106,17 +120,21 @@ class Checkpoints:
         self.size = sum(line["bytes"] for line in written.values())
         return final
 
-    def newest(self) -> tuple[RunState, Path, list[str]] | None:
+    def newest(self, take_up: Callable[[RunState, Path], None] | None = None) -> tuple[RunState, Path, list[str]] | None:
         """The newest whole checkpoint, its folder, and what had to be passed over to find it. None where there never was one.
 
-        A damaged one is set aside under another name, for whoever wants to look into it.
+        A damaged one is set aside under another name, for whoever wants to look into it. take_up: goes on from one; where it raises
+        ValueError or the like, that one is damaged.
         """
         notes: list[str] = []
         for path in reversed(self._saved()):
             try:
-                _verify(path)
+                _verify(path, self._needs)
                 state = _decoder.decode((path / "run.msgpack").read_bytes())
-            except (OSError, ValueError, msgspec.MsgspecError) as error:
+                _check(state, path)
+                if take_up is not None:
+                    take_up(state, path)
+            except _DAMAGE as error:
                 aside = path.with_name("damaged-" + path.name)
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
@@ -131,7 +149,7 @@ class Checkpoints:
 
     def _saved(self) -> Sequence[Path]:
         """Oldest first."""
-        return sorted(p for p in self.folder.glob("round-*") if p.is_dir())
+        return saved_in(self.folder)
 
     def _prune(self, keep: Path) -> None:
         others = [p for p in self._saved() if p != keep and p.name < keep.name]
@@ -229,17 +247,32 @@ def _write(path: Path, content: Content) -> dict[str, Any]:
     return {"bytes": memoryview(content).nbytes, "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def _verify(folder: Path) -> None:
-    """ValueError where the folder is not what its manifest says."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA or not isinstance(manifest.get("files"), dict):
+def saved_in(folder: Path) -> Sequence[Path]:
+    """The folders of checkpoints, oldest first."""
+    return sorted(p for p in folder.glob("round-*") if p.name.removeprefix("round-").isdecimal() and p.is_dir())
+
+
+def _verify(folder: Path, needs: Set[str]) -> None:
+    """Raises something of _DAMAGE where the folder is not what its manifest says, or that names less than is needed."""
+    manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
+    if manifest.schema != SCHEMA:
         raise ValueError("its manifest is of another version")
-    for name, known in manifest["files"].items():
+    if left_out := sorted(needs - manifest.files.keys()):
+        raise ValueError(f"its manifest does not name {', '.join(left_out)}")
+    for name, known in manifest.files.items():
         path = folder / name
-        if not path.is_file():
+        if Path(name).name != name or not path.is_file():
             raise ValueError(f"{name} is missing")
-        if path.stat().st_size != known["bytes"] or _sha256(path) != known["sha256"]:
+        if path.stat().st_size != known.bytes or _sha256(path) != known.sha256:
             raise ValueError(f"{name} is not what was written")
+
+
+def _check(state: RunState, folder: Path) -> None:
+    """ValueError where the state cannot be that of this checkpoint."""
+    if _name(state.round) != folder.name:
+        raise ValueError(f"run.msgpack is of round {state.round}")
+    if len(state.uses) != len(state.pool) or any(len(s.rewards) != len(s.rollout.completions) for s in state.pool):
+        raise ValueError("its pool does not fit together")
 
 
 def _sha256(path: Path) -> str:

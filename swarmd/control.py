@@ -219,7 +219,7 @@ def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
 def _socket_path(state_dir: Path) -> str:
     try:
         path = json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, PermissionError):
             raise NotRunning(f"{state_dir}: this state folder is another user's. Ask as that user.") from None
         if in_use(state_dir):
@@ -249,7 +249,7 @@ def _socket_folder() -> Path:
 
 def _clear_away(state_dir: Path) -> None:
     """Remove the socket a killed predecessor left behind. Only a socket in a folder of ours is touched."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         left = Path(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
         if left.name == "control" and left.parent.name.startswith(_FOLDER_PREFIX) and left.is_socket():
             left.unlink()

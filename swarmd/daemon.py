@@ -11,12 +11,10 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import trio
 
 from p2p.address import parse_bootstrap
@@ -42,7 +40,7 @@ from swarmd.judging import Evaluation
 from swarmd.lookout import Lookout
 from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.network_survey import survey
-from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, write_atomically
+from swarmd.state_folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.status import StatusBoard
 from swarmd.supervision import Death, TrainerChild
 from swarmd.telemetry import installed_version, read_metrics, set_up_logging
@@ -112,7 +110,7 @@ class Daemon:
             choice=self.ration,
             serving=self.serving,
         )
-        start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, _seed(config, folder))
+        start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder))
         self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury, self._stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE))
@@ -371,15 +369,3 @@ class Daemon:
         while True:
             self.view.status(self._document())
             await trio.sleep(REDRAW)
-
-
-def _seed(config: NodeConfig, folder: Path) -> int:
-    """The configured seed; else the one drawn when this folder was first used."""
-    if config.seed is not None:
-        return config.seed
-    path = folder / "node.json"
-    with suppress(OSError, msgspec.MsgspecError, KeyError, TypeError):
-        return int(msgspec.json.decode(path.read_bytes())["seed"])
-    seed = secrets.randbits(32)
-    write_atomically(path, {"schema": 1, "seed": seed})
-    return seed

@@ -29,6 +29,7 @@ from swarmd.experience.reuse import Schedule
 from swarmd.experience.sampling import SAMPLERS, Replay
 from swarmd.experience.theory import compute_ratio
 from swarmd.policy.model import LanguagePolicy
+from swarmd.policy.saved import FILES, CheckpointDamaged
 from swarmd.round import Node, run_round
 from swarmd.seams import Policy, Remembering, Reward, Swarm
 from swarmd.state_folder import METRICS_FILE
@@ -256,7 +257,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
     curriculum = curriculum_of(config)
-    checkpoints = Checkpoints(state_dir / "checkpoints")
+    checkpoints = Checkpoints(state_dir / "checkpoints", FILES)
     daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
 
     def told(download: str) -> None:
@@ -271,7 +272,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         behind, notes = resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
-        daemon.tell(link.Ready(dict(policy.description), behind, notes))
+        daemon.tell(link.Ready(dict(policy.description), behind, [*notes, *metrics.notes]))
         timetable = Timetable(config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic())
         trainer = Trainer(
             config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, timetable, behind, behind
@@ -397,11 +398,19 @@ def run_state(rounds: int, seed: int, node: Node) -> RunState:
 
 def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
     """Go on from the newest whole checkpoint: the rounds behind it, and what is to be said. (0, []) where there is none."""
-    found = checkpoints.newest()
+    found = checkpoints.newest(partial(_take_up, node, policy))
     if found is None:
         return 0, []
-    state, folder, notes = found
-    policy.restore(folder)
+    state, _, notes = found
+    return state.round, [*notes, f"resumed after round {state.round}"]
+
+
+def _take_up(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
+    """What a damaged checkpoint makes of it is made good by the next that is taken up."""
+    try:
+        policy.restore(folder)
+    except CheckpointDamaged as error:
+        raise ValueError(str(error)) from error
     node.task_rng.setstate(state.task_rng)
     node.batch_rng.setstate(state.batch_rng)
     nought = (0,) * len(state.pool)  # for what an older checkpoint does not say
@@ -411,7 +420,6 @@ def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tupl
         node.schedule.state = state.guard
     if node.gate is not None:
         node.gate.state = state.gate
-    return state.round, [*notes, f"resumed after round {state.round}"]
 
 
 def main() -> None:

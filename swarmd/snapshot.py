@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from swarmd.checkpoint import SCHEMA
+from swarmd.checkpoint import SCHEMA, saved_in
 from swarmd.errors import SwarmdError
 from swarmd.state_folder import METRICS_FILE
 from swarmd.telemetry import read_metrics
@@ -20,7 +20,7 @@ _TRIES: Final = 5  # each needs the node to have saved twice while one was being
 
 
 class NothingSaved(SwarmdError):
-    """The state folder holds no checkpoint. Let `swarmd join` finish a round there, or name the folder with --state-dir."""
+    """The state folder holds no checkpoint. Let `swarmd join` run there for a minute, or name the folder with --state-dir."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,21 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
     notes: list[str] = []
     for _ in range(_TRIES):
         notes = []
-        folders = sorted((p for p in (state_dir / "checkpoints").glob("round-*") if p.is_dir()), reverse=True)
+        folders = saved_in(state_dir / "checkpoints")[::-1]
         if not folders:
             raise NothingSaved(
-                f"{state_dir} holds no checkpoint. Let `swarmd join` finish a round there, or name the folder with --state-dir."
+                f"{state_dir} holds no checkpoint. Let `swarmd join` run there for a minute, or name the folder with --state-dir."
             )
         for folder in folders:
             try:
                 files = {name: _read(folder, name) for name in names}
-            except (OSError, ValueError, KeyError, TypeError) as error:  # removed meanwhile, damaged, or of another version
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # removed meanwhile, damaged, or of another version
                 notes.append(f"{folder.name}: {error}")
                 continue
             behind = int(folder.name.removeprefix("round-"))
             lines = [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= behind]
             return Snapshot(behind, files, lines)
-    raise SwarmdError(f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node finish a round, or restore the folder.")
+    raise SwarmdError(f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node save once more, or restore the folder.")
 
 
 def _read(folder: Path, name: str) -> bytes:

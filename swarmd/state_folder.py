@@ -1,21 +1,31 @@
 """The folder in which a node keeps everything it owns, and the lock by which one node at a time does."""
 
+import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
+import secrets
 import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+
+from p2p import durable
 from swarmd.errors import ConfigError, StateFolderInUse
+
+log = logging.getLogger(__name__)
 
 RUN_FILE = "run.json"  # who runs here and on which socket it answers; gone when nobody does
 LOCK_FILE = "lock"
 IDENTITY_FILE = "identity.key"
 METRICS_FILE = "metrics.jsonl"
+SEED_FILE = "node.json"
 LOG_FILE = "swarmd.log"
 _PATIENCE = 0.2  # seconds; `in_use` holds the lock for an instant to look, and that is no owner
 
@@ -50,7 +60,7 @@ class StateFolder:
                 raise ConfigError(
                     f"{path}: everybody can write to this state folder. Run `chmod o-w {path}` or choose another with --state-dir."
                 )
-            lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = _open_lock(path, os.O_CREAT)
         except OSError as error:
             raise _unusable(path, error) from None
         try:
@@ -81,8 +91,8 @@ class StateFolder:
 def in_use(path: Path) -> bool:
     """Whether a living node owns the folder. Takes the lock for an instant where nobody holds it."""
     try:
-        lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+        lock = _open_lock(path)
+    except (OSError, ConfigError):
         return False
     try:
         return not _lock_now(lock)
@@ -103,6 +113,50 @@ def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+class _Drawn(msgspec.Struct):
+    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+def node_seed(configured: int | None, folder: Path) -> int:
+    """The configured seed; else the one drawn when this folder was first used. ConfigError where it can neither be read nor written."""
+    if configured is not None:
+        return configured
+    path = folder / SEED_FILE
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            return _drawn(path)
+        seed = secrets.randbits(32)
+        write_atomically(path, {"schema": 1, "seed": seed})
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}. Mend its permissions, or move it away.") from None
+    return seed
+
+
+def _drawn(path: Path) -> int:
+    """Raises OSError; FileNotFoundError where there is none, or none any more."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Drawn).seed
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        log.warning("%s is damaged (%s) and is now %s; another seed is drawn", path, error, durable.set_aside(path))
+        raise FileNotFoundError from None
+
+
+def _open_lock(folder: Path, create: int = 0) -> int:
+    """Our own plain file, whoever put something else there: it is written to. Raises OSError and ConfigError."""
+    path = folder / LOCK_FILE
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | create, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ConfigError(f"{path}: is a symbolic link. Remove it, and start again.") from None
+        raise
+    found = os.fstat(lock)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or found.st_uid != os.geteuid():
+        os.close(lock)
+        raise ConfigError(f"{path}: is not a plain file of your own. Run as its owner, or remove it and start again.")
+    return lock
 
 
 def _lock_now(lock: int) -> bool:

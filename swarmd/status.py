@@ -32,7 +32,7 @@ class StatusBoard:
         self.verifier_pid: int | None = None
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
-        self.rewards: deque[float] = deque(maxlen=REWARDS_KEPT)
+        self.rewards: deque[float | None] = deque(maxlen=REWARDS_KEPT)
         self.roster = Roster()
 
     def say(self, state: str, cause: str, remedy: str) -> None:
@@ -40,7 +40,7 @@ class StatusBoard:
 
     def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """The rounds of earlier lives, from metrics.jsonl."""
-        self.rewards.extend(line["reward_mean"] for line in lines)
+        self.rewards.extend(line.get("reward_mean") for line in lines)
         self.round = lines[-1]["round"] if lines else 0
 
     def resumed(self, ready: link.Ready) -> None:

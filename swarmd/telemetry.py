@@ -16,6 +16,7 @@ from swarmd.types import RoundReport
 LOG_BYTES = 5 * 1024 * 1024  # a log file's size before it is set aside
 LOGS_KEPT = 3
 CHATTY = ("httpx2", "httpcore2")  # they log every request: hundreds of lines an hour, where a judge is asked
+_KINDS: Mapping[str, Any] = {"reward_mean": (int, float, type(None)), "tokens": dict, "judge": (dict, type(None))}  # of what is read again
 _STAGES = ("generate", "score", "share", "collect", "train")
 
 
@@ -85,13 +86,17 @@ class MetricsFile:
     """metrics.jsonl, open for appending. Every round stands in it at most once, whatever ended the runs before.
 
     resumed_round: the round of the checkpoint we go on from (0 for a fresh start). A torn last line is cut off, and lines of later
-    rounds, whose work the checkpoint does not hold, are dropped: they will be played again. Raises CannotRecord.
+    rounds, whose work the checkpoint does not hold, are dropped: they will be played again. notes: what is missing. Raises CannotRecord.
     """
 
     def __init__(self, path: Path, resumed_round: int) -> None:
         self.path = path
+        self.notes: list[str] = []  # what an operator should know
+        lines = [line for line in read_metrics(path) if line["round"] <= resumed_round]
+        if missing := resumed_round - len(lines):
+            self.notes.append(f"{path.name} was damaged or cut: {missing} of the {resumed_round} rounds behind have no line there any more")
         try:
-            kept = "".join(_text(line) for line in read_metrics(path) if line["round"] <= resumed_round).encode()
+            kept = "".join(map(_text, lines)).encode()
             if not path.exists() or path.read_bytes() != kept:
                 _replace(path, kept)
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -132,12 +137,14 @@ class MetricsFile:
 def read_metrics(path: Path) -> Sequence[dict[str, Any]]:
     """The lines of a metrics file in order of rounds, the last where a round stands there twice. Torn lines are left out.
 
-    An absent file has no lines.
+    An absent file has no lines. Raises CannotRecord where there is something that cannot be read.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise CannotRecord(f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions.") from None
     rounds = {line["round"]: line for line in _whole_lines(data)}
     return [rounds[number] for number in sorted(rounds)]
 
@@ -148,7 +155,8 @@ def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
             line = json.loads(raw)
         except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and type(line.get("round")) is int:
+        ours = isinstance(line, dict) and type(line.get("round")) is int and line["round"] > 0
+        if ours and all(isinstance(line[key], kinds) for key, kinds in _KINDS.items() if key in line):
             yield line
 
 

@@ -23,11 +23,16 @@ from swarmd.policy.tensor_file import tensor_file
 from swarmd.policy.update import Learner
 
 SCHEMA = 1
+FILES = ("weights.safetensors", "training.safetensors", "policy.json")
 _RANDOM = "random"
 
 
 class CheckpointUnfit(SwarmdError):
     """The checkpoint does not belong to this model. Join with the model it was made with, or give another folder with --state-dir."""
+
+
+class CheckpointDamaged(CheckpointUnfit):
+    """What is in the checkpoint cannot be read, or does not fit together. Remove it: the one before it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +82,22 @@ def described(document: bytes) -> Identity:
 
 
 def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Generator) -> list[str]:
-    """Put back what `contents` gave, all of it or nothing; returns what an operator should know. CheckpointUnfit."""
+    """Put back what `contents` gave, all of it or nothing; returns what an operator should know. CheckpointUnfit, CheckpointDamaged."""
     try:
         document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
         _check(document, identity)
         weights = load_file(folder / "weights.safetensors")
         training = load_file(folder / "training.safetensors")
-    except (OSError, msgspec.MsgspecError, SafetensorError) as error:
-        raise CheckpointUnfit(f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used.") from error
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError, SafetensorError) as error:
+        raise CheckpointDamaged(f"the policy in {folder} cannot be read ({error}). Remove it: the one before it is used.") from error
     if {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in learner.weights.items()}:
         raise CheckpointUnfit(f"the weights in {folder} have other names or shapes than those of {identity.source}. {_REMEDY}")
     random = training.pop(_RANDOM, None)
     notes = _of_another_optimizer(document, training, learner)
-    if random is None or not learner.optimizer.fits(training):
-        raise CheckpointUnfit(f"the optimizer state in {folder} is not that of its weights. Remove it: the one before it is used.")
+    own = generator.get_state()
+    whole = random is not None and (document.base.device != identity.device or (random.dtype, random.shape) == (own.dtype, own.shape))
+    if random is None or not whole or not learner.optimizer.fits(training):
+        raise CheckpointDamaged(f"the optimizer state in {folder} is not that of its weights. Remove it: the one before it is used.")
 
     same_device = document.base.device == identity.device
     learner.optimizer.load(weights, training, same_device)

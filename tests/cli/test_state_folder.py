@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.errors import ConfigError, StateFolderInUse
-from swarmd.state_folder import StateFolder, in_use, write_atomically
+from swarmd.state_folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
 
 OWNER = """
 import os, sys
@@ -74,3 +74,40 @@ def test_an_atomic_write_replaces_the_file_whole_and_leaves_nothing_else(tmp_pat
         (tmp_path / "folder").mkdir()
         write_atomically(tmp_path / "folder", {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.json"]
+
+
+@pytest.mark.parametrize("kind", ["symlink", "hard link", "folder", "fifo"])
+def test_a_lock_that_is_somebody_elses_file_is_not_written_to(tmp_path: Path, kind: str) -> None:
+    state, lock, precious = tmp_path / "state", tmp_path / "state" / LOCK_FILE, tmp_path / "precious"
+    state.mkdir(mode=0o700)
+    precious.write_text("mine")
+    match kind:
+        case "symlink":
+            lock.symlink_to(precious)
+        case "hard link":
+            lock.hardlink_to(precious)
+        case "folder":
+            lock.mkdir()
+        case "fifo":
+            os.mkfifo(lock)
+    with pytest.raises(ConfigError, match=r"Remove it|remove it|Choose another"):
+        StateFolder.open(state)
+    assert precious.read_text() == "mine" and not in_use(state)
+
+
+SEEDS = [b"", b"[]", b'{"seed": null}', b'{"seed": -1}', b'{"seed": 1e400}', b'{"seed": ' + b"9" * 5000 + b"}"]
+SEEDS += [b'{"seed": "7"}', b"[" * 200_000, b"\xff"]
+
+
+@pytest.mark.parametrize("content", SEEDS, ids=range(len(SEEDS)))
+def test_an_odd_seed_is_set_aside_and_another_drawn(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "node.json").write_bytes(content)
+    drawn = node_seed(None, tmp_path)
+    assert 0 <= drawn < 2**63 and node_seed(None, tmp_path) == drawn
+    assert (tmp_path / "node.json.corrupt").read_bytes() == content
+
+
+def test_a_seed_file_that_is_a_folder_is_a_message(tmp_path: Path) -> None:
+    (tmp_path / "node.json").mkdir()
+    with pytest.raises(ConfigError, match=r"node\.json: Is a directory"):
+        node_seed(None, tmp_path)

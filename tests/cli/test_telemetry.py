@@ -128,6 +128,30 @@ def test_rubbish_and_repeated_rounds_are_mended_on_opening(tmp_path: Path) -> No
     assert read_metrics(tmp_path / "absent.jsonl") == []
 
 
+def test_rounds_that_have_no_line_any_more_are_said(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(line(1)) + "\n" + json.dumps(line(2))[:-9])
+    with MetricsFile(path, 2) as file:
+        assert file.notes == ["metrics.jsonl was damaged or cut: 1 of the 2 rounds behind have no line there any more"]
+    path.write_text("".join(json.dumps(line(number)) + "\n" for number in (1, 2, 3)))
+    with MetricsFile(path, 2) as file:
+        assert file.notes == []
+
+
+ODD = ['{"round":1,"reward_mean":"x"}', '{"round":1,"tokens":3}', '{"round":0}', '{"round":1,"judge":[]}', "[" * 9**5]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
+def test_lines_that_nobody_wrote_are_no_lines(tmp_path: Path, odd: str) -> None:
+    (tmp_path / "m.jsonl").write_text(odd + '\n{"round":2}\n')
+    assert read_metrics(tmp_path / "m.jsonl") == [{"round": 2}]
+
+
+def test_a_folder_in_its_place_is_a_message(tmp_path: Path) -> None:
+    with pytest.raises(CannotRecord, match=r"cannot be read: Is a directory\. Move it away"):
+        read_metrics(tmp_path)
+
+
 def test_a_full_disk_is_said_and_leaves_the_file_whole(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     file = MetricsFile(path, 0)
@@ -144,7 +168,7 @@ def test_a_full_disk_is_said_and_leaves_the_file_whole(tmp_path: Path) -> None:
     file.append(line(2))
     file.close()
     assert [entry["round"] for entry in read_metrics(path)] == [1, 2]
-    with pytest.raises(CannotRecord, match="cannot be written"):
+    with pytest.raises(CannotRecord, match="Move it away"):
         MetricsFile(tmp_path, 0)
 
 

@@ -1,11 +1,13 @@
 import errno
 import hashlib
+import json
 import os
 import random
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -155,14 +157,40 @@ def test_what_the_disk_refuses_says_why_and_what_to_do(tmp_path: Path, number: i
 
 
 DAMAGES = ["flip", "longer", "cut", "missing", "manifest", "empty manifest", "list", "no files", "later", "undecodable"]
+DAMAGES += ["names nothing", "names less", "null entry", "deep", "another round", "outside", "uneven pool"]
+
+
+def written(folder: Path, name: str, content: bytes) -> None:
+    """Put a file into a checkpoint, and into its manifest."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path, damage: str) -> None:
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path, ["policy.bin"])
     checkpoints.save(state(1), policy("old"))
     newest = checkpoints.save(state(2), policy("new"))
+    manifest = json.loads((newest / "manifest.json").read_text())
     match damage:
+        case "names nothing":
+            (newest / "manifest.json").write_text('{"schema": 1, "files": {}}')
+        case "names less":
+            del manifest["files"]["policy.bin"]
+            (newest / "manifest.json").write_text(json.dumps(manifest))
+        case "null entry":
+            manifest["files"]["policy.bin"] = None
+            (newest / "manifest.json").write_text(json.dumps(manifest))
+        case "deep":
+            (newest / "manifest.json").write_text('{"schema": 1, "files": ' + "[" * 200_000)
+        case "another round":
+            written(newest, "run.msgpack", msgspec.msgpack.encode(state(9)))
+        case "outside":
+            written(newest, "../outside", b"x")
+        case "uneven pool":
+            written(newest, "run.msgpack", msgspec.msgpack.encode(replace(state(2), uses=())))
         case "flip":
             (newest / "policy.bin").write_text("nEw")
         case "cut":
@@ -174,13 +202,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path
         case "longer":
             (newest / "policy.bin").write_text("new and more")
         case "later":
-            manifest = (newest / "manifest.json").read_text()
-            (newest / "manifest.json").write_text(manifest.replace('"schema": 1', '"schema": 2'))
+            (newest / "manifest.json").write_text(json.dumps({**manifest, "schema": 2}))
         case "undecodable":
-            run = msgspec.msgpack.encode({"round": "two"})
-            known = f'{{"bytes": {len(run)}, "sha256": "{hashlib.sha256(run).hexdigest()}"}}'
-            (newest / "run.msgpack").write_bytes(run)
-            (newest / "manifest.json").write_text(f'{{"schema": 1, "files": {{"run.msgpack": {known}}}}}')
+            written(newest, "run.msgpack", msgspec.msgpack.encode({"round": "two"}))
         case "list":
             (newest / "manifest.json").write_text("[]")
         case "no files":
@@ -191,6 +215,19 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path
     assert found is not None and found[0].round == 1 and (found[1] / "policy.bin").read_text() == "old"
     assert len(found[2]) == 1 and "round-00000002 is damaged" in found[2][0]
     assert (tmp_path / "damaged-round-00000002").is_dir()
+
+
+def test_one_that_cannot_be_gone_on_from_is_set_aside_like_a_damaged_one(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for number in (1, 2):
+        checkpoints.save(state(number), policy())
+
+    def take_up(state: RunState, folder: Path) -> None:
+        if state.round == 2:
+            raise TypeError("a state vector of 3 numbers")
+
+    found = checkpoints.newest(take_up)
+    assert found is not None and found[0].round == 1 and "a state vector" in found[2][0]
 
 
 def test_when_none_is_whole_the_run_does_not_silently_start_anew(tmp_path: Path) -> None:

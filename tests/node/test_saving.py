@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from p2p.identity import Identity
@@ -19,7 +20,7 @@ from swarmd.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
 from swarmd.config import NodeConfig
 from swarmd.telemetry import read_metrics
 from swarmd.types import Completion, Generation
-from tests.node.test_checkpoint import policy, state
+from tests.node.test_checkpoint import policy, state, written
 
 PATIENCE = 20.0  # seconds, where something waits in vain
 
@@ -201,6 +202,23 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(tmp_path: Path) ->
     for name in ("weights.safetensors", "training.safetensors", "run.msgpack"):
         ends = [(tmp_path / side / "checkpoints" / "round-00000004" / name).read_bytes() for side in ("cut", "whole")]
         assert ends[0] == ends[1], name
+
+
+def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_path: Path) -> None:
+    """Its manifest is right, as who can write there can make it; its random state is none."""
+    with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, _):
+        trainer.run()
+    folder = tmp_path / "checkpoints" / "round-00000002"
+    run = msgspec.msgpack.decode((folder / "run.msgpack").read_bytes())
+    written(folder, "run.msgpack", msgspec.msgpack.encode({**run, "task_rng": [3, [1, 2, 3], None]}))
+    with trainer_in(tmp_path, 2) as (trainer, daemon):
+        assert trainer.round == 1
+        daemon.sendall(link.pack(link.Stop()))
+        while not trainer.link.stopping:
+            trainer.link.wait(PATIENCE)
+        trainer.run()
+        (ready,) = [m for m in heard(daemon) if isinstance(m, link.Ready)]
+    assert any("round-00000002 is damaged" in note for note in ready.notes) and "resumed after round 1" in ready.notes
 
 
 def test_a_day_writes_no_more_than_it_may_and_that_is_said_once(tmp_path: Path) -> None:
