@@ -42,6 +42,12 @@ def group_of_host(host: str) -> str | None:
     return LOCAL if any(ip in network for network in _LOCAL_4) else f"{ip.packed[0]}.{ip.packed[1]}"
 
 
+def is_public(host: str) -> bool:
+    """Whether this is an IP address on the internet: nothing of this machine, its networks, or reserved."""
+    ip = _ip(host)
+    return ip is not None and ip.is_global and group_of_host(host) not in (LOCAL, None)
+
+
 def machine_of_host(host: str) -> str:
     """What a machine cannot change by itself: its address of IPv4, its /64 of IPv6 (RFC 4291 2.5.4), but a link-local address whole, for
     its /64 is that of all machines on the link. What is no address stays as it is.

@@ -35,8 +35,8 @@ from swarmd.exchange.serving import Serving
 from swarmd.exchange.topic import curriculum_of
 from swarmd.experience import shares
 from swarmd.journal import Journal
-from swarmd.judge_records import AUTO, Seeker
-from swarmd.judging import Evaluation
+from swarmd.judge_records import AUTO, Seeker, public_addresses
+from swarmd.judging import Evaluation, Resolve
 from swarmd.lookout import Lookout
 from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.network_survey import survey
@@ -279,13 +279,13 @@ class Daemon:
     def _ask_trainer(self, question_id: str, text: str) -> None:
         self.child.tell(link.Question(question_id, text))
 
-    def _judged_by(self, url: str) -> Evaluation:
-        return self._judge(url, ask_trainer=self._ask_trainer, judged=self._judged, talk=self.view.talk)
+    def _judged_by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
+        return self._judge(url, ask_trainer=self._ask_trainer, judged=self._judged, talk=self.view.talk, resolve=resolve)
 
     async def _find_judge(self, seeker: Seeker) -> None:
         found = await seeker.run()
         self.view.talk(f"a judge, {found.url}, is advertised by {', '.join(map(nickname, found.by))}")
-        self.evaluation = self._judged_by(found.url)
+        self.evaluation = self._judged_by(found.url, public_addresses)
 
     def _judge_document(self) -> dict[str, Any] | None:
         documents = [part.document() for part in (self.seeker, self.evaluation) if part is not None]

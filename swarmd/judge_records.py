@@ -7,6 +7,7 @@ the status says whose word it is. What a judge says is checked as always (`swarm
 
 import ipaddress
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import trio
 
 from p2p.identity import nickname
 from p2p.member import Member
-from p2p.netgroup import LOCAL, group_of_host
+from p2p.netgroup import is_public
 from p2p.reachability import seen_at
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
@@ -31,6 +32,8 @@ ASKED = 8  # peers
 PATIENCE = 10.0  # seconds for one peer's answer
 FIRST, SEEK_EVERY, ANNOUNCE_EVERY = 3.0, 60.0, 1200.0  # seconds; doubling from the first. Records last a day
 AUTO = "auto"
+_NAME = r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*"  # with a point; the last label begins with a letter, or some read it as a number
+_NOT_OUTSIDE = (".localhost", ".local", ".internal", ".home.arpa")
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +68,28 @@ def unpack(message: bytes) -> list[str]:
 
 
 def usable(url: str, *, same_machine: bool) -> bool:
-    """Whether a peer's word may send us there: to a name or a public address with https, and to this machine only by its own word."""
+    """Whether a peer's word may send us there: to a name or a public address with https, and to this machine only by its own word.
+
+    Where a name leads is checked when it is dialled (`public_addresses`).
+    """
     parts = urlsplit(url)
-    host = parts.hostname or ""
+    host = (parts.hostname or "").removesuffix(".")
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
-        return parts.scheme == "https" and host != "localhost" and not host.endswith((".localhost", ".local", ".internal"))
+        return parts.scheme == "https" and re.fullmatch(_NAME, host) is not None and not host.endswith(_NOT_OUTSIDE)
     if ip.is_loopback:
         return same_machine
-    return parts.scheme == "https" and group_of_host(host) not in (LOCAL, None)
+    return parts.scheme == "https" and is_public(host)
+
+
+async def public_addresses(host: str, port: int) -> Sequence[str]:
+    """Where a peer's word leads: the IP addresses of `host`. Raises OSError where there are none, or where one of them is not public."""
+    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+    if not addresses or not all(map(is_public, addresses)):
+        raise OSError(f"{host} is no public address")
+    return addresses
 
 
 def advertised(urls: Sequence[str]) -> tuple[str, ...]:

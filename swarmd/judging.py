@@ -7,9 +7,11 @@ cause and remedy. What a judge sends is a stranger's: the size is capped before 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from ipaddress import ip_address
 from pathlib import PureWindowsPath
 from typing import Annotated, Any
 
@@ -66,6 +68,9 @@ class Silence:
     remedy: str
 
 
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
 class _Asked(msgspec.Struct, frozen=True):
     evaluation: _Id
     question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION)]
@@ -98,6 +103,13 @@ class Patience:
     whole: float = 30.0
 
 
+def _is_ip(host: str) -> bool:
+    try:
+        return bool(ip_address(host))
+    except ValueError:
+        return False
+
+
 def judge_origin(url: str) -> str:
     """`url` in its one spelling, scheme://host[:port]. Raises BadJudgeUrl."""
     try:
@@ -127,8 +139,10 @@ class JudgeClient:
         clock: Callable[[], float] = time.monotonic,
         nanoseconds: Callable[[], int] = time.time_ns,
         patience: Patience = Patience(),
+        resolve: Resolve | None = None,
     ) -> None:
         """`clock`: seconds, for waits and deadlines. `nanoseconds`: only where the sequence numbers begin; its skew does no harm.
+        `resolve`: gives the IP addresses that the judge's name may be dialled at, or raises OSError; None: any.
 
         Raises BadJudgeUrl.
         """
@@ -139,6 +153,7 @@ class JudgeClient:
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
+        self._resolve = resolve
 
     def now(self) -> float:
         return self._clock()
@@ -190,7 +205,7 @@ class JudgeClient:
             async with self._turn:
                 try:
                     status, received = await self._exchange(path, body)
-                except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
                     return Silence(
                         f"cannot reach the judge at {self.origin}: {str(error) or 'no connection in time'}"[:200],
                         "check judge.url and your network, or train on without it",
@@ -208,11 +223,29 @@ class JudgeClient:
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes | None]:
         """Status and body; None: the body is over the limit. No redirect is followed, no cookie kept, no environment read."""
+        *firsts, last = await self._targets()
+        for target in firsts:
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                return await self._post(target, path, body)
+        return await self._post(last, path, body)
+
+    async def _targets(self) -> Sequence[httpx2.URL]:
+        """Where to dial: the origin itself, or the addresses that its name was found to have, so that no second look-up says otherwise."""
+        origin = httpx2.URL(self.origin)
+        if self._resolve is None or _is_ip(origin.host):
+            return [origin]
+        port = origin.port or (443 if origin.scheme == "https" else 80)
+        return [origin.copy_with(host=address) for address in await self._resolve(origin.host, port)]
+
+    async def _post(self, target: httpx2.URL, path: str, body: bytes) -> tuple[int, bytes | None]:
+        origin = httpx2.URL(self.origin)
         timeout = httpx2.Timeout(self._patience.read, connect=self._patience.connect)
         headers = {**self.signed(path, body), "content-type": "application/json", "accept-encoding": "identity", "user-agent": "swarmd"}
+        headers["host"] = origin.netloc.decode("ascii")
+        named = {"sni_hostname": origin.host.removesuffix(".")}  # also the name that the certificate must have
         async with (
             httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
-            client.stream("POST", self.origin + path, content=body, headers=headers) as response,
+            client.stream("POST", target.join(path), content=body, headers=headers, extensions=named) as response,
         ):
             received = bytearray()
             async for part in response.aiter_raw():  # raw: nothing is inflated
@@ -264,9 +297,13 @@ class Evaluation:
         judged: Callable[[float, int], None],
         client: JudgeClient | None = None,
         talk: Callable[[str], None] = lambda _text: None,
+        resolve: Resolve | None = None,
     ) -> None:
-        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`: to the operator. Raises BadJudgeUrl."""
-        self._client = client or JudgeClient(url, identity, curriculum_digest)
+        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`: to the operator; `resolve`: as JudgeClient has it.
+
+        Raises BadJudgeUrl.
+        """
+        self._client = client or JudgeClient(url, identity, curriculum_digest, resolve=resolve)
         self._ask_trainer, self._judged, self._talk = ask_trainer, judged, talk
         self._busy = False
         self._open: Question | None = None

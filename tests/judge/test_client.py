@@ -342,6 +342,34 @@ async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
 
 
 @pytest.mark.trio
+async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> None:
+    """A name that leads somewhere else each time is dialled at what was checked, under its own name; what is refused is not dialled."""
+    asked: list[tuple[str, int]] = []
+    seen: list[bytes] = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        seen.append(request)
+        await stream.send_all(reply(QUESTION))
+
+    async def resolve(host: str, port: int) -> list[str]:
+        asked.append((host, port))
+        if len(asked) > 1:
+            raise OSError(f"{host} is no public address")
+        return ["127.0.0.1"]
+
+    clock = Clock()
+    async with judge(handle) as url:
+        port = int(url.rsplit(":", 1)[1])
+        named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, patience=SHORT, resolve=resolve)
+        assert isinstance(await named.ask(1, "tiny"), Question)
+        assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith("judge.invalid is no public address")
+    assert asked == [("judge.invalid", port)] * 2
+    assert len(seen) == 1
+    for header in (f"host: judge.invalid:{port}", f"swarmd-origin: http://judge.invalid:{port}"):
+        assert header.encode() in seen[0].lower()
+
+
+@pytest.mark.trio
 async def test_a_used_sequence_number_is_stepped_over() -> None:
     """A node whose clock was set back: the judge says which number is the last, and the next request is above it."""
     numbers = []

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -70,10 +71,48 @@ def test_what_is_no_answer_tells_nothing(message: bytes) -> None:
         ("http://[::1]:8400", False, True),
         ("https://0.0.0.0", False, False),
         ("https://224.0.0.1", False, False),
+        ("https://198.18.0.1", False, False),
+        ("https://judge.example.", True, True),
+        ("https://metadata.google.internal.", False, False),
+        ("https://localhost.", False, False),
+        ("https://router", False, False),
+        ("https://0x7f000001", False, False),
+        ("https://0x7f.0.0.0x1", False, False),
+        ("https://127.0.0.0x1", False, False),
+        ("https://nas.home.arpa", False, False),
     ],
 )
 def test_where_a_peers_word_may_send_us(url: str, far: bool, near: bool) -> None:
     assert (usable(url, same_machine=False), usable(url, same_machine=True)) == (far, near)
+
+
+class Names(trio.abc.HostnameResolver):
+    def __init__(self, **names: list[str]) -> None:
+        self._names = names
+
+    async def getaddrinfo(self, host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name not in self._names:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self._names[name]]
+
+    async def getnameinfo(self, sockaddr: Any, flags: int) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.trio
+async def test_a_name_leads_to_public_addresses_or_nowhere() -> None:
+    mixed = ["11.0.0.1", "127.0.0.1"]
+    before = trio.socket.set_custom_hostname_resolver(
+        Names(good=["11.0.0.1", "2a00::1"], mixed=mixed, inside=["10.1.2.3"], metadata=["169.254.169.254"], six=["::ffff:127.0.0.1"])
+    )
+    try:
+        assert await judge_records.public_addresses("good", 443) == ["11.0.0.1", "2a00::1"]
+        for name in ("mixed", "inside", "metadata", "six", "nobody"):
+            with pytest.raises(OSError, match=r"no public address|unknown"):
+                await judge_records.public_addresses(name, 443)
+    finally:
+        trio.socket.set_custom_hostname_resolver(before)
 
 
 @pytest.mark.parametrize(
