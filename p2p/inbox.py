@@ -22,7 +22,7 @@ from p2p.identity import peer_id_of, public_key_of
 from p2p.toll import Bucket
 from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
 
-_SEQUENCES = 1024  # how far behind an author's newest frame an older one may arrive
+_SEQUENCES = 1024  # of an author's latest sequence numbers that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,11 @@ class _Author:
         return self.bytes.refill(limits.bytes_per_second, limits.bytes_burst, now) >= size and frames >= 1
 
     def repeats(self, sequence: int) -> bool:
+        """Whether it came, as far as it is remembered. Of what is further behind the content alone is known: there a second node with the
+        same key, started later and so with larger numbers, would else keep the first out long after it is gone.
+        """
         behind = self.newest - sequence
-        return behind >= _SEQUENCES or (behind >= 0 and bool(self.seen >> behind & 1))
+        return 0 <= behind < _SEQUENCES and bool(self.seen >> behind & 1)
 
     def remember(self, sequence: int) -> None:
         self.newest, self.seen = came(self.newest, self.seen, sequence)

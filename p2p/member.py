@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,9 +25,12 @@ from p2p.recall import Recall
 from p2p.sharding import Sharding
 from p2p.shards import QUESTION, Shards
 from p2p.topic import Topic
-from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Verdict
+from p2p.twins import MAX_CARD, NOTHING, TWINS, Cards, Session, Twin
+from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Unanswered, Verdict
 
 LOOK_EVERY = 10.0  # seconds between looks at whom we are connected to
+TWINS_EVERY = 5.0  # seconds between two looks for another node with our key
+AWAY = 30.0  # seconds for which we stay away from one that started earlier
 _REPORT_CHARGE = 20.0  # frames of quota that one report costs its author
 
 log = logging.getLogger(__name__)
@@ -84,6 +88,9 @@ class Member:
         self.answers[CENSUS] = Census(self.topics, self.engine.present, trains=not also)
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._holders = Holders()
+        self._session = Session(identity, clock(), secrets.token_bytes)
+        self.answers[TWINS] = Cards(clock)
+        self._stay = trio.CancelScope()
 
     @property
     def rejected(self) -> Counter[Reason]:
@@ -99,8 +106,9 @@ class Member:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.sharding.run)
+                nursery.start_soon(self._look_for_twins)
                 try:
-                    await self.engine.run(task_status)
+                    await self._be_there(task_status)
                 except OperatorError as error:  # for whoever started us, as it is and in no group
                     refused = error
                     nursery.cancel_scope.cancel()
@@ -165,8 +173,15 @@ class Member:
         return known(peer, question) if known is not None else b""
 
     def publish(self, kind: str, body: bytes) -> None:
-        """Seal and send. Raises ValueError where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word)."""
-        self.sharding.publish(kind, body)
+        """Seal and send; not while another node lives with our key and started earlier. Raises ValueError where no receiver would admit it
+        (body over `envelope.MAX_BODY`, kind no word).
+        """
+        if (twin := self.twin()) is None or not twin.later:
+            self.sharding.publish(kind, body)
+
+    def twin(self) -> Twin | None:
+        """Another node with our key that lives, or did some seconds ago."""
+        return self._session.twin(self._clock())
 
     def received(self) -> Sequence[Envelope]:
         return self.queue.drain()
@@ -198,6 +213,47 @@ class Member:
         refused = self.inbox.counts - self._told
         self._told = Counter(self.inbox.counts)
         return refused
+
+    async def _be_there(self, task_status: Started | None) -> None:
+        """The engine's life. Beside another node with our key that started earlier it is short looks at whether that one is still there:
+        at every member that both are connected to, each would else end the other's connections.
+        """
+        await self._stay_until_sent_away(task_status)
+        while True:
+            log.warning("another node runs with our key and started earlier: staying away, and looking again in %.0f s", AWAY)
+            await trio.sleep(AWAY)
+            try:
+                await self._stay_until_sent_away(None)
+            except OperatorError as error:
+                log.warning("could not come back: %s", error)
+
+    async def _stay_until_sent_away(self, task_status: Started | None) -> None:
+        with trio.CancelScope() as self._stay:
+            await self.engine.run(task_status)
+
+    async def _look_for_twins(self) -> None:
+        while True:
+            shown: list[bytes] = []
+            async with trio.open_nursery() as nursery:
+                for peer in self._session.whom(self.engine.connected()):
+                    nursery.start_soon(self._leave_card, peer, shown)
+            if shown and all(answer == NOTHING for answer in shown):
+                self._session.shown_nothing()
+            if (twin := self.twin()) is not None and twin.later:
+                self._stay.cancel()
+            await trio.sleep(TWINS_EVERY if shown else 1.0)
+
+    async def _leave_card(self, peer: PeerId, shown: list[bytes]) -> None:
+        """At most twice: what we are shown for the first time is answered at once."""
+        with trio.move_on_after(TWINS_EVERY):
+            try:
+                for _ in range(2):
+                    answer = await self.engine.request(peer, self._session.question(self._clock()), MAX_CARD)
+                    shown += [answer] if answer else []  # else it does not know the question
+                    if not self._session.answered(answer, self._clock()):
+                        return
+            except Unanswered:
+                return  # another is asked at the next look
 
     def _seal(self, kind: str, body: bytes, shard: int) -> bytes:
         """A frame is for one shard: nobody can make all hear it by saying it again in shard 0."""

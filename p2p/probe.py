@@ -8,7 +8,8 @@ In:   {"publish": n, "count": c, "every": s}   n random bytes to everybody, c ti
       end of input                             leave
 Out:  {"up": [addresses], "id": peer id}, {"sent": sequence}, {"got": sequence, "author": id, "bytes": n, "at": time, "delay": seconds},
       {"held": id, "size": bytes}, {"fetched": id, "bytes": n, "seconds": s}, with null for n where nobody had it,
-      {"peers": [ids]} when they change, {"cpu": seconds, "rejected": {reason: n}, "restarts": n} every --report seconds
+      {"peers": [ids]} and {"twin": null, "earlier" or "later"} when they change: whether there is another node with its key, and which of
+      the two this one is, {"cpu": seconds, "rejected": {reason: n}, "restarts": n} every --report seconds
 """
 
 import argparse
@@ -83,7 +84,12 @@ class Probe:
 
     async def _tell(self) -> None:
         peers: list[PeerId] = []
+        twin: str | None = None
         while True:
+            found = self.member.twin()
+            before, twin = twin, None if found is None else "later" if found.later else "earlier"
+            if twin != before:
+                say(twin=twin)
             now = sorted(peer.id for peer in self.member.peers())
             if now != peers:
                 say(peers=now)

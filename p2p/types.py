@@ -196,6 +196,9 @@ class Engine(Protocol):
 
     def peers(self) -> Sequence[Peer]: ...
 
+    def connected(self) -> Collection[PeerId]:
+        """All that we are connected to, of our swarm or not."""
+
     def present(self, topic: Topic) -> int:
         """How many connected peers are in a topic that we are in."""
 

@@ -1,4 +1,4 @@
-"""Why a node hears nobody, and what to do about it: one line, from facts that `lookout` gathers. Pure."""
+"""Why a node hears nobody, or what else is wrong with its swarm, and what to do: one line, from facts that `lookout` gathers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +56,19 @@ def why_alone(facts: Facts) -> Trouble:
     return Trouble(
         f"nobody is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a minute",
         "wait: their rounds may be long, or they are paused; swarmd peers shows who they are",
+    )
+
+
+def twin_trouble(later: bool) -> Trouble:
+    """Of a node beside which another lives with the same key."""
+    what = (
+        "it started earlier, so this one stays out of the swarm until it stops"
+        if later
+        else "it started later, and stays out of the swarm until this one stops"
+    )
+    return Trouble(
+        f"another node runs with this node's key: {what}",
+        "stop one of the two; a second node needs a --state-dir of its own, and a copied one must lose its identity.key",
     )
 
 

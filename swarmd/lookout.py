@@ -13,7 +13,7 @@ from p2p.address import parse_bootstrap
 from p2p.member import Member
 from p2p.types import PeerId, Reason
 from swarmd.config import SwarmConfig
-from swarmd.isolation import Facts, Trouble, dead_bootstrap, why_alone
+from swarmd.isolation import Facts, Trouble, dead_bootstrap, twin_trouble, why_alone
 from swarmd.network_survey import who_answers, whom_others_see
 from swarmd.roster import Roster
 
@@ -50,7 +50,9 @@ class Lookout:
             if self._roster.present(now):
                 self._alone_since, self._refused_before = now, Counter(self._member.rejected)
             alone = now - self._alone_since >= QUIET
-            if not alone:
+            if (twin := self._member.twin()) is not None:
+                self._say(twin_trouble(twin.later))
+            elif not alone:
                 self._say(None)
                 inquired = now - INQUIRE
                 if now - knocked >= KNOCK_EVERY:
@@ -70,7 +72,7 @@ class Lookout:
         if trouble != self.trouble and trouble is not None:
             log.warning("%s; %s", trouble.cause, trouble.remedy)
         elif trouble != self.trouble:
-            log.info("others are heard again")
+            log.info("nothing is wrong with the swarm any more")
         self.trouble = trouble
 
     async def _facts(self) -> Facts:

@@ -40,7 +40,7 @@ class PlainView:
         self._once("who", who(document))
         self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
         self._once("state", state_sentence(document))
-        self._once("trouble", trouble_sentence(document) or "others are heard again" * ("trouble" in self._said))
+        self._once("trouble", trouble_sentence(document) or "all is well with the swarm again" * ("trouble" in self._said))
 
     def round(self, line: Mapping[str, Any]) -> None:
         self.talk(round_sentence(line))

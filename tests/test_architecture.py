@@ -40,7 +40,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer.split()}
 
 PURE = ["swarmd/types.py", "swarmd/exchange/wire.py", "swarmd/round.py", "p2p/envelope.py", "p2p/inbox.py", "p2p/topic.py"]
-PURE += ["swarmd/roster.py", "swarmd/isolation.py", "swarmd/watchdog.py"]
+PURE += ["swarmd/roster.py", "swarmd/isolation.py", "p2p/twins.py", "swarmd/watchdog.py"]
 PURE += ["swarmd/network_doctor.py", "p2p/netgroup.py", "p2p/addresstable.py", "p2p/addressfile.py", "p2p/outbound.py", "p2p/shards.py"]
 PURE += ["p2p/toll.py", "p2p/doorstep.py", "p2p/reputation.py", "p2p/fairqueue.py", "p2p/holders.py", "p2p/unexplained.py"]
 PURE += [str(f.relative_to(ROOT)) for f in (ROOT / "swarmd" / "experience").glob("*.py")]

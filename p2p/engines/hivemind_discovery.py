@@ -26,6 +26,7 @@ TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks at who is there; the second
 BACK = 5.0  # was here within so many seconds
 HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
 MESHED = 1.5 * HEARTBEAT  # seconds after which it is in the mesh; before, nobody passes anything on to it
+FORGOTTEN = 10.0  # seconds a connected member may be missing from the topic
 DIAL_TIMEOUT = 8  # seconds; whole ones, as p2pd takes them
 DHT_TIMEOUT = 20
 DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds; doubling from the first to the last
@@ -63,6 +64,8 @@ class Discovery:
         self._dialling: set[PeerId] = set()
         self._dialled: set[PeerId] = set()  # those of the connected that we dialled
         self._hanging_up: set[PeerId] = set()
+        self._were_members: set[PeerId] = set()
+        self._missed: dict[PeerId, float] = {}  # connected, and in the topic no more, and since when
         self._was_back = -BACK  # when one who is shut out was here last
         self._unidentified: set[PeerId] = set()  # connected, and we have not heard yet where they listen
 
@@ -96,6 +99,10 @@ class Discovery:
     def peers(self) -> list[Peer]:
         """Connected peers that are in our swarm and hear us, as of the last look."""
         return [self._connected[peer] for peer in sorted(self._members[0]) if peer in self._connected]
+
+    def connected(self) -> set[PeerId]:
+        """As of the last look."""
+        return {*self._connected}
 
     def present(self, topic: Topic) -> int:
         return self._present.get(topic, 0)
@@ -185,6 +192,18 @@ class Discovery:
         self._members = {
             shard: {peer for peer, since in there.items() if moment - since >= MESHED} for shard, there in self._subscribed.items()
         }
+        await self._connect_anew(now)
+
+    async def _connect_anew(self, now: float) -> None:
+        """Members that are connected and in the topic no more. Where a second node with one's key connects to the other, p2pd resets the
+        streams of both until it gives up, and never tries again while either is connected.
+        """
+        members = {peer for there in self._subscribed.values() for peer in there}
+        self._missed = {peer: self._missed.get(peer, now) for peer in (self._were_members & self._connected.keys()) - members}
+        self._were_members = (self._were_members & self._connected.keys()) | members
+        for peer in [peer for peer, since in self._missed.items() if now - since > FORGOTTEN]:
+            log.info("%s is connected and not in the topic; connecting anew", peer)
+            await self.hang_up(peer)
 
     def _unwelcome(self, peer: PeerId, address: str, now: float) -> bool:
         new = peer not in self._connected and peer not in self._dialled

@@ -86,9 +86,12 @@ class BookFile:
 
     def __init__(self, book: AddressBook, path: Path | None) -> None:
         self._book, self._path = book, path
+        self._loaded = False
 
     def load(self) -> None:
-        if self._path is not None:
+        """Once: an engine may run again."""
+        if self._path is not None and not self._loaded:
+            self._loaded = True
             try:
                 self._book.load(self._path)
             except OSError as error:  # without it peers are found as at a first start

@@ -75,6 +75,10 @@ class Discovery:
         there = {peer for topic in (self._topics if shard == 0 else [self._topic.of(shard)]) for peer in self._in(topic)}
         return {peer for peer in there if not self._shut_out(peer)}
 
+    def connected(self) -> set[PeerId]:
+        """As of the last look."""
+        return self._connected
+
     def present(self, topic: Topic) -> int:
         return len(self._in(topic))
 

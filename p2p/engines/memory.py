@@ -83,6 +83,7 @@ class MemoryEngine:
         swarm._members[me] = self
 
     async def run(self, task_status: Started | None = None) -> None:
+        self.swarm._members.setdefault(self.me, self)  # it may have left before
         if task_status is not None:
             task_status.started(self.addresses())
         try:
@@ -140,6 +141,9 @@ class MemoryEngine:
             for peer in self.swarm.members()
             if peer != self.me and self.swarm._connected(self.me, peer)
         ]
+
+    def connected(self) -> Collection[PeerId]:
+        return [peer.id for peer in self.peers()]
 
     def present(self, topic: Topic) -> int:  # noqa: ARG002
         """A memory swarm is of one topic."""

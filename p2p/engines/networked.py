@@ -30,6 +30,8 @@ class Asking(Protocol):
 class Finding(Protocol):
     def hang_up_soon(self, peer: PeerId) -> None: ...
 
+    def connected(self) -> Collection[PeerId]: ...
+
     def present(self, topic: Topic) -> int: ...
 
     async def announce(self, topic: Topic) -> None:
@@ -104,6 +106,9 @@ class Networked:
         if self._finding is None:
             raise Unanswered("the engine is not up")
         return await self._finding.find(topic)
+
+    def connected(self) -> Collection[PeerId]:
+        return self._finding.connected() if self._finding is not None else ()
 
     def present(self, topic: Topic) -> int:
         return self._finding.present(topic) if self._finding is not None else 0

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -164,3 +165,24 @@ def test_a_port_in_use_and_a_bad_address_end_with_one_line(nodes: Nodes, tmp_pat
         second = nodes.start(tmp_path / f"bad {n}", **options)
         assert second.process.wait(SECONDS) == 2
         assert second.errors().count("\n") == 1 and ("is using port" in second.errors() or "one looks like" in second.errors())
+
+
+@pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)])
+def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(tmp_path: Path, engine: str) -> None:
+    with ExitStack() as stack:
+        hub = stack.enter_context(ProbeProcess(tmp_path / "hub", engine=engine))
+        first = stack.enter_context(ProbeProcess(tmp_path / "first", engine=engine, bootstrap=hub.addresses))
+        first.wait_for_peers(1, SECONDS)
+        first.order(publish=100, count=100_000, every=0.2)
+        hears(hub, first.peer_id)
+        (tmp_path / "second").mkdir()
+        shutil.copy(tmp_path / "first" / "key", tmp_path / "second" / "key")
+        second = stack.enter_context(ProbeProcess(tmp_path / "second", engine=engine, bootstrap=hub.addresses))
+        second.wait(lambda: second.last("twin") == {"twin": "later"}, SECONDS)
+        first.wait(lambda: first.last("twin") == {"twin": "earlier"}, SECONDS)
+        second.wait(lambda: second.peers() == [], SECONDS)
+        hears(hub, first.peer_id, beyond=first.said("sent")[-1]["sent"])
+        second.order(publish=77)
+        second.kill()
+        hears(hub, first.peer_id, beyond=first.said("sent")[-1]["sent"], count=3)
+        assert not [got for got in hub.said("got") if got["bytes"] == 77]

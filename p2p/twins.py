@@ -1,0 +1,145 @@
+"""Two nodes with one key: each finds out about the other through the members that both are connected to. Sans I/O.
+
+Two peers with one id cannot be connected to each other, and GossipSub hands nobody messages of its own id. So each node leaves a signed
+card with some of its neighbours now and then (question: byte 6 and the card) and is given the card that another session under the same
+key left there within the last half minute, if there is one.
+
+    card: msgpack [1, session, started in ms, nonce, echo, signature over what is before it]
+
+A session has a random name, and a nonce that is drawn anew every minute. Its cards echo the newest nonce of another session that it was
+shown. A card of ours that echoes one of our last two nonces proves that another session with our key lived within the last two minutes:
+nobody without the key can make one, and the card of an earlier life, or one that is kept and shown later, echoes no such nonce. No clock
+is trusted. Of the two, the one whose card names the later start (then the larger session) is to stay away: both come to the same result,
+even where a clock is wrong.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated
+
+import msgspec
+
+from p2p.identity import SIGNATURE_BYTES, Identity, verify_key
+from p2p.types import PeerId
+
+TWINS = 6  # a question's first byte
+VERSION = 1
+MAX_CARD = 256  # bytes
+NOTHING = b"\x00"  # the answer where no other card is there
+RENEW = 60.0  # seconds for which a nonce is ours; it is accepted for as long again
+KEPT = 25.0  # seconds for which a card left with us is shown
+PEERS = 1024  # whose cards we keep
+SESSIONS = 2  # of each
+FRESH = 90.0  # seconds after its last proof for which a twin counts as there, unless we see that it is gone
+ASKED = 4  # peers
+DOMAIN = b"swarmd session v1"
+
+_Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    version: int
+    session: _Bytes16
+    started: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+    nonce: _Bytes16
+    echo: _Bytes16
+    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+    def signed(self) -> bytes:
+        return _encoder.encode((self.version, self.session, self.started, self.nonce, self.echo))
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Card)
+
+
+def decoded(message: bytes) -> Card | None:
+    """None for what is no card, or of a later version. The signature is not looked at."""
+    if len(message) > MAX_CARD:
+        return None
+    try:
+        card = _decoder.decode(message)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return card if card.version == VERSION else None
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """Another session with our key."""
+
+    later: bool  # ours is the one that started later, and is to stay away
+
+
+class Session:
+    """Ours: makes our cards, and looks at what we are shown."""
+
+    def __init__(self, identity: Identity, started: float, random_bytes: Callable[[int], bytes]) -> None:
+        self._identity, self._started, self._random = identity, int(started * 1000), random_bytes
+        self._session = random_bytes(16)
+        self._nonces = [random_bytes(16)]  # the newest first
+        self._renewed = started
+        self._echo = bytes(16)
+        self._other: tuple[int, bytes] | None = None  # started, session
+        self._proved_at = float("-inf")
+
+    def question(self, now: float) -> bytes:
+        if not 0 <= now - self._renewed < RENEW:
+            self._nonces, self._renewed = [self._random(16), self._nonces[0]], now
+        card = Card(VERSION, self._session, self._started, self._nonces[0], self._echo, bytes(SIGNATURE_BYTES))
+        signature = self._identity.sign(DOMAIN, card.signed())
+        return bytes([TWINS]) + _encoder.encode(msgspec.structs.replace(card, signature=signature))
+
+    def answered(self, message: bytes, now: float) -> bool:
+        """What a member showed us. True: our next card says more than the last one did, so it should not wait."""
+        card = decoded(message)
+        if card is None or card.session == self._session:
+            return False
+        if not verify_key(self._identity.public_key, DOMAIN, card.signed(), card.signature):
+            return False
+        if card.echo in self._nonces:
+            self._other, self._proved_at = (card.started, card.session), now
+        news, self._echo = card.nonce != self._echo, card.nonce
+        return news
+
+    def shown_nothing(self) -> None:
+        """By any member. Whoever is to stay away is back for this look alone; while it was away, nothing disturbed the other's cards."""
+        if self._other is not None and (self._started, self._session) > self._other:
+            self._other = None
+
+    def twin(self, now: float) -> Twin | None:
+        """The other session, where one was proved lately."""
+        if self._other is None or not 0 <= now - self._proved_at < FRESH:
+            return None
+        return Twin(later=(self._started, self._session) > self._other)
+
+    def whom(self, members: Collection[PeerId]) -> Sequence[PeerId]:
+        """Which connected peers to leave our card with: chosen by key, so that two with one key choose alike."""
+        me = self._identity.peer_id
+        return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:ASKED]
+
+
+class Cards:
+    """Those that others left with us. Answers the question."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._left: OrderedDict[PeerId, dict[bytes, tuple[float, bytes]]] = OrderedDict()  # peer -> session -> when, card
+
+    def __call__(self, peer: PeerId, message: bytes) -> bytes:
+        """The newest card of another session of the same peer, or NOTHING; the connection proves who the peer is."""
+        card, now = decoded(message[1:]), self._clock()
+        if card is None:
+            return b""
+        sessions = {name: (at, data) for name, (at, data) in self._left.pop(peer, {}).items() if 0 <= now - at < KEPT}
+        others = sorted((at, data) for name, (at, data) in sessions.items() if name != card.session)
+        sessions.pop(card.session, None)
+        sessions[card.session] = (now, message[1:])
+        while len(sessions) > SESSIONS:
+            del sessions[next(iter(sessions))]
+        self._left[peer] = sessions
+        if len(self._left) > PEERS:
+            self._left.popitem(last=False)
+        return others[-1][1] if others else NOTHING

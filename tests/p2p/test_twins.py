@@ -1,0 +1,119 @@
+"""Two nodes with one key, told of each other by a member that both know."""
+
+import random
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.identity import Identity
+from p2p.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, Cards, Session, decoded
+from p2p.types import PeerId
+
+KEY = Identity.from_seed(b"k" * 32)
+NOW = 1_700_000_000.0
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def session(n: int, started: float, key: Identity = KEY) -> Session:
+    return Session(key, started, random.Random(n).randbytes)
+
+
+def leave(of: Session, cards: Cards, clock: Clock) -> None:
+    """As a member does: once more where there is news."""
+    for _ in range(2):
+        shown = cards(KEY.peer_id, of.question(clock.now))
+        if shown == NOTHING:
+            of.shown_nothing()
+        if not of.answered(shown, clock.now):
+            return
+
+
+def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_silent() -> None:
+    clock = Clock()
+    cards, first, second = Cards(clock), session(1, NOW), session(2, NOW + 100)
+    for _ in range(2):
+        clock.now += 10
+        for one in (first, second):
+            leave(one, cards, clock)
+    assert (found := first.twin(clock.now)) is not None and not found.later
+    assert (found := second.twin(clock.now)) is not None and found.later
+    clock.now += KEPT  # the first has ended
+    leave(second, cards, clock)
+    assert second.twin(clock.now) is None
+
+
+def test_it_goes_on_while_both_live_and_ends_with_one() -> None:
+    clock = Clock()
+    cards, first, second = Cards(clock), session(1, NOW), session(2, NOW)  # started at once: one of them is silent
+    for look in range(60):
+        clock.now += 10
+        for one in (first, second):
+            leave(one, cards, clock)
+        if look:
+            a, b = first.twin(clock.now), second.twin(clock.now)
+            assert a is not None and b is not None and a.later != b.later
+    clock.now += KEPT + FRESH
+    leave(first, cards, clock)
+    assert first.twin(clock.now) is None
+
+
+def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
+    clock = Clock()
+    cards, before = Cards(clock), session(1, NOW - 1000)
+    leave(before, cards, clock)
+    clock.now += 5
+    after = session(2, clock.now)
+    for _ in range(5):
+        clock.now += 10
+        leave(after, cards, clock)
+        assert after.twin(clock.now) is None  # the earlier life's card echoes nothing of this one
+
+
+def test_what_was_proved_once_proves_nothing_later() -> None:
+    clock = Clock()
+    cards, first, second = Cards(clock), session(1, NOW), session(2, NOW)
+    for _ in range(3):
+        leave(first, cards, clock)
+        leave(second, cards, clock)
+    kept = second.question(clock.now)[1:]
+    assert first.twin(clock.now) is not None
+    for _ in range(2):
+        clock.now += RENEW
+        first.question(clock.now)  # as it leaves further cards
+    first.answered(kept, clock.now)
+    assert first.twin(clock.now) is None
+
+
+def test_nobody_without_the_key_makes_a_twin() -> None:
+    ours, liar = session(1, NOW), session(2, NOW, Identity.from_seed(b"l" * 32))
+    liar.answered(ours.question(NOW)[1:], NOW)  # not even signed by his key, but he knows our nonce
+    liar._echo = ours._nonces[0]
+    assert not ours.answered(liar.question(NOW)[1:], NOW) and ours.twin(NOW) is None
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_card_or_none(message: bytes) -> None:
+    assert (card := decoded(message)) is None or card.version == 1
+    assert Cards(Clock())(KEY.peer_id, b"\x06" + message) == b""
+
+
+def test_cards_are_kept_for_a_while_and_bounded() -> None:
+    clock = Clock()
+    cards = Cards(clock)
+    for n in count():
+        cards(PeerId(f"crowd {n}"), session(1, NOW).question(NOW))
+        if n > PEERS:
+            break
+    assert len(cards._left) == PEERS
+    for n in range(10):
+        cards(KEY.peer_id, session(n, NOW).question(NOW))
+    assert len(cards._left[KEY.peer_id]) == 2
+    clock.now += KEPT
+    assert cards(KEY.peer_id, session(99, NOW).question(NOW)) == NOTHING
