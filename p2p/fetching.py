@@ -24,6 +24,7 @@ MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
 TOGETHER = 128 * 1024  # bytes of an answer to several ids that we ask for: more would take a slow line too long
 ASK_AT_ONCE = 64  # questions under way: those to peers that are gone may take a while, and must not keep others waiting
 HEDGE = 0.5  # seconds after which the next holder is asked too
+HOPELESS = 0.05  # the same, where the likeliest holder said that it has it not: then hardly anybody has
 PATIENCE = 10.0  # seconds for one holder
 AGAIN = 1.0  # seconds after which a holder that could not be asked is asked once more: it may be the only one
 _LENGTH = struct.Struct(">I")
@@ -171,12 +172,13 @@ class Fetcher:
         found = self._store.get(want.id)
         if found is not None:
             return found
+        told = {} if says is None else says
         async with trio.open_nursery() as nursery:
 
             async def ask(holder: PeerId, settled: trio.Event) -> None:
                 nonlocal found
                 try:
-                    blob = await self._ask_up_to_twice(holder, want, settled, {} if says is None else says)
+                    blob = await self._ask_up_to_twice(holder, want, settled, told)
                     if blob is not None and found is None:
                         found = blob
                         self._store.put(blob)
@@ -184,10 +186,12 @@ class Fetcher:
                 finally:
                     settled.set()
 
-            for holder in list(dict.fromkeys(want.holders))[:HOLDERS]:
+            holders = list(dict.fromkeys(want.holders))[:HOLDERS]
+            for holder in holders:
                 settled = trio.Event()
                 nursery.start_soon(ask, holder, settled)
-                with trio.move_on_after(self._hedge):
+                hopeless = told.get(holders[0]) is Said.NO
+                with trio.move_on_after(min(HOPELESS, self._hedge) if hopeless else self._hedge):
                     await settled.wait()
         return found
 

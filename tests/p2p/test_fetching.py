@@ -261,3 +261,10 @@ async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_w
         nursery.start_soon(fetch, large, 10)
         nursery.start_soon(fetch, small, len(small))
     assert found == {large: None, small: small}
+
+
+@pytest.mark.trio
+async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    peers = Peers(a=lambda: answer([None]), **{str(n): silent for n in range(20)}, b=has)
+    start = trio.current_time()
+    assert await peers.fetch([A, *(PeerId(str(n)) for n in range(20)), B]) == BLOB and trio.current_time() - start < 1.5
