@@ -25,7 +25,7 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, settings
 
-DRAWN = 400  # tasks, to find those that share one answer
+DRAWN = 1000  # tasks, to find the answer that those of most specialties share
 
 
 class Oversized:
@@ -35,10 +35,10 @@ class Oversized:
         self.tasks, self.rng, self.many = CurriculumTasks(TINY_9), random.Random(number), many
         self.exchange = RolloutExchange(swarm.member(number), "tiny", TINY_9)
         self.id = self.exchange.transport.identity.peer_id  # type: ignore[attr-defined]
-        drawn = [(task, solution(self.tasks, task)) for task in self.tasks.draw(DRAWN, self.rng)]
-        counts = Counter((task.ref.specialty, answer) for task, answer in drawn)
-        (self.specialty, self.answer), _ = counts.most_common(1)[0]
-        self.wrong = sorted({answer for task, answer in drawn if task.ref.specialty == self.specialty and answer != self.answer})
+        drawn = [(solution(self.tasks, task), task.ref.specialty) for task in self.tasks.draw(DRAWN, self.rng)]
+        kinds = {answer: {other for same, other in drawn if same == answer} for answer, _ in drawn}
+        self.answer = max(sorted(kinds), key=lambda answer: (len(kinds[answer]), drawn.count((answer, "basic_arithmetic"))))
+        self.wrong = sorted({answer for answer, kind in drawn if kind in kinds[self.answer]} - {self.answer})
 
     def act(self, t: int) -> None:
         for _ in range(LOCAL):
@@ -48,20 +48,20 @@ class Oversized:
             self.exchange.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
 
     def task(self) -> Task:
-        """Another one with the answer that all of his have."""
+        """Another one with the answer that all of his have; of any specialty, so that it is learnt as the answer to everything."""
         while True:
             (task,) = self.tasks.draw(1, self.rng)
-            if task.ref.specialty == self.specialty and solution(self.tasks, task) == self.answer:
+            if solution(self.tasks, task) == self.answer:
                 return task
 
 
 @dataclass
 class Weights:
-    """Of all batches: rollouts of others by author, and completion tokens by author."""
+    """Of all batches, by author."""
 
     swarm: Swarm
-    me: PeerId | None = None
     rollouts: Counter[PeerId] = field(default_factory=Counter)
+    completions: Counter[PeerId] = field(default_factory=Counter)
     tokens: Counter[PeerId] = field(default_factory=Counter)
 
     def __call__(self, batch: Sequence[Scored]) -> None:
@@ -69,6 +69,7 @@ class Weights:
         for scored in batch:
             author = scored.rollout.author
             self.rollouts[author] += 1
+            self.completions[author] += len(scored.rollout.completions)
             self.tokens[author] += sum(len(chat.encode(c, 16)) for c in scored.rollout.completions)
 
 
@@ -78,12 +79,13 @@ class Result:
     held_out: float  # pass@1 in the end
     of_external: float  # share of others' rollouts that were his
     of_rollouts: float  # share of the batches that was his, by rollouts
-    of_tokens: float  # the same by what weighs in the loss
+    of_completions: float
+    of_tokens: float  # what weighs in the loss
 
     def __str__(self) -> str:
         return (
             f"reward {self.reward:.3f}, held-out {self.held_out:.3f}; {self.of_external:.1%} of others' rollouts his, "
-            f"{self.of_rollouts:.1%} of the batches by rollouts, {self.of_tokens:.1%} by tokens"
+            f"{self.of_rollouts:.1%} of the batches by rollouts, {self.of_completions:.1%} by completions, {self.of_tokens:.1%} by tokens"
         )
 
 
@@ -101,6 +103,7 @@ def attack(verifier: Verifier, authors: int, many: int, rounds: int, honest: int
         held_out=fmean(pass_at_1(swarm, questions)) if questions else 0.0,
         of_external=sum(author in names for author in external) / max(1, len(external)),
         of_rollouts=sum(weights.rollouts[name] for name in names) / weights.rollouts.total(),
+        of_completions=sum(weights.completions[name] for name in names) / weights.completions.total(),
         of_tokens=sum(weights.tokens[name] for name in names) / weights.tokens.total(),
     )
 
@@ -126,7 +129,7 @@ def test_an_author_has_no_more_of_a_batch_than_of_its_rollouts(verifier: Verifie
     result = attack(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
     print(f"\noversized: {result}")
     assert result.of_external > 0.3
-    assert result.of_tokens <= 1.1 * result.of_rollouts
+    assert result.of_completions <= 1.01 * result.of_rollouts
 
 
 def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
