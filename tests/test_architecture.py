@@ -100,7 +100,8 @@ def test_only_the_policy_imports_torch(path: Path) -> None:
 @pytest.mark.parametrize(
     "modules, banned",
     [
-        ("swarmd.tasks.scoring, swarmd.tasks.source, swarmd.tasks.curriculum", ["torch"]),
+        ("swarmd.tasks.scoring, swarmd.tasks.source, swarmd.tasks.curriculum", ["torch", "matplotlib"]),
+        ("swarmd.node", ["peft", "matplotlib", "libp2p"]),
         ("p2p.member, p2p.identity, p2p.inbox, p2p.engines.memory", ["torch", "libp2p"]),
         ("judge.app, judge.cli", ["torch", "libp2p"]),
         ("swarmd.daemon, swarmd.control, swarmd.judging", ["torch", "transformers"]),

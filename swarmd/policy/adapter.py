@@ -1,11 +1,24 @@
 """LoRA layers inside a network: folded into the base weights while answering, and taken out again without a trace."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import Linear as LoraLinear
+
+
+def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
+    """The adapted layers and their names. Where nobody has imported peft, which takes a while, there are none."""
+    if "peft" not in sys.modules:
+        return []
+    from peft.tuners.lora import Linear as LoraLinear
+
+    return [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLinear)]
 
 
 @contextmanager
@@ -18,8 +31,8 @@ def merged(network: nn.Module) -> Iterator[None]:
     aside: list[tuple[LoraLinear, Tensor]] = []
     try:
         with torch.no_grad():
-            for layer in network.modules():
-                if isinstance(layer, LoraLinear) and not layer.merged and not layer.disable_adapters:
+            for _, layer in lora_layers(network):
+                if not layer.merged and not layer.disable_adapters:
                     weight = layer.get_base_layer().weight
                     whole = _whole(layer, weight)
                     aside.append((layer, weight.data))
@@ -38,10 +51,9 @@ class StandingMerge:
     def __init__(self, network: nn.Module) -> None:
         """Holds the base weights of adapted layers a second time; does nothing where there is no adapter."""
         self._base: list[tuple[LoraLinear, Tensor]] = []
-        for layer in network.modules():
-            if isinstance(layer, LoraLinear):
-                self._base.append((layer, layer.get_base_layer().weight.detach().clone()))
-                layer.merged_adapters.extend(layer.active_adapters)
+        for _, layer in lora_layers(network):
+            self._base.append((layer, layer.get_base_layer().weight.detach().clone()))
+            layer.merged_adapters.extend(layer.active_adapters)
         self.refold()
 
     def refold(self) -> None:
@@ -51,6 +63,6 @@ class StandingMerge:
                 layer.get_base_layer().weight.copy_(_whole(layer, base))
 
 
-def _whole(layer: LoraLinear, base: Tensor) -> Tensor:
+def _whole(layer: "LoraLinear", base: Tensor) -> Tensor:
     delta: Tensor = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
     return (base.float() + delta).to(base.dtype)

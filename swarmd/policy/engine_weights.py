@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from peft.tuners.lora import Linear as LoraLinear
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from swarmd.policy.adapter import merged
+from swarmd.policy.adapter import lora_layers, merged
 from swarmd.policy.load import lora_config
 
 _ADAPTER: Final = ".default."  # what peft calls the only adapter, inside the names of its tensors
@@ -27,7 +26,7 @@ class NetworkWeights:
     def write_adapter(self, folder: Path) -> None:
         """adapter_config.json and adapter_model.safetensors."""
         assert self.lora_rank is not None
-        layers = [name for name, module in self.network.named_modules() if isinstance(module, LoraLinear)]
+        layers = [name for name, _ in lora_layers(self.network)]
         config = lora_config(self.lora_rank)
         config.target_modules = {name.rpartition(".")[2] for name in layers}
         config.base_model_name_or_path = self.model

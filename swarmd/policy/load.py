@@ -4,10 +4,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM
@@ -20,6 +19,9 @@ from swarmd.policy.device import free_memory, is_out_of_memory
 from swarmd.policy.fitting import fit, require
 from swarmd.policy.plan import Plan, Work
 from swarmd.policy.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 LORA_FROM: Final = fitting.LORA_FROM
 ORDINARY_WORK: Final = Work()
@@ -100,8 +102,10 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
     return network
 
 
-def lora_config(rank: int) -> LoraConfig:
+def lora_config(rank: int) -> "LoraConfig":
     """LoRA on every linear layer but the head (arXiv 2106.09685), alpha = 2 r; adapter weights are float32 whatever the base is."""
+    from peft import LoraConfig  # where there is no adapter, nobody waits for peft
+
     return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
@@ -110,6 +114,8 @@ def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
 
     Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own forward.
     """
+    from peft import get_peft_model
+
     with torch.random.fork_rng(devices=[]):  # peft draws from torch's global source
         torch.manual_seed(seed)
         adapted: nn.Module = get_peft_model(network, lora_config(rank)).get_base_model()

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
+
+from swarmd.policy.adapter import lora_layers
 
 
 class Start:
@@ -17,7 +18,7 @@ class Start:
 
     def __init__(self, network: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
         """weights: the trained ones."""
-        self._adapted = [m for m in network.modules() if isinstance(m, LoraLinear)]
+        self._adapted = [layer for _, layer in lora_layers(network)]
         kept = () if self._adapted else weights.values()
         self._copies = [(weight, weight.detach().to("cpu", copy=True)) for weight in kept]
 

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-import reasoning_gym
-from reasoning_gym.arithmetic import basic_arithmetic
-
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS, Curriculum, curriculum
+from swarmd.tasks.gym import basic_arithmetic, reasoning_gym
 from swarmd.types import Task, TaskRef
 
 __all__ = ["CurriculumTasks", "Task", "TaskRef", "tasks_of"]

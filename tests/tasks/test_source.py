@@ -161,3 +161,14 @@ def test_a_draw_passes_over_what_names_no_task() -> None:
 def test_an_unknown_curriculum_names_the_known() -> None:
     with pytest.raises(ConfigError, match="sapo-9, tiny-9"):
         curriculum("nope")
+
+
+def test_what_reasoning_gym_imports_late_is_there_when_it_is_asked_for() -> None:
+    code = (
+        "import sys; from swarmd.tasks.gym import reasoning_gym; assert 'matplotlib' not in sys.modules; "
+        "print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
+    )
+    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    plain = "import reasoning_gym; print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
+    theirs = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=120)
+    assert ours.stdout == theirs.stdout != ""
