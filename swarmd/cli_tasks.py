@@ -13,7 +13,7 @@ from swarmd.types import Completion, TaskRef
 
 app = typer.Typer(help="The questions of a curriculum.", no_args_is_help=True)
 
-MAX_LINE = 1024 * 1024  # characters of one completion's line
+MAX_LINE = 2 * 1024 * 1024  # characters of a line: 16 for each of the longest completion's; JSON writes none in more than 12
 
 
 class BadCompletion(SwarmdError):
@@ -80,25 +80,31 @@ def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9",
 def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9") -> None:
     """Score completions, one JSON object a line on standard input ({"text": …, "ended": true}); for each, one line with reward and reason.
 
-    They are scored in the contained process that scores the rollouts of strangers: nothing they hold is run here.
+    They are scored in the contained process that scores the rollouts of strangers: nothing they hold is run here. One that is too long
+    earns 0, and the next is scored.
     """
+    from swarmd.tasks.answers import Judgement, Reason
     from swarmd.tasks.scoring import Verifier
 
     _check(specialty, n, curriculum)
     with Verifier(curriculum) as verifier:
         for completion in _completions(sys.stdin):
-            ((judgement,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
+            judgement = Judgement(Reason.TOO_LONG)
+            if completion is not None:
+                ((judgement,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
             print_json({"reward": judgement.reward, "reason": judgement.reason.value})
 
 
-def _completions(stream: IO[str]) -> Iterator[Completion]:
-    """One of each line; blank lines are left out. Raises BadCompletion, with the number of the line."""
+def _completions(stream: IO[str]) -> Iterator[Completion | None]:
+    """One of each line, None of one that is too long to be held; blank lines are left out. BadCompletion, with the number of the line."""
     number = 0
     while line := stream.readline(MAX_LINE + 1):
         number += 1
         if len(line) > MAX_LINE:
-            raise BadCompletion(f"standard input, line {number}: over {MAX_LINE} characters. Shorten it.")
-        if line.strip():
+            while line and not line.endswith("\n"):
+                line = stream.readline(MAX_LINE)
+            yield None
+        elif line.strip():
             yield _completion(line, number)
 
 

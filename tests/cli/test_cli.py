@@ -18,8 +18,10 @@ import trio
 
 from p2p.identity import Identity
 from swarmd.cli import main
+from swarmd.cli_tasks import MAX_LINE
 from swarmd.control import serve
 from swarmd.state_folder import IDENTITY_FILE, StateFolder
+from swarmd.tasks.answers import LONGEST_COMPLETION
 from tests.cli.test_view import document
 
 PEERS = {
@@ -253,7 +255,18 @@ def test_completions_are_scored_one_line_each(run: Run) -> None:
     ]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000, '"' + "x" * 1_048_576])
+@pytest.mark.net
+def test_an_over_long_completion_earns_0_and_the_next_is_scored(run: Run) -> None:
+    answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
+    right = f"<answer>{answer}</answer>"
+    longest = "\U0001f9ab" * (LONGEST_COMPLETION - len(right)) + right  # a line of 1.5 MiB: twelve characters each
+    lines = [{"text": longest}, {"text": "x" + longest}, {"text": "x" * (MAX_LINE - 11)}, {"text": "x" * 3 * MAX_LINE}, {"text": right}]
+    said = run("task", "score", "bf", "3", "--curriculum", "tiny-9", stdin="\n".join(map(json.dumps, lines)))
+    assert said.code == 0
+    assert [json.loads(line)["reason"] for line in said.out.splitlines()] == ["correct", "too long", "too long", "too long", "correct"]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000])
 def test_what_is_no_completion_is_refused_by_its_line(run: Run, line: str) -> None:
     said = run("task", "score", "bf", "3", stdin="\n" + line)
     assert (said.code, said.out) == (2, "")
