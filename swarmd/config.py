@@ -64,7 +64,7 @@ class GenerateConfig(_Section):
 
 
 class TrainConfig(_Section):
-    learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: 3e-4 for full fine-tuning of small models, 1e-5 for LoRA
+    learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: by the model (policy/model.py, docs/papers.md)
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, from the end of the warm-up
     warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates in which the rate rises to the full one
     schedule_updates: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates, the warm-up among them, until it is lowest; 0: it never falls
@@ -97,7 +97,9 @@ class ReplayConfig(_Section):
 
 
 class GateConfig(_Section):
-    mode: Literal["on", "off"] = "on"  # on: others' text that is far from all that we write is not trained on (docs/gate.md)
+    # Others' text that is far from all that we write (docs/gate.md): on: it is not trained on; report: it is, and is counted; off: nobody
+    # looks; auto: on for models of up to 100 million parameters, report above, where nothing was measured
+    mode: Literal["auto", "on", "report", "off"] = "auto"
     margin: Annotated[float, Field(ge=1, le=100)] = 1.5  # a limit is this times what 99 in 100 of our own completions stay below
 
 

@@ -23,7 +23,7 @@ from swarmd.crew import Crew, check_workers, for_trainer, free_for_trainer, is_a
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm import RolloutExchange
 from swarmd.exchange.topic import curriculum_of
-from swarmd.experience.gate import Gate, Gated, GateState
+from swarmd.experience.gate import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Limits, Pool
 from swarmd.experience.reuse import Schedule
 from swarmd.experience.sampling import SAMPLERS, Replay
@@ -33,6 +33,7 @@ from swarmd.policy.saved import FILES, CheckpointDamaged
 from swarmd.round import Node, run_round
 from swarmd.seams import Policy, Remembering, Reward, Swarm
 from swarmd.state_folder import METRICS_FILE
+from swarmd.tasks.answers import answer_end
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.telemetry import CannotRecord, MetricsFile, metrics_line, set_up_logging
@@ -318,7 +319,7 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
     )
     if config.replay.mode == "on":
         _switch_on_replay(node, config)
-    if config.gate.mode == "on":
+    if config.gate.mode != "off":
         _put_up_gate(node, config)
     return node
 
@@ -344,7 +345,8 @@ def _switch_on_replay(node: Node, config: NodeConfig) -> None:
 def _put_up_gate(node: Node, config: NodeConfig) -> None:
     """Before what is sampled. A policy that cannot say how likely it finds a text has none."""
     if isinstance(node.policy, Remembering):
-        node.gate = Gate(config.gate.margin)
+        acts = config.gate.mode == "on" or (config.gate.mode == "auto" and node.policy.parameters <= MEASURED_TO)
+        node.gate = Gate(config.gate.margin, answer_end, acts)
         remember = partial(node.pool.remember, logprobs=node.remember) if node.remember else None
         node.sample = Gated(node.sample, node.gate, node.pool, node.me, node.policy.logprobs, remember)
 

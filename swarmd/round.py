@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from operator import mul
@@ -210,8 +210,12 @@ def _report(
         generated=len(local),
         off_policy_mean=_mean(off_policy) or 0.0,
         off_policy_max=max(off_policy, default=0),
-        gated=node.gate.told() if node.gate else {},
+        **_told(node.gate),
     )
+
+
+def _told(gate: Gate | None) -> dict[str, Mapping[str, int]]:
+    return {} if gate is None else {"gated" if gate.acts else "gate_reported": gate.told()}
 
 
 def _mean(values: Sequence[float]) -> float | None:

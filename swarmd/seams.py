@@ -42,6 +42,10 @@ class Remembering(Protocol):
         As long and as cut as `update` would have them: it takes what it finds in `Scored.tokens` as the policy's of first use.
         """
 
+    @property
+    def parameters(self) -> int:
+        """Of the model: by its size, what looks at these log-probabilities acts on them or only reports (`experience.gate`)."""
+
 
 class Answers(Protocol):
     """Answering that goes on beside the rounds, in processes of its own (`[workers]`)."""

@@ -56,6 +56,7 @@ def metrics_line(
         "zero_advantage_dropped": report.zero_advantage_dropped,
         "rejected": dict(report.rejected),
         "gated": dict(report.gated),
+        "gate_reported": dict(report.gate_reported),
         "reward_mean": report.reward_mean,
         "reward_sum": report.reward_sum,
         "loss": report.update.loss,

@@ -146,4 +146,5 @@ class RoundReport:
     generated: int = 0  # our own rollouts
     off_policy_mean: float = 0.0  # updates since they were heard, or generated
     off_policy_max: int = 0
-    gated: Mapping[str, int] = field(default_factory=dict)  # others' rollouts that were right, and too odd to train on: why -> count
+    gated: Mapping[str, int] = field(default_factory=dict)  # others' rollouts that were too odd to train on: why -> count
+    gate_reported: Mapping[str, int] = field(default_factory=dict)  # likewise odd, but trained on: the gate only reports here

@@ -122,7 +122,7 @@ def sentence(found: Mapping[str, Any]) -> str:
 def round_sentence(line: Mapping[str, Any]) -> str:
     seconds = sum(line["seconds"].values())
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
-    refused, gated = counts(line["rejected"]), counts(line.get("gated") or {})
+    refused, gated, odd = counts(line["rejected"]), counts(line.get("gated") or {}), counts(line.get("gate_reported") or {})
     parts = [
         f"round {line['round']}: reward {number(line['reward_mean'])}",
         f"loss {number(line['loss'])}",
@@ -132,6 +132,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
         f"{seconds:.1f} s" + (f" ({split})" if split else ""),
         f"refused {refused}" if refused else "",
         f"not trained on: {gated}" if gated else "",
+        f"odd, but trained on: {odd}" if odd else "",
     ]
     return ", ".join(filter(None, parts))
 

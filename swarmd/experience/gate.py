@@ -25,6 +25,7 @@ KEPT = 512  # of our own completions, the newest: what the limits are taken from
 WARM_UP = 64  # of them, before which nothing is judged
 QUANTILE = 0.99  # of our own; a limit is this times a margin
 STRETCH = 4  # tokens
+MEASURED_TO = 100_000_000  # parameters: nothing larger was tried, so there it only reports, unless it is told to act
 DRAWS = 4  # of one batch: a pool full of odd text must not take up the round
 
 
@@ -40,7 +41,6 @@ class Traits(NamedTuple):
 # No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from the start of training or of
 # another model, stay below them (docs/gate.md).
 FLOORS = Traits(length=64.0, token=8.0, stretch=4.0, mean=2.0)
-ONLY_ODD = "all its wrong answers odd"
 NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")  # of traits, for operators
 
 
@@ -57,7 +57,9 @@ class Gate:
     """What our own completions look like, and whether another's is far outside of that."""
 
     margin: float = 1.5  # times what all but one in a hundred of our own stay below
-    refused: Counter[str] = field(default_factory=Counter)  # rollouts turned away, by trait, since `told`
+    answer_end: Callable[[str], int | None] = lambda _: None  # where the answer in a text ends: nothing behind it earned the reward
+    acts: bool = True  # False: what is odd is counted and trained on all the same
+    refused: Counter[str] = field(default_factory=Counter)  # rollouts turned away (or only found odd), by trait, since `told`
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT))
     _round: int = 0
     _limits: Traits | None = None
@@ -66,7 +68,7 @@ class Gate:
         """Take in a round's own rollouts; the same round's a second time count no more."""
         new = [s for s in own if s.round > self._round and s.tokens is not None]
         for scored in new:
-            self._own.extend(look for _, look in looks_of(scored))
+            self._own.extend(look for _, look in self.looks_of(scored))
             self._limits = None
         self._round = max((s.round for s in new), default=self._round)
 
@@ -89,16 +91,36 @@ class Gate:
         """What of it may be trained on; None: nothing, and it is counted why. looks: of its completions, those that have tokens."""
         odd = [self.oddity(looks[c]) if c in looks else None for c in scored.rollout.completions]
         why = next((name for name, reward in zip(odd, scored.rewards, strict=True) if name and reward > 0), None)
-        if why is None and any(odd):
-            scored = part(scored, [i for i, name in enumerate(odd) if not name])
-            why = None if scored.informative else ONLY_ODD
         if why is not None:
             self.refused[why] += 1
             return None
-        return scored
+        return part(scored, [i for i, name in enumerate(odd) if not name]) if any(odd) else scored
+
+    def cut(self, scored: Scored) -> Scored:
+        """Another's rollout without what stands behind its answers."""
+        cut = tuple(self._cut(completion) for completion in scored.rollout.completions)
+        return scored if cut == scored.rollout.completions else replace(scored, rollout=replace(scored.rollout, completions=cut))
+
+    def _cut(self, completion: Completion) -> Completion:
+        end = self.answer_end(completion.text)
+        return completion if end is None or end == len(completion.text) else Completion(completion.text[:end], False)
+
+    def looks_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
+        """Of those completions that have tokens; the rollout must have them (`Scored.tokens`).
+
+        That an answer ends behind its closing tag is never odd: a policy that has unlearnt it may learn it again.
+        """
+        assert scored.tokens is not None
+        looks = []
+        for completion, logprobs in zip(scored.rollout.completions, scored.tokens.logprobs, strict=True):
+            end = self.answer_end(completion.text)
+            seen = logprobs[:-1] if completion.ended and end is not None else logprobs
+            if seen:
+                looks.append((completion, traits(completion.text[:end], seen)))
+        return looks
 
     def told(self) -> Mapping[str, int]:
-        """Rollouts turned away since the last call, by the first trait that was over its limit."""
+        """Rollouts turned away since the last call (where it does not act: found odd), by the first trait that was over its limit."""
         refused, self.refused = self.refused, Counter()
         return dict(refused)
 
@@ -130,9 +152,12 @@ class Gated:
 
     def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         self.gate.learn(local)
+        if not self.gate.acts:
+            return self._reported(self.sample(local, pool, rng))
         judged: dict[Key, Scored | None] = {}  # others' of this batch, as they may be trained on
         for _ in range(DRAWS):
-            batch = self.sample(local, pool, rng)
+            chosen = self.sample(local, pool, rng)
+            batch: Sequence[Scored] = [s if s.rollout.author == self.me else self.gate.cut(s) for s in chosen]
             if self.remember is not None:
                 batch = self.remember(batch)
             self._judge([s for s in batch if s.rollout.author != self.me and _key(s) not in judged], judged)
@@ -144,6 +169,11 @@ class Gated:
             pool = self.pool.snapshot()
         return [s for s in admitted if s is not None]  # fewer in the end: what would come in their place was not looked at
 
+    def _reported(self, batch: Sequence[Scored]) -> Sequence[Scored]:
+        """The batch as it is, once what would be turned away of it is counted."""
+        self._judge([self.gate.cut(replace(s, tokens=None)) for s in batch if s.rollout.author != self.me], {})
+        return batch
+
     def _judge(self, strange: Sequence[Scored], judged: dict[Key, Scored | None]) -> None:
         if self.gate.limits is None:
             return
@@ -151,29 +181,22 @@ class Gated:
         found = dict(zip(map(_key, bare), zip(bare, self.logprobs(bare) if bare else (), strict=True), strict=True))
         for scored in strange:
             seen = replace(found[_key(scored)][0], tokens=found[_key(scored)][1]) if scored.tokens is None else scored
-            judged[_key(scored)] = self.gate.admitted(scored, dict(looks_of(seen)))
+            judged[_key(scored)] = self.gate.admitted(scored, dict(self.gate.looks_of(seen)))
 
 
 def part(scored: Scored, which: Sequence[int]) -> Scored:
-    """The same rollout with these completions alone."""
+    """The same rollout with these completions alone, and with the advantages that they have in the whole."""
     rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
     tokens = scored.tokens
     if tokens is not None:
         versions = tuple(tokens.versions[i] for i in which) if tokens.versions else ()
         tokens = Tokens(tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions)
-    return replace(scored, rollout=rollout, rewards=tuple(scored.rewards[i] for i in which), tokens=tokens)
+    return replace(scored, rollout=rollout, rewards=tuple(scored.rewards[i] for i in which), tokens=tokens, whole=scored.group)
 
 
 def each_text_once(scored: Scored) -> Scored:
     """Right answers are often the same."""
     return part(scored, list({completion: i for i, completion in enumerate(scored.rollout.completions)}.values()))
-
-
-def looks_of(scored: Scored) -> list[tuple[Completion, Traits]]:
-    """Of those completions that have tokens; the rollout must have them (`Scored.tokens`)."""
-    assert scored.tokens is not None
-    pairs = zip(scored.rollout.completions, scored.tokens.logprobs, strict=True)
-    return [(completion, traits(completion.text, logprobs)) for completion, logprobs in pairs if logprobs]
 
 
 def traits(text: str, logprobs: Sequence[float]) -> Traits:

@@ -4,7 +4,7 @@ Everything here runs before a byte of a stranger's text reaches a scorer: length
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
@@ -63,11 +63,24 @@ def extract(text: str) -> str | None:
     Equal to ReasoningGYM's `extract_answer` on every text: pairs are taken from the left, each opening tag with the next closing one, so an
     opening tag within an answer belongs to the answer. Its lazy regex takes super-quadratic time over unclosed tags; this is linear.
     """
-    answer, position = None, 0
+    given = [answer for answer, _ in _pairs(text)]
+    return given[-1] if given else None
+
+
+def answer_end(text: str) -> int | None:
+    """Where the answer that counts is first given: a text that stopped there would earn the same. None where there is none."""
+    answer, first = None, dict[str, int]()
+    for answer, end in _pairs(text):
+        first.setdefault(answer, end)
+    return None if answer is None else first[answer]
+
+
+def _pairs(text: str) -> Iterator[tuple[str, int]]:
+    """What stands in each pair, without white space around it, and where the pair ends."""
+    position = 0
     while (start := text.find(_OPEN, position)) >= 0 and (end := text.find(_CLOSE, start + len(_OPEN))) >= 0:
-        answer = text[start + len(_OPEN) : end]
         position = end + len(_CLOSE)
-    return None if answer is None else answer.strip()
+        yield text[start + len(_OPEN) : end].strip(), position
 
 
 def refusal(specialty: str, answer: str) -> Reason | None:

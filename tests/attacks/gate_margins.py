@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
-from swarmd.experience.gate import Gate, looks_of
+from swarmd.experience.gate import Gate
 from swarmd.policy.model import LanguagePolicy
+from swarmd.tasks.answers import answer_end
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
@@ -70,11 +71,12 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
         if (model, behind) == POISONED:
             sent |= {label: [poisoned(s, poison) for s in sent[name]] for label, poison in POISONS.items()}
     found = []
+    cut = {author: [Gate(answer_end=answer_end).cut(s) for s in rollouts] for author, rollouts in sent.items()}
     for model, behind, policy in stages(verifier, rounds):  # the same again: one seed, one run
         name = f"{model} {behind}"
         looked_at = {
             author: [replace(s, tokens=tokens) for s, tokens in zip(rollouts, policy.logprobs(rollouts), strict=True)]
-            for author, rollouts in sent.items()
+            for author, rollouts in cut.items()
             if author != name
         }
         found.append(Judge(name, own[name], looked_at))
@@ -93,10 +95,10 @@ def main() -> None:
         away: Counter[str] = Counter()
         of: Counter[str] = Counter()
         for judge in found:
-            gate = Gate(margin)
+            gate = Gate(margin, answer_end)
             gate.learn(judge.own)
             for author, rollouts in judge.others.items():
-                passed = sum(gate.admitted(s, dict(looks_of(s))) is not None for s in rollouts)
+                passed = sum(gate.admitted(s, dict(gate.looks_of(s))) is not None for s in rollouts)
                 of[author] += len(rollouts)
                 away[author] += len(rollouts) - passed
             print(f"margin {margin}: limits of {judge.name:15} {gate.limits}")

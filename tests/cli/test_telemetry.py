@@ -61,6 +61,7 @@ def test_a_line_is_what_the_design_promises() -> None:
         "zero_advantage_dropped": 2,
         "rejected": {"no such task in this curriculum": 1},
         "gated": {},
+        "gate_reported": {},
         "reward_mean": 0.25,
         "reward_sum": 8.0,
         "loss": 0.5,

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from p2p.types import PeerId
-from swarmd.experience.gate import DRAWS, FLOORS, KEPT, NAMES, ONLY_ODD, WARM_UP, Gate, Gated, GateState, Traits, looks_of, traits
+from swarmd.experience.gate import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, part, traits
 from swarmd.experience.pool import Limits, Pool
 from swarmd.experience.sampling import uniform
+from swarmd.policy import losses
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -32,7 +33,7 @@ def rollout(
 
 
 def passes(gate: Gate, scored: Scored) -> bool:
-    return gate.admitted(scored, dict(looks_of(scored))) is scored
+    return gate.admitted(scored, dict(gate.looks_of(scored))) is scored
 
 
 def warm(margin: float = 1.5, logprobs: tuple[float, ...] = LIKELY, text: str = "a" * 20) -> Gate:
@@ -179,12 +180,66 @@ def test_odd_wrong_answers_are_left_out() -> None:
     assert len(pool.use([scored])) == 1 and sampler.gate.told() == {}
 
 
-def test_without_a_wrong_answer_left_nothing_is_learnt() -> None:
+def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
+    """1 right of 8 has 2.65; with five of the wrong ones left out it would have 1.41 by itself."""
+    pool, whole = Pool(2), rollout(1, OTHER, ["fine", *["odd"] * 5, "wrong", "wrong"], (1.0, *[0.0] * 7))
+    pool.add([whole])
+    (scored,) = gated(pool, Asked())([], pool.snapshot(), random.Random(0))
+    assert scored.advantages == (whole.advantages[0], *whole.advantages[6:]) and scored.advantages[0] == pytest.approx(2.645, abs=1e-3)
+    again = part(scored, [0, 1])
+    assert again.advantages == scored.advantages[:2], "also of a part of a part"
+    assert losses.asymre_advantages(again.rewards, -0.1, again.group) == pytest.approx((0.975, -0.025))
+
+
+def test_right_answers_are_learnt_without_the_wrong_ones_that_are_all_odd() -> None:
     pool = Pool(2)
-    pool.add([rollout(1, OTHER, ["fine", "odd"], (1.0, 0.0))])
+    pool.add([rollout(1, OTHER, ["fine", "odd", "odd", "odd"], (1.0, 0.0, 0.0, 0.0))])
     sampler = gated(pool, Asked())
-    assert sampler([], pool.snapshot(), random.Random(0)) == [] and len(pool) == 0
-    assert sampler.gate.told() == {ONLY_ODD: 1}
+    (scored,) = sampler([], pool.snapshot(), random.Random(0))
+    assert scored.rewards == (1.0,) and scored.informative and scored.advantages == pytest.approx((1.732,), abs=1e-3)
+    assert sampler.gate.told() == {}
+
+
+def end(text: str) -> int | None:
+    """As if an answer ended with a full stop."""
+    return text.rfind(".") + 1 or None
+
+
+def test_what_stands_behind_an_answer_is_neither_looked_at_nor_trained_on() -> None:
+    """A policy that goes on after its answers earns what others earn: its rewards say nothing of what comes after."""
+    pool, asked = Pool(2), Asked()
+    pool.add([rollout(1, OTHER, ["fine. odd and much more", "fine.", "no answer", "wrong. odd"], (1.0, 1.0, 0.0, 0.0))])
+    gate = warm()
+    gate.answer_end = end
+    (scored,) = gated(pool, asked, gate)([own(2)], pool.snapshot(), random.Random(0))[1:]
+    assert asked.texts == ["fine.", "fine.", "no answer", "wrong."], "an end that was not there is not made up"
+    assert scored.rollout.completions == tuple(
+        Completion(text, ended) for text, ended in [("fine.", False), ("fine.", True), ("no answer", True), ("wrong.", False)]
+    )
+
+
+def test_of_our_own_what_stands_behind_an_answer_is_no_measure_of_length() -> None:
+    gate = Gate(answer_end=end)
+    gate.learn([own(1, WARM_UP, text="a." + "b" * 500)])
+    assert gate.limits == FLOORS
+
+
+def test_that_an_answer_ends_is_never_odd() -> None:
+    """Who has unlearnt to end may learn it again. An end without an answer is looked at."""
+    gate = warm()
+    gate.answer_end = end
+    stops = rollout(1, OTHER, ["fine.", "fine."], (1.0, 0.0), tokens=[(*LIKELY, -30.0)] * 2)
+    assert passes(gate, stops)
+    assert not passes(gate, rollout(1, OTHER, ["nothing", "fine."], tokens=[(*LIKELY, -30.0)] * 2))
+
+
+def test_where_it_does_not_act_it_reports() -> None:
+    """Of the batch, once: nothing is changed, nothing leaves the pool."""
+    pool, asked = stocked(["odd"] * 3 + ["fine. odd"]), Asked()
+    sampler = gated(pool, asked, replace(warm(), acts=False, answer_end=end))
+    plain = uniform([own(2)], pool.snapshot(), random.Random(5))
+    assert sampler([own(2)], pool.snapshot(), random.Random(5)) == plain
+    assert len(pool) == 4 and sampler.gate.told() == {NAMES[1]: 3} and len(asked.texts) == 8
 
 
 def test_one_odd_right_answer_costs_the_rollout() -> None:

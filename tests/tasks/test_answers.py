@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reasoning_gym.utils import extract_answer
 
-from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, Judgement, Reason, extract, read
+from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, Judgement, Reason, answer_end, extract, read
 from swarmd.tasks.curriculum import CURRICULA
 
 PIECES = ["<answer>", "</answer>", "<answer", "answer>", "</", ">", "<", *" \n\t\u00a0\u2003\x1c\x85", "1", "x y", "é"]
@@ -32,6 +32,19 @@ def test_extract_equals_upstream(text: str) -> None:
 )
 def test_extract(text: str, answer: str | None) -> None:
     assert extract(text) == answer == extract_answer(text)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_a_text_that_stopped_at_the_answers_end_would_have_given_the_same(text: str) -> None:
+    end = answer_end(text)
+    assert extract(text) == (None if end is None else extract(text[:end]))
+    assert end is None or extract(text[: end - 1]) != extract(text), "and no shorter text would"
+
+
+def test_an_answer_that_is_given_twice_ends_where_it_is_given_first() -> None:
+    once = "so <answer>1</answer>"
+    assert answer_end(once) == answer_end(once + " <answer> 1 </answer> or") == len(once)
+    assert answer_end("<answer>1</answer>" + once.replace("1", "2")) == 18 + len(once)
 
 
 @pytest.mark.parametrize("flood", ["<answer>", "</answer>", "<answer> ", "<answer></answer>", "<answer>\n</answer", "</answer><answer>"])
