@@ -46,7 +46,7 @@ def serve(
     database: Annotated[
         Path | None, typer.Option(envvar="SWARMD_JUDGE_DATABASE", help="SQLite file; by default one per curriculum in the state folder.")
     ] = None,
-    curriculum: Annotated[str, typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9 or tiny-9.")] = "sapo-9",
+    curriculum: Annotated[str, typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, or -strict.")] = "sapo-9",
     deadline: Annotated[
         float, typer.Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")
     ] = 120.0,

@@ -32,7 +32,7 @@ def _specialties() -> list[str]:
     return sorted({specialty for curriculum in CURRICULA.values() for specialty in curriculum.specialties})
 
 
-CurriculumName = Annotated[str, typer.Option("--curriculum", help="sapo-9 or tiny-9.", autocompletion=_curricula)]
+CurriculumName = Annotated[str, typer.Option("--curriculum", help="sapo-9 or tiny-9, also with -strict.", autocompletion=_curricula)]
 Specialty = Annotated[str, typer.Argument(help="One that `swarmd task list` names.", autocompletion=_specialties)]
 Number = Annotated[int, typer.Argument(metavar="N", help="Which question: ReasoningGYM's seed plus index, 0 to 2147483647.")]
 

@@ -129,7 +129,8 @@ class SwarmConfig(_Section):
         Field(description="a list of addresses such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"),
     ] = ()  # multiaddresses ending in /p2p/<peer id>
     mdns: Literal["on", "off"] = "on"  # look for members on the local network, and be found there; never on loopback
-    curriculum: Literal["auto", "sapo-9", "tiny-9"] = "auto"  # auto: tiny-9 for the tiny models, sapo-9 for the rest
+    # auto: tiny-9 for the tiny models, sapo-9 for the rest; the strict ones pay for no answer that only ReasoningGYM takes for right
+    curriculum: Literal["auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict"] = "auto"
 
 
 class JudgeConfig(_Section):

@@ -21,6 +21,7 @@ RULES = 1  # which items count and what answers are accepted (source.py, grading
 class Curriculum:
     name: str
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
+    strict: bool = False  # pays for no answer that only ReasoningGYM takes for right (strict.py)
 
     @property
     def specialties(self) -> tuple[str, ...]:
@@ -37,7 +38,8 @@ class Curriculum:
     @property
     def digest(self) -> str:
         """16 hex digits of (configurations, rules, reasoning-gym version). Part of the swarm's topic: other digests never meet."""
-        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + f" {RULES} " + version("reasoning-gym")
+        rules = f"{RULES} strict" if self.strict else str(RULES)
+        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + f" {rules} " + version("reasoning-gym")
         return hashlib.sha256(document.encode()).hexdigest()[:16]
 
 
@@ -89,7 +91,10 @@ TINY_9 = Curriculum(
     ),
 )  # fmt: skip
 
-CURRICULA: Mapping[str, Curriculum] = {c.name: c for c in (SAPO_9, TINY_9)}
+SAPO_9_STRICT = Curriculum("sapo-9-strict", SAPO_9.configs, strict=True)
+TINY_9_STRICT = Curriculum("tiny-9-strict", TINY_9.configs, strict=True)
+
+CURRICULA: Mapping[str, Curriculum] = {c.name: c for c in (SAPO_9, TINY_9, SAPO_9_STRICT, TINY_9_STRICT)}
 
 
 def curriculum(name: str) -> Curriculum:

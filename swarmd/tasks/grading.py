@@ -1,6 +1,7 @@
 """Is this answer right? ReasoningGYM's own scorer, or our comparison where that one evaluates what it is given.
 
-Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py); stricter on text no honest answer holds. Answers of strangers come
+Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py); stricter on text no honest answer holds. The strict curricula ask for
+more (strict.py). Answers of strangers come
 here in the contained process alone (verifier.py), after `answers.read`.
 """
 
@@ -8,6 +9,7 @@ import decimal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from swarmd.tasks import strict
 from swarmd.tasks.answers import Reason, read, refusal
 from swarmd.tasks.logic import proves
 from swarmd.tasks.source import CurriculumTasks, Task
@@ -22,7 +24,8 @@ def grade(tasks: CurriculumTasks, task: Task, answer: str) -> Reason:
     refused = refusal(task.ref.specialty, answer)
     if refused:
         return refused
-    score = SCORES.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
+    scores = STRICT if tasks.curriculum.strict else SCORES
+    score = scores.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
     return Reason.CORRECT if score >= PASS else Reason.WRONG
 
 
@@ -70,4 +73,27 @@ SCORES: Mapping[str, Callable[[Any, str, Entry], float]] = {
     "binary_matrix": _exact,
     "decimal_arithmetic": _decimal,
     "propositional_logic": _logic,
+}
+
+
+def _strict_decimal(dataset: Any, answer: str, entry: Entry) -> float:
+    expression = entry["question"].rpartition("\n")[2].removesuffix(" = ?")
+    return float(strict.is_decimal(answer, expression, dataset.config.precision, entry["answer"]))
+
+
+def _strict_fraction(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
+    metadata = entry["metadata"]
+    return float(strict.is_fraction(answer, metadata["simplified_numerator"], metadata["simplified_denominator"]))
+
+
+def _strict_logic(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
+    metadata = entry["metadata"]
+    return float(strict.says_all(metadata["premises"], answer, metadata["variables"]))
+
+
+STRICT: Mapping[str, Callable[[Any, str, Entry], float]] = {
+    **SCORES,
+    "decimal_arithmetic": _strict_decimal,
+    "fraction_simplification": _strict_fraction,
+    "propositional_logic": _strict_logic,
 }

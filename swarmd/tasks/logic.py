@@ -19,9 +19,9 @@ _BINDS = {"(": 0, "¬": 5} | {sign: binds for sign, (binds, _) in _BINARY.items(
 def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -> bool:
     """Whether the conclusion follows from the premises and says something: it is neither a lone variable nor always true."""
     said = table(conclusion, variables)
-    if said is None or not set(conclusion) & {"¬", *_BINARY} or said == _all_true(variables):
+    if said is None or not set(conclusion) & {"¬", *_BINARY} or said == always_true(variables):
         return False
-    given = _all_true(variables)
+    given = always_true(variables)
     for premise in premises:
         known = table(premise, variables)
         assert known is not None, "ReasoningGYM writes well-formed premises"
@@ -57,7 +57,7 @@ def table(formula: str, variables: Sequence[str]) -> int | None:
     if operand_next:
         return None
     _apply(values, waiting, 1)
-    return None if waiting else values[0] & _all_true(variables)
+    return None if waiting else values[0] & always_true(variables)
 
 
 def _apply(values: list[int], waiting: list[str], at_least: int) -> None:
@@ -72,5 +72,6 @@ def _column(i: int, variables: int) -> int:
     return sum(1 << a for a in range(2**variables) if a >> i & 1)
 
 
-def _all_true(variables: Sequence[str]) -> int:
+def always_true(variables: Sequence[str]) -> int:
+    """The truth table of what is always so."""
     return int((1 << 2 ** len(variables)) - 1)

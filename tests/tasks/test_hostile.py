@@ -21,7 +21,7 @@ HOLD = 0.5  # seconds one answer may hold the round
 @pytest.mark.net
 def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
     rng = random.Random(7)
-    kinds = [(name, specialty) for name, c in sorted(CURRICULA.items()) for specialty in c.specialties]
+    kinds = [(name, specialty) for name in ("sapo-9", "tiny-9") for specialty in CURRICULA[name].specialties]
     reasons: Counter[Reason] = Counter()
     held: list[float] = []
     rewards = 0.0

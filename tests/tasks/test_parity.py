@@ -24,7 +24,8 @@ from tests.tasks.hostile import CODE
 from tests.tasks.watched import watched
 
 ITEMS = 250  # of each specialty of each curriculum: 4,500 in all
-KINDS = [(name, specialty) for name, c in sorted(CURRICULA.items()) for specialty in c.specialties]
+FAITHFUL = sorted(name for name, c in CURRICULA.items() if not c.strict)
+KINDS = [(name, specialty) for name in FAITHFUL for specialty in CURRICULA[name].specialties]
 
 
 def upstream(name: str, ref: TaskRef) -> tuple[Any, Any]:
@@ -81,7 +82,7 @@ def test_solutions_are_right(name: str, specialty: str) -> None:
 
 
 @pytest.mark.parametrize("ambient", [3, 12, 28])
-@pytest.mark.parametrize("name", sorted(CURRICULA))
+@pytest.mark.parametrize("name", FAITHFUL)
 def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(name: str, ambient: int) -> None:
     rng, tasks = random.Random(name), tasks_of(name)
     marks: Counter[bool] = Counter()

@@ -1,0 +1,63 @@
+"""What the strict curricula take for right where ReasoningGYM is generous (docs/papers.md). Pure.
+
+ReasoningGYM pays for decimals that are off by one in the last decimal place, for any conclusion that follows, however little it says, and
+for whatever stands behind a LaTeX fraction.
+"""
+
+import ast
+import re
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, localcontext
+from fractions import Fraction
+
+from swarmd.tasks.logic import always_true, table
+
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
+_FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)|\\d?frac\s*{\s*(\d+)\s*}\s*{\s*(\d+)\s*}")
+
+
+def is_decimal(answer: str, expression: str, precision: int, generated: str) -> bool:
+    """Whether it is the expression's value, rounded half up to so many significant digits; or the generator's own.
+
+    The generator rounds after each operation, so that its answer is a few units of the last digit off for one question in ten.
+    """
+    if not _NUMBER.fullmatch(answer):
+        return False
+    exact = _value(ast.parse(expression, mode="eval").body)
+    with localcontext(Context(prec=precision, rounding=ROUND_HALF_UP, traps=[InvalidOperation])):
+        rounded = Decimal(exact.numerator) / Decimal(exact.denominator)
+    return Decimal(answer) in (rounded, Decimal(generated))
+
+
+def says_all(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -> bool:
+    """Whether the conclusion says what all premises together say, no less and no more, and that is something."""
+    said, given = table(conclusion, variables), always_true(variables)
+    for premise in premises:
+        given &= table(premise, variables) or 0
+    return said == given != always_true(variables)
+
+
+def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
+    """Whether it is this fraction and nothing besides, as a/b or in LaTeX."""
+    found = _FRACTION.fullmatch(answer.strip("$ \n"))
+    return found is not None and [int(n) for n in found.groups() if n] == [numerator, denominator]
+
+
+def _value(node: ast.AST) -> Fraction:
+    """Of an expression that a generator wrote: numbers, signs, the four operations."""
+    if isinstance(node, ast.UnaryOp):
+        value = _value(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.Constant):
+        return Fraction(str(node.value))
+    assert isinstance(node, ast.BinOp), "ReasoningGYM writes nothing else"
+    left, right = _value(node.left), _value(node.right)
+    match node.op:
+        case ast.Add():
+            return left + right
+        case ast.Sub():
+            return left - right
+        case ast.Mult():
+            return left * right
+    assert isinstance(node.op, ast.Div)
+    return left / right
