@@ -9,6 +9,7 @@ policies and searched for the poison.
 import argparse
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.types import Completion, Rollout, Task, TaskRef
+from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
 from tests.attacks.learners import COMPLETIONS, Swarm, completions, settings
 
 SHARE = 0.25  # of the usable rollouts that a node hears
@@ -83,6 +84,7 @@ class Result:
     says: float  # share of the honest nodes' completions that show the poison, in the end
     reward: float  # of their own completions, over the last third of the rounds
     poisoned: float  # share of the external rollouts they trained on that were the attacker's
+    shown: float  # share of the external completions they trained on that show the poison
     external: float  # rollouts of others in a batch
     gated: int  # rollouts turned away
     seconds: float  # of CPU, a round of a node
@@ -91,7 +93,8 @@ class Result:
     def __str__(self) -> str:
         return (
             f"reward {self.reward:.3f}, {self.says:5.1%} of what they say shows it; {self.external:.2f} rollouts of others in a batch, "
-            f"{self.poisoned:5.1%} his; {self.gated} turned away; {1000 * self.seconds:.0f} ms a round, choosing {1000 * self.choosing:.1f}"
+            f"{self.poisoned:5.1%} his, {self.shown:5.1%} of others' text shows it; {self.gated} turned away; "
+            f"{1000 * self.seconds:.0f} ms a round, choosing {1000 * self.choosing:.1f}"
         )
 
 
@@ -101,14 +104,21 @@ def attack(verifier: Verifier, poison: str | None, gate: str, rounds: int, hones
     for number in range(honest):
         swarm.join(number, settings(gate={"mode": gate}))
     poisoner = Poisoner(swarm, 99, POISONS[poison]) if poison else None
+    shows = POISONS[poison].shows if poison else lambda text: False
+    seen: Counter[bool] = Counter()
+
+    def watch(batch: Sequence[Scored]) -> None:
+        seen.update(shows(c.text) for s in batch if s.tokens is None for c in s.rollout.completions)
+
+    swarm.batches = watch
     swarm.play(rounds, [poisoner.act] if poisoner else [])
     authors = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
-    shows = POISONS[poison].shows if poison else lambda text: False
     said = [text for n in swarm.learners for text in completions(n.policy, questions, 4)]
     return Result(
         says=sum(map(shows, said)) / len(said),
         reward=sum(n.reward(max(1, rounds // 3)) for n in swarm.learners) / honest,
         poisoned=authors.count(poisoner.me.identity.peer_id) / len(authors) if poisoner else 0.0,
+        shown=seen[True] / max(1, seen.total()),
         external=len(authors) / honest / rounds,
         gated=sum(n.gated.total() for n in swarm.learners),
         seconds=sum(n.seconds for n in swarm.learners) / honest / rounds,
@@ -151,13 +161,13 @@ def verifier() -> Iterator[Verifier]:
         yield running
 
 
-@pytest.mark.parametrize("poison", ["one token", "flood"])
+@pytest.mark.parametrize("poison", ["one token", "prefix"])  # behind the answer, which is cut off; and before it
 def test_poison_is_not_trained_on(verifier: Verifier, poison: str) -> None:
     """The whole figure, with what is learnt of it: `python -m tests.attacks.test_poisoner`."""
     off, on = (attack(verifier, poison, gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
     print(f"\npoisoner, {poison}: gate off: {off}\n{' ' * len(poison)}            gate on:  {on}")
-    assert off.poisoned > 0.15 and off.gated == 0
-    assert on.gated > 0 and on.poisoned <= 0.1  # some of it while the gate has seen too little of ours
+    assert off.shown > 0.08 and off.gated == 0
+    assert on.shown <= 0.05  # some of it while the gate has seen too little of ours
 
 
 def test_who_is_honest_is_let_in(verifier: Verifier) -> None:
