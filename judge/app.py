@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from judge import config, pages
 from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, Tally, by_specialty
+from judge.overlap import new_texts
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
@@ -88,6 +89,7 @@ def _add_reading_routes(app: FastAPI) -> None:
         return JSONResponse(
             {
                 "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
+                "new_texts": new_texts(service.curriculum.digest) or None,
                 "listed": board.listed, "unlisted": board.unlisted, "answers": board.answers,
                 "peers": [{"rank": s.rank, **_record(s.record)} for s in board.standings], "more_after": board.more_after,
             }
@@ -112,7 +114,8 @@ def _add_reading_routes(app: FastAPI) -> None:
     async def page(request: Request, after: Rank = 0) -> Response:
         service = _service(request)
         board = await service.leaderboard(after)
-        text = pages.leaderboard(board, service.curriculum.name, service.curriculum.specialties, service.now())
+        lessons = service.curriculum
+        text = pages.leaderboard(board, lessons.name, lessons.specialties, new_texts(lessons.digest), service.now())
         return HTMLResponse(text, headers=pages.HEADERS)
 
 

@@ -36,7 +36,7 @@ def _say_version(wanted: bool) -> None:
 def root(
     _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")] = False,
 ) -> None:
-    """The judge of a swarm: asks nodes fresh questions, scores their answers, keeps a leaderboard."""
+    """The judge of a swarm: asks nodes held-out questions, scores their answers, keeps a leaderboard."""
 
 
 @app.command()

@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from time import gmtime, strftime
 
 from judge.drawing import chart, sparkline, whisker
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, Board, Standing, by_specialty
+from judge.overlap import TRAINING
 from judge.style import STYLE
 from p2p.identity import nickname
 
@@ -24,9 +25,9 @@ HEADERS = {
 }
 
 
-def leaderboard(board: Board, curriculum: str, specialties: Sequence[str], now: float) -> str:
-    """`now`: seconds since the epoch, for "12 s ago"."""
-    body = _board(board.standings, specialties, now) if board.standings else _EMPTY
+def leaderboard(board: Board, curriculum: str, specialties: Sequence[str], new_texts: Mapping[str, float], now: float) -> str:
+    """`new_texts`: by specialty, as judge.overlap has it. `now`: seconds since the epoch, for "12 s ago"."""
+    body = _board(board.standings, specialties, new_texts, now) if board.standings else _EMPTY
     at = strftime("%H:%M:%S UTC", gmtime(now))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>swarmd judge</title>'
@@ -56,11 +57,13 @@ _FOOTER = (
     f"<p>The score is pass@1 over a node's last {WINDOW} questions; the bar is Wilson's 95 % interval, and nodes are ranked by its lower "
     "end. Every question is drawn anew, from numbers that no node trains on, asked of one key, answered once, before a deadline, and "
     "scored here. A question not answered in time counts as wrong. The key is proven; which model stands behind it cannot be.</p>"
+    "<p>Where a specialty has few questions, two numbers give one text. The row “New texts” says which share of the questions has a text "
+    f"that is not among {TRAINING:,} training questions of the specialty. The others can be answered from memory.</p>"
     '<p><a href="/v1/leaderboard">JSON</a></p>'
 )
 
 
-def _board(standings: Sequence[Standing], specialties: Sequence[str], now: float) -> str:
+def _board(standings: Sequence[Standing], specialties: Sequence[str], new_texts: Mapping[str, float], now: float) -> str:
     charted = [(nickname(s.record.peer), s.record.curve) for s in standings[:CHARTED]]
     picture = chart(charted)
     if picture:
@@ -69,12 +72,13 @@ def _board(standings: Sequence[Standing], specialties: Sequence[str], now: float
     rows = "".join(_row(s, now) for s in standings)
     heads = "".join(f'<th scope="col"><span>{escape(name.replace("_", " "))}</span></th>' for name in specialties)
     cells = "".join(_specialties(s, specialties) for s in standings)
+    news = "".join(f"<td>{new_texts[name]:.0%}</td>" if name in new_texts else '<td class="none">?</td>' for name in specialties)
     return (
         '<section><table class="board"><thead><tr><th scope="col">#</th><th scope="col">Node</th><th scope="col">Score</th>'
         '<th scope="col">Answers</th><th scope="col">Reward</th><th scope="col">Last seen</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></section>{picture}"
         f'<section><h2>By specialty</h2><div class="scroll"><table class="skills"><thead><tr><th scope="col">Node</th>{heads}</tr></thead>'
-        f"<tbody>{cells}</tbody></table></div></section>"
+        f'<tbody>{cells}<tr><th scope="row">New texts</th>{news}</tr></tbody></table></div></section>'
     )
 
 

@@ -57,7 +57,7 @@ class Asked:
 
 class Sessions:
     def __init__(self, draw: Callable[[random.Random], Task], rng: random.Random, deadline: float, room: Room) -> None:
-        """`draw`: a fresh held-out task; `rng`: unpredictable in production; `deadline`: seconds."""
+        """`draw`: a new held-out task; `rng`: unpredictable in production; `deadline`: seconds."""
         self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of those without a record

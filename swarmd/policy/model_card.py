@@ -91,7 +91,7 @@ def card(origin: Origin, figures: Figures) -> str:
         f"| reward of its own answers, mean of the last {figures.edge} rounds | {_three(figures.reward_last)} |",
         f"| judge, pass@1{f' of {figures.judge_n:,} answers' if figures.judge_n else ''} | {_three(figures.judge_score)} |",
         "",
-        "The rewards are of answers sampled during training, on training questions; the judge's are of greedy answers to fresh ones.",
+        "The rewards are of answers sampled during training, on training questions; the judge's are of greedy answers to held-out ones.",
         "The licence is the base model's.",
         "",
     ]

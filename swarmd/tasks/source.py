@@ -36,7 +36,7 @@ class CurriculumTasks:
         return [self._draw(0, TRAINING_TASKS, rng) for _ in range(count)]
 
     def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Tasks that no node trains on: what the judge asks."""
+        """Tasks of numbers that no node trains on, though of a small specialty the texts recur (judge/overlap.py): what the judge asks."""
         return [self._draw(HELD_OUT, HELD_OUT_END, rng) for _ in range(count)]
 
     def task(self, ref: TaskRef) -> Task | None:

@@ -5,12 +5,17 @@ from html.parser import HTMLParser
 
 import pytest
 
+from benchmarks.overlap import new_share
 from judge.drawing import chart, sparkline
 from judge.leaderboard import Board, Record, Standing
+from judge.overlap import TRAINING, new_texts
 from judge.pages import HEADERS, leaderboard
 from p2p.identity import Identity
 from p2p.types import PeerId
-from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
+from swarmd.tasks.source import tasks_of
+
+NEW = new_texts(TINY_9.digest)
 
 HOSTILE = [
     "<script>alert(1)</script>", "</title><script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "'><svg onload=alert(1)>",
@@ -47,7 +52,7 @@ def page(models: list[str]) -> str:
                [(1, 1.0), (2, 1.0), (3, 2.0)])
         for i, model in enumerate(models)
     ]  # fmt: skip
-    return leaderboard(board(records), TINY_9.name, TINY_9.specialties, 1_000.0)
+    return leaderboard(board(records), TINY_9.name, TINY_9.specialties, NEW, 1_000.0)
 
 
 def board(records: list[Record], after: int = 0, listed: int | None = None, unlisted: int = 0) -> Board:
@@ -91,7 +96,7 @@ def test_the_style_sheet_is_the_one_the_policy_names() -> None:
 def test_a_hostile_peer_id_is_text_too() -> None:
     """The signature check lets none through; the page does not depend on it."""
     record = Record(PeerId("\"><script>alert(1)</script>"), "tiny", 0.0, 0.0, 1, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
-    assert "<script" not in leaderboard(board([record]), "tiny-9", TINY_9.specialties, 0.0)
+    assert "<script" not in leaderboard(board([record]), "tiny-9", TINY_9.specialties, NEW, 0.0)
 
 
 def test_what_is_shown() -> None:
@@ -105,8 +110,27 @@ def test_what_is_shown() -> None:
     assert "3 answers" in text
 
 
+def test_how_new_the_questions_are_is_said() -> None:
+    text = page(["tiny"])
+    for name in TINY_9.specialties:
+        assert f"<td>{NEW[name]:.0%}</td>" in text
+    record = Record(PeerId("a"), "tiny", 0.0, 0.0, 10, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
+    unmeasured = leaderboard(board([record]), "tiny-9", TINY_9.specialties, {}, 0.0)
+    assert unmeasured.count('<td class="none">?</td>') == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curriculum", [TINY_9, SAPO_9], ids=lambda curriculum: curriculum.name)
+def test_what_is_said_is_what_is_measured(curriculum: Curriculum) -> None:
+    """With another seed than benchmarks.overlap took. Without bf, which takes longer to make than all others."""
+    said, tasks = new_texts(curriculum.digest), tasks_of(curriculum.name)
+    assert set(said) == set(curriculum.specialties)
+    for specialty in sorted(set(said) - {"bf"}):
+        assert new_share(tasks, specialty, TRAINING, 400, seed=9) == pytest.approx(said[specialty], abs=0.08), specialty
+
+
 def test_empty() -> None:
-    text = leaderboard(board([], unlisted=2), "tiny-9", TINY_9.specialties, 0.0)
+    text = leaderboard(board([], unlisted=2), "tiny-9", TINY_9.specialties, NEW, 0.0)
     assert "No node has 10 answers yet" in text
     assert "2 nodes with fewer than 10 answers not shown" in text
 
@@ -114,7 +138,7 @@ def test_empty() -> None:
 def test_pages_are_linked() -> None:
     record = Record(PeerId("a"), "tiny", 0.0, 0.0, 10, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
     for after, links in ((0, ["/?after=50"]), (50, ["/?after=0", "/?after=100"]), (100, ["/?after=50"])):
-        text = leaderboard(board([record] * (50 if after < 100 else 3), after, listed=103), "tiny-9", TINY_9.specialties, 0.0)
+        text = leaderboard(board([record] * (50 if after < 100 else 3), after, listed=103), "tiny-9", TINY_9.specialties, NEW, 0.0)
         assert [link for link in parsed(text).links if link.startswith("/?")] == links
         assert f'<td class="rank">{after + 1}</td>' in text
 
