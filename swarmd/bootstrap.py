@@ -27,6 +27,7 @@ from swarmd import control
 from swarmd.config import NodeConfig
 from swarmd.errors import ConfigError
 from swarmd.exchange.topic import curriculum_of
+from swarmd.isolation import twin_trouble
 from swarmd.judge_records import JUDGES, Notice
 from swarmd.membership import engine_builder, nearby, run, topic_of
 from swarmd.mistakes import printable
@@ -132,7 +133,7 @@ class BootstrapNode:
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         connected = len(self.member.peers())
-        document = self._self.document()
+        document, twin = self._self.document(), self.member.twin()
         return document | {
             "role": "bootstrap",
             "state": "helping",
@@ -141,6 +142,7 @@ class BootstrapNode:
             "started_at": self._started_at,
             "peers": len(self._roster.present(time.time())),
             "connected": connected,
+            "trouble": twin_trouble(twin.later).document() if twin is not None else None,
             "addresses": [entry["address"] for entry in document["addresses"]],
             "rejected": {reason.value: count for reason, count in self.member.rejected.items() if count},
             "last": None,
