@@ -95,17 +95,23 @@ def join(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line a round on standard output.")] = False,
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and leaves; the next join goes on from there."""
-    from swarmd.config import load
+    from swarmd.choices import recalled, remember
+    from swarmd.config import resolve
     from swarmd.policy import preflight
     from swarmd.state_folder import StateFolder
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
     flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace}
-    node_config = load(cli_inspect.config_file(config), os.environ, flags)
+    resolved = resolve(cli_inspect.config_file(config), os.environ, flags)
+    folder = as_state_dir(state_dir)
+    node_config, notes = recalled(resolved, folder)
+    for note in notes:
+        print(note, file=sys.stderr)
     preflight.check(node_config.model)
-    with StateFolder.open(as_state_dir(state_dir)) as state:
+    with StateFolder.open(folder) as state:
         from swarmd.daemon import run_node
 
+        remember(resolved, folder)
         view = _view(as_json)
         try:
             code = run_node(node_config, state, view)

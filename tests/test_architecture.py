@@ -26,7 +26,7 @@ LAYERS = [
     "tasks experience telemetry",
     "workers",
     "exchange policy control judging checkpoint view",
-    "round link view_live journal snapshot crew",
+    "round link view_live journal snapshot choices crew",
     "watchdog",
     "node status evaluation supervision membership network_doctor judge_records",
     "isolation",

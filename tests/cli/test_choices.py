@@ -1,0 +1,73 @@
+"""The second `swarmd join` on a folder: what is remembered, what overrides it, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from swarmd.choices import recalled, remember
+from swarmd.cli import main
+from swarmd.config import resolve
+from swarmd.errors import ConfigError
+
+QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"
+JUDGE = "https://judge.example"
+
+
+def trained(folder: Path, source: str, revision: str | None = None, rounds: int = 7) -> Path:
+    checkpoint = folder / "checkpoints" / f"round-{rounds:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "policy.json").write_text(json.dumps({"base": {"source": source, "revision": revision}}))
+    return folder
+
+
+def test_the_model_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    trained(tmp_path, "tiny")
+    trained(tmp_path, QWEN, COMMIT, rounds=11)
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert (config.model.name, config.model.revision) == (QWEN, COMMIT) and QWEN in note
+    config, notes = recalled(resolve(None, {}, {"model": "qwen2.5-0.5b"}), tmp_path)
+    assert config.model.name == "qwen2.5-0.5b" and not notes
+    assert recalled(resolve(None, {}, {}), tmp_path / "fresh") == (resolve(None, {}, {}).config, [])
+
+
+def test_another_model_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path, QWEN)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert main(["join", "--model", "tiny", "--state-dir", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("swarmd: --model: the model is tiny, and the checkpoint in") and f"trained from {QWEN}." in said
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_folder_may_be_a_copy_of_what_was_trained_from(tmp_path: Path) -> None:
+    trained(tmp_path, "/gone/model")
+    assert recalled(resolve(None, {}, {"model": "./copy"}), tmp_path)[0].model.name == "./copy"
+    with pytest.raises(ConfigError):
+        recalled(resolve(None, {}, {"model": "tiny"}), trained(tmp_path / "other", "tiny-latent"))
+
+
+def test_the_judge_is_remembered_overridden_and_forgotten(tmp_path: Path) -> None:
+    chosen = resolve(None, {}, {"judge": JUDGE})
+    assert recalled(chosen, tmp_path)[1] == []
+    remember(chosen, tmp_path)
+    remember(resolve(None, {}, {}), tmp_path)  # a join without one changes nothing
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert config.judge.url == JUDGE and "as before" in note
+    other = resolve(None, {"SWARMD_JUDGE": "http://127.0.0.1:8400"}, {})
+    config, (note,) = recalled(other, tmp_path)
+    assert config.judge.url == "http://127.0.0.1:8400" and "SWARMD_JUDGE says" in note and JUDGE in note
+    none = resolve(None, {}, {"judge": ""})
+    assert recalled(none, tmp_path)[0].judge.url == ""
+    remember(none, tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path) == (resolve(None, {}, {}).config, [])
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"base": 3}', '{"base": {"source": ""}}', '{"judge": 3}', "[" * 100_000])
+def test_what_cannot_be_read_is_not_remembered(content: str, tmp_path: Path) -> None:
+    trained(tmp_path, "x")
+    (tmp_path / "checkpoints" / "round-00000007" / "policy.json").write_text(content)
+    (tmp_path / "choices.json").write_text(content)
+    assert recalled(resolve(None, {}, {}), tmp_path) == (resolve(None, {}, {}).config, [])
