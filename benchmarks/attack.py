@@ -28,7 +28,7 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
     "slow": {"never": 1.0, "dribble": 1.0, "half_longest": 1.0, "question_longest": 1.0},
     "bomb": {"taken": 0, "ms": 5, "more_MiB": 16},
     "names": {"kept": 1024, "reply_KiB": 512, "honest_hidden": 0},
-    "oversized": {"reward_lost": 0.05, "tokens_over_rollouts": 1.0},
+    "oversized": {"lost_to_size": 0.05, "tokens_over_rollouts": 1.0},
     "scoring": {"scored_of_sent": 0.1},
     "poisoner": {},
     "judge-readers": {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},

@@ -2,7 +2,7 @@
 
 One author sends as many rollouts as an honest node, each with eight times as many completions: half of them right, half wrong, all of them
 text that the model might write, and every task has the same answer, so that who trains on them learns to give it whatever is asked. What
-harms is the number of tokens: with as many completions as the honest have, the same author costs nothing that can be measured.
+harms more than with as many completions as the honest have is the number of tokens.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pytest
 
@@ -25,7 +25,7 @@ from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, settings
 
-DRAWN = 1000  # tasks, to find the answer that those of most specialties share
+DRAWN = 400  # tasks, to find those that share one answer
 
 
 class Oversized:
@@ -35,10 +35,10 @@ class Oversized:
         self.tasks, self.rng, self.many = CurriculumTasks(TINY_9), random.Random(number), many
         self.exchange = RolloutExchange(swarm.member(number), "tiny", TINY_9)
         self.id = self.exchange.transport.identity.peer_id  # type: ignore[attr-defined]
-        drawn = [(solution(self.tasks, task), task.ref.specialty) for task in self.tasks.draw(DRAWN, self.rng)]
-        kinds = {answer: {other for same, other in drawn if same == answer} for answer, _ in drawn}
-        self.answer = max(sorted(kinds), key=lambda answer: (len(kinds[answer]), drawn.count((answer, "basic_arithmetic"))))
-        self.wrong = sorted({answer for answer, kind in drawn if kind in kinds[self.answer]} - {self.answer})
+        drawn = [(task, solution(self.tasks, task)) for task in self.tasks.draw(DRAWN, self.rng)]
+        counts = Counter((task.ref.specialty, answer) for task, answer in drawn)
+        (self.specialty, self.answer), _ = counts.most_common(1)[0]
+        self.wrong = sorted({answer for task, answer in drawn if task.ref.specialty == self.specialty and answer != self.answer})
 
     def act(self, t: int) -> None:
         for _ in range(LOCAL):
@@ -48,10 +48,10 @@ class Oversized:
             self.exchange.share([Rollout(task.ref, (*(right,) * half, *wrong), self.id)], t)
 
     def task(self) -> Task:
-        """Another one with the answer that all of his have; of any specialty, so that it is learnt as the answer to everything."""
+        """Another one with the answer that all of his have."""
         while True:
             (task,) = self.tasks.draw(1, self.rng)
-            if solution(self.tasks, task) == self.answer:
+            if task.ref.specialty == self.specialty and solution(self.tasks, task) == self.answer:
                 return task
 
 
@@ -145,13 +145,11 @@ def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
             for kind, (authors, many) in kinds.items():
                 found[kind].append(attack(verifier, authors, many, given.rounds, seed=seed))
                 print(f"oversized: seed {seed}, {kind:15} {found[kind][-1]}", flush=True)
-    clean = [result.reward for result in found["nobody attacks"]]
-    large = found["one author, 64"]
-    noise = stdev(clean) / fmean(clean) if len(clean) > 1 else 0.0
-    lost = 1 - fmean(result.reward for result in large) / fmean(clean)
-    more = max(result.of_tokens / result.of_rollouts for result in large)
-    print(f"oversized: reward lost {lost:.1%} (one clean run differs from another by {noise:.1%}); tokens over rollouts {more:.2f}")
-    return {"reward_lost": lost, "noise": noise, "tokens_over_rollouts": more}
+    clean, small, large = (fmean(result.reward for result in results) for results in found.values())
+    more = max(result.of_tokens / result.of_rollouts for result in found["one author, 64"])
+    lost = f"with 8 completions {1 - small / clean:.1%}, with 64 {1 - large / clean:.1%}"
+    print(f"oversized: reward lost {lost}; tokens over rollouts {more:.2f}")
+    return {"reward_lost": 1 - large / clean, "lost_to_size": 1 - large / small, "tokens_over_rollouts": more}
 
 
 if __name__ == "__main__":
