@@ -31,6 +31,7 @@ BOUNDS: Mapping[str, Mapping[str, float]] = {
     "oversized": {"lost_to_size": 0.05, "tokens_over_rollouts": 1.0},
     "scoring": {"scored_of_sent": 0.1},
     "poisoner": {},
+    "phantom": {"lost": 0.1},
     "judge-readers": {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
     "judge-board": {"honest_gone": 0, "worst_rank": 3, "gain": 0},
     "judge-sessions": {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},

@@ -1,0 +1,65 @@
+"""A peer with many free keys and one connection to each node: `python -m tests.attacks.crowding`, a process of its own, JSON lines out.
+
+It publishes one empty, well signed frame of an unknown kind after another, each under the next of its keys, and tells whoever asks that the
+swarm has 300 members in 42 shards. Out: {"up": [addresses], "id": peer id}, {"sent": frames, "peers": connected} every five seconds.
+"""
+
+import argparse
+import itertools
+import random
+import time
+
+import trio
+
+from p2p.engines import engine
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.probe import say
+from p2p.shards import QUESTION, Estimate, encode_estimate
+from p2p.topic import Topic
+from p2p.types import Handlers, PeerId, Verdict
+
+KIND = "presence"  # that nobody knows
+LIE = encode_estimate(Estimate(300, 42))
+RATE = 10.0  # frames a second
+
+
+def phantoms(keys: int, seed: int = 1) -> list[Identity]:
+    rng = random.Random(seed)
+    return [Identity.from_seed(rng.randbytes(32)) for _ in range(keys)]
+
+
+def lie(peer: PeerId, question: bytes) -> bytes:
+    return LIE if question == QUESTION else b""
+
+
+async def attack(options: argparse.Namespace) -> None:
+    topic, crowd = Topic(options.swarm, options.digest), itertools.cycle(phantoms(options.keys))
+    him = engine("libp2p")(
+        Identity.from_seed(b"phantom" + bytes(25)), topic, Handlers(lambda *_: Verdict.IGNORE, lie), listen=["/ip4/127.0.0.1/tcp/0"],
+        bootstrap=options.bootstrap, addressbook=None, clock=time.time, rng=random.Random(1),
+    )  # fmt: skip
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(him.run)
+        say(up=list(addresses), id=him.me)
+        begun = trio.current_time()
+        for sent in itertools.count(1):
+            now = time.time()
+            him.publish(seal(next(crowd), topic.swarm_id, int(now * 1000) + sent, now, KIND, b""))
+            if sent % int(5 * options.rate) == 0:
+                say(sent=sent, peers=len(him.peers()))
+            await trio.sleep_until(begun + sent / options.rate)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.attacks.crowding", description="plays a crowd; give it only your own nodes")
+    parser.add_argument("--bootstrap", action="append", required=True, help="a node's multiaddress; may be repeated")
+    parser.add_argument("--swarm", required=True)
+    parser.add_argument("--digest", required=True)
+    parser.add_argument("--keys", type=int, default=300)
+    parser.add_argument("--rate", type=float, default=RATE, help="frames a second")
+    trio.run(attack, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

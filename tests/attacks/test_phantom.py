@@ -1,0 +1,191 @@
+"""The phantom crowd: one peer with hundreds of free keys wants the swarm cut into so many shards that nobody hears anybody.
+
+The fast test plays fifteen minutes in virtual time: real members, real signed frames, the memory engine. `python -m benchmarks.attack
+phantom` plays it against real `swarmd join` processes, over libp2p or hivemind.
+"""
+
+import argparse
+import itertools
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from p2p.engines.memory import MemorySwarm
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.sharding import LOOK_EVERY
+from p2p.shards import QUESTION, Shards
+from p2p.topic import Topic
+from p2p.types import Handlers, PeerId, Verdict
+from swarmd.lab.processes import LocalNode, end, local_swarm
+from tests.attacks.crowding import KIND, RATE, lie, phantoms
+
+TOPIC = Topic("main", "0123456789abcdef")
+OFFER = "offer"
+SPEAKS = 60.0  # seconds between two offers of one honest node
+MINUTES = 15.0
+START = 600.0  # seconds a real swarm has to come up
+
+
+class World:
+    """Honest members and the one who plays the crowd, connected to each other."""
+
+    def __init__(self, honest: int, keys: int) -> None:
+        self.now, self.swarm, self.numbers = 1_700_000_000.0, MemorySwarm(), itertools.count(1)
+        self.members = [self._member(n) for n in range(honest)]
+        self.by_name = {m.identity.peer_id: m for m in self.members}
+        self.him = PeerId("")
+        self.crowd = itertools.cycle(phantoms(keys))
+
+    def _member(self, n: int) -> Member:
+        identity = Identity.from_seed(n.to_bytes(32, "big"))
+        return Member(
+            identity, TOPIC, lambda handlers: self.swarm.join(identity.peer_id, handlers), sequence=itertools.count(),
+            clock=lambda: self.now, shards=Shards(random.Random(n), self.now), kinds=(OFFER,),
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        """He comes."""
+        self.him = Identity.from_seed(b"h" * 32).peer_id
+        self.swarm.join(self.him, Handlers(lambda *_: Verdict.IGNORE, lie))
+
+    def live(self, seconds: float, rate: float = 0.0) -> float:
+        """What part of the honest offers the other honest members heard. rate: frames a second of the crowd."""
+        heard = published = 0
+        due = 0.0
+        for step in range(int(seconds / LOOK_EVERY)):
+            self.now += LOOK_EVERY
+            due += rate * LOOK_EVERY
+            while due >= 1:
+                due -= 1
+                self.swarm.inject(seal(next(self.crowd), TOPIC.swarm_id, next(self.numbers), self.now, KIND, b""), self.him)
+            for m in self.members:
+                self._look(m)
+            for n, m in enumerate(self.members):
+                if (step + n) % int(SPEAKS / LOOK_EVERY) == 0:
+                    m.publish(OFFER, random.Random(step).randbytes(8))
+                    published += len(self.members) - 1
+            heard += sum(envelope.kind == OFFER for m in self.members for envelope in m.received())
+        return heard / published
+
+    def _look(self, m: Member) -> None:
+        """As `Sharding.run`: look, then ask."""
+        shards = m.sharding._shards
+        assert shards is not None
+        m.sharding.look()
+        for peer in shards.whom(self.now):
+            other = self.by_name.get(peer)
+            answer = other.answer(m.identity.peer_id, QUESTION) if other is not None else lie(peer, QUESTION)
+            shards.answered(peer, answer, self.now)
+
+
+@pytest.mark.parametrize(("honest", "keys", "age"), [(2, 300, 0.0), (2, 3000, 240.0), (10, 300, 0.0)])
+def test_a_crowd_of_phantoms_silences_nobody(honest: int, keys: int, age: float) -> None:
+    world = World(honest, keys)
+    if age:
+        assert world.live(age) == 1.0
+    world.begin()
+    assert world.live(60 * MINUTES, RATE / honest) >= 0.9
+    assert {m.sharding.shards for m in world.members} == {1}
+
+
+# Against real nodes.
+
+
+def external(nodes: Sequence[LocalNode], since: float) -> list[float]:
+    """Rollouts of others a round, of each node, in the rounds that ended after `since` (seconds since the epoch)."""
+    found = []
+    for node in nodes:
+        lines = [line["external"] for line in node.lines() if line["time"] > since]
+        if not lines:
+            raise SystemExit(f"{node.name} finished no round; see {node.log}")
+        found.append(fmean(lines))
+    return found
+
+
+def play(folder: Path, given: argparse.Namespace, keys: int) -> list[float]:
+    """One swarm of real nodes, with the crowd where keys is not 0: what each node trained on of others', in each round."""
+    options = ["--model", "tiny", "--pace", str(given.pace)]
+    with local_swarm(folder, given.honest, options, {"SWARMD_SWARM_ENGINE": given.engine}) as nodes:
+        for node in nodes:
+            node.start()
+        _until(lambda: all(node.status() for node in nodes), nodes)
+        if given.age:
+            _until(lambda: all(node.lines() for node in nodes), nodes)
+            time.sleep(60 * given.age)
+        crowd = None
+        try:
+            if keys:
+                crowd = _crowd(nodes, keys, folder)
+            else:
+                _until(lambda: all(node.lines() for node in nodes), nodes)
+            since = time.time()
+            if crowd is not None and not given.age:
+                _until(lambda: all(node.lines() for node in nodes), nodes)
+                since = time.time()
+            time.sleep(60 * given.minutes)
+            found = external(nodes, since)
+            late = external(nodes, since + 30 * given.minutes)
+            for when, each in (("all the while", found), ("in the second half", late)):
+                print(f"{keys} keys, {when}: external a round by node {[round(one, 2) for one in each]}", flush=True)
+            if crowd is not None:
+                print(f"the crowd said last {_last(folder / 'crowd')}", flush=True)
+        finally:
+            if crowd is not None:
+                end(crowd)
+    return found
+
+
+def _crowd(nodes: Sequence[LocalNode], keys: int, folder: Path) -> "subprocess.Popen[bytes]":
+    status = nodes[0].status()
+    assert status is not None
+    command = [sys.executable, "-m", "tests.attacks.crowding", "--keys", str(keys)]
+    command += ["--swarm", status["swarm"]["name"], "--digest", status["swarm"]["digest"]]
+    for node in nodes:
+        listen = node.command[list(node.command).index("--listen") + 1]
+        command += ["--bootstrap", f"{listen}/p2p/{node.peer_id}"]
+    with (folder / "crowd").open("wb") as out:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+
+
+def _last(path: Path) -> str:
+    return path.read_text(errors="replace").strip().splitlines()[-1]
+
+
+def _until(done: Callable[[], bool], nodes: Sequence[LocalNode]) -> None:
+    ends = time.monotonic() + START
+    while not done():
+        for node in nodes:
+            node.check()
+        if time.monotonic() > ends:
+            raise SystemExit(f"the nodes did not come up in {START:.0f} s")
+        time.sleep(1.0)
+
+
+def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
+    """Play it against real nodes, without and with the crowd; print and return what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attack phantom", description="play the attack and print its figures")
+    parser.add_argument("--engine", choices=["libp2p", "hivemind"], default="libp2p", help="of the honest nodes")
+    parser.add_argument("--honest", type=int, default=2, help="nodes")
+    parser.add_argument("--keys", type=int, default=300)
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="without the crowd, and again with it")
+    parser.add_argument("--age", type=float, default=0.0, help="minutes that the nodes have trained when it comes")
+    parser.add_argument("--pace", type=float, default=1.0, help="seconds that a round takes at least")
+    given = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        clean = play(Path(folder) / "clean", given, 0)
+        crowded = play(Path(folder) / "crowded", given, given.keys)
+    return {"clean": fmean(clean), "crowded": fmean(crowded), "least": min(crowded), "lost": max(0.0, 1 - fmean(crowded) / fmean(clean))}
+
+
+if __name__ == "__main__":
+    print(json.dumps(figures()))
