@@ -30,7 +30,7 @@ WEATHERS = {"homes": HOMES, "loopback": LOOPBACK}
 KINDS = {  # of the ledger: label in the plot
     "offers": "offers, with duplicates",
     "control": "GossipSub's control messages",
-    "hellos": "hellos (shard 0)",
+    "questions": "questions about the size",
     "fetches": "fetches",
     "connections": "connections made",
 }

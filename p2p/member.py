@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,9 +40,9 @@ class Member:
     """Implements `Transport`. `build_engine` is called once with what the engine must call; `run` is the engine's life.
 
     admitted: called whenever `received` has something new. folder: where it remembers what it let in and what it thinks of peers.
-    shards: None where the swarm is one shard, however large. also: other swarms whose members it helps meet, and whose frames it passes on
-    after an inbox of their own has looked at them; what that lets in is in `received`, too. Who has any trains nothing
-    itself.
+    shards: None where the swarm is one shard, however large. kinds: of the frames that show that their author takes part; None: all.
+    also: other swarms whose members it helps meet, and whose frames it passes on after an inbox of their own has looked at them; what that
+    lets in is in `received`, too. Who has any trains nothing itself.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Member:
         admitted: Callable[[], None] = lambda: None,
         folder: Path | None = None,
         shards: Shards | None = None,
+        kinds: Collection[str] | None = None,
         also: Sequence[Topic] = (),
     ) -> None:
         self.identity = identity
@@ -83,7 +84,7 @@ class Member:
         self.engine = build_engine(
             Handlers(self.deliver, self.answer, self.score, {topic: partial(self._pass_on, inbox) for topic, inbox in self._also.items()})
         )
-        self.sharding = Sharding(self.engine, shards, clock, self._seal)
+        self.sharding = Sharding(self.engine, shards, clock, self._seal, self.reputation.proved, kinds)
         self.answers[QUESTION[0]] = self.sharding.answer
         self.answers[CENSUS] = Census(self.topics, self.engine.present, trains=not also)
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
@@ -146,8 +147,7 @@ class Member:
             return outcome.reason.verdict
         if via is not None:
             self.reputation.admitted(via)
-        if self.sharding.heard(outcome, shard):
-            return Verdict.ACCEPT
+        self.sharding.heard(outcome, shard)
         self._holders.heard(outcome.author)
         group, established = self.standing(outcome.author)
         self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))

@@ -130,6 +130,11 @@ class Reputation:
         if self._has_standing(record, now):
             self._settled_until = max(self._settled_until, now + QUIET)
 
+    def proved(self, peer: PeerId) -> bool:
+        """Whether anything of it was useful to us, and no offence of its own since."""
+        record = self._peers.get(peer)
+        return record is not None and record.useful > 0
+
     def met(self, peer: PeerId, group: str, now: float) -> None:
         """We are connected to it, and it is in this network group (`p2p.netgroup`)."""
         known = self._peers.get(peer)

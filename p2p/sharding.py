@@ -1,13 +1,14 @@
-"""Keeps a member in the shards that `p2p.shards` places it in, and says the hellos that are due."""
+"""Keeps a member in the shards that `p2p.shards` places it in, and asks the connected members how large they take the swarm to be."""
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import trio
 
 from p2p.errors import StateUnwritable
-from p2p.shards import HELLO, MAX_HELLO, QUESTION, Shards, decode_hello
+from p2p.netgroup import LOCAL, group_of
+from p2p.shards import MAX_ESTIMATE, QUESTION, Shards
 from p2p.types import Engine, Envelope, PeerId, Unanswered
 
 LOOK_EVERY = 5.0  # seconds
@@ -17,15 +18,24 @@ log = logging.getLogger(__name__)
 
 
 class Sharding:
-    """shards: None where all travels in shard 0. seal: kind, body and shard to a frame for that shard."""
+    """shards: None where all travels in shard 0. seal: kind, body and shard to a frame for that shard. proved: whether an author was useful
+    to us. kinds: of the frames that show that their author takes part; None: all.
+    """
 
     def __init__(
-        self, engine: Engine, shards: Shards | None, clock: Callable[[], float], seal: Callable[[str, bytes, int], bytes]
+        self,
+        engine: Engine,
+        shards: Shards | None,
+        clock: Callable[[], float],
+        seal: Callable[[str, bytes, int], bytes],
+        proved: Callable[[PeerId], bool],
+        kinds: Collection[str] | None = None,
     ) -> None:
         self._engine, self._shards, self._clock, self._seal = engine, shards, clock, seal
+        self._proved, self._kinds = proved, kinds
         self._home: int | None = 0
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=KEPT)
-        self.heard_at: float | None = None  # when a member was last heard; None: never
+        self.heard_at: float | None = None  # when a member was last heard that we met or that was useful; None: never
 
     @property
     def home(self) -> int | None:
@@ -41,37 +51,33 @@ class Sharding:
         async with trio.open_nursery() as nursery:
             while self._shards is not None:
                 self.look()
-                for peer in self._shards.whom([peer.id for peer in self._engine.peers()]):
+                for peer in self._shards.whom(self._clock()):
                     nursery.start_soon(self._ask, peer, self._shards)
                 await trio.sleep(LOOK_EVERY)
 
     async def _ask(self, peer: PeerId, shards: Shards) -> None:
         with trio.move_on_after(LOOK_EVERY):
             try:
-                shards.answered(peer, await self._engine.request(peer, QUESTION, MAX_HELLO), self._clock())
+                shards.answered(peer, await self._engine.request(peer, QUESTION, MAX_ESTIMATE), self._clock())
             except Unanswered:
                 return  # another is asked at the next look
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:  # noqa: ARG002
-        """To a newcomer's QUESTION: what we take the swarm to be, or nothing."""
+        """To a peer's QUESTION: what we take the swarm to be, or nothing."""
         return self._shards.answer(self._clock()) if self._shards is not None else b""
 
     def look(self) -> None:
-        """Where to be now, and whether it is our turn to say how large the swarm is."""
+        """Where to be now."""
         if self._shards is None:
             return
-        now = self._clock()
-        placement = self._shards.look(now, company=len(self._engine.peers()))
+        placement = self._shards.look(self._clock(), {peer.id: _group(peer.address) for peer in self._engine.peers()})
         self._engine.subscribe(placement.listening)
         self._home = placement.home
-        hello = self._shards.hello_due(now)
         try:
             while self._home is not None and self._waiting:
                 self.publish(*self._waiting[0])
                 self._waiting.popleft()  # not before: with a full disk it waits on
-            if hello is not None:
-                self._engine.publish(self._seal(HELLO, hello, 0))
-        except StateUnwritable as error:  # a full disk has no sequence number to give; there will be other hellos
+        except StateUnwritable as error:  # a full disk has no sequence number to give
             log.warning("nothing was published: %s", error)
 
     def publish(self, kind: str, body: bytes) -> None:
@@ -81,19 +87,25 @@ class Sharding:
         else:
             self._engine.publish(self._seal(kind, body, self._home), self._home)
 
-    def heard(self, envelope: Envelope, shard: int) -> bool:
-        """What was admitted counts for the swarm's size. True: it was a hello, and is for nobody else."""
-        now = self._clock()
-        if envelope.kind != HELLO:
-            self.heard_at = now
-            if self._shards is not None:
-                self._shards.heard(envelope.author, shard, now)
-            return False
-        hello = decode_hello(envelope.body)
-        if self._shards is not None and hello is not None:  # else of a later version, or nonsense: it says nothing
-            self._shards.told(envelope.author, hello, now)
-        return True
+    def heard(self, envelope: Envelope, shard: int) -> None:
+        """It was admitted. An author that we never met and that was never useful counts for nothing: a new key costs nothing."""
+        if self._kinds is not None and envelope.kind not in self._kinds:
+            return
+        if self._shards is None:
+            self.heard_at = self._clock()
+            return
+        proved = self._proved(envelope.author)
+        if proved or self._shards.met.group(envelope.author) is not None:
+            self.heard_at = self._clock()
+            self._shards.heard(envelope.author, shard, self.heard_at, proven=proved)
 
     def size(self) -> float | None:
         """How many nodes the swarm has, as far as we know; None where we do not count."""
         return self._shards.size(self._clock()) if self._shards is not None else None
+
+
+def _group(address: str) -> str:
+    """The network group of a connected peer; one for all whose address is a relay's or not known."""
+    if not address.startswith("/"):
+        return LOCAL  # in this process
+    return "" if "/p2p-circuit" in address else group_of(address) or ""

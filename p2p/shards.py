@@ -8,36 +8,36 @@ experience crosses the whole swarm. While all fit into little more than two shar
 (Litwin, 1980): K = 2^L + p shards are the leaves of level L, of which the first p are cut in two. So one more shard moves the members of
 one, who know each other already, and nodes that differ a little about K differ about few shards. K is taken from a ladder of small steps.
 
-**Size.** A node counts the authors that it hears at home; that, divided by its home's share of all numbers, is its own estimate. Now and
-then somebody says his in a `hello` on shard 0: the swarm together says one every HELLO_EVERY seconds, whatever its size. The median of
-what different authors said in the last WINDOW seconds is the size. Everybody hears the same hellos, so everybody comes to the same K.
-Who has just come asks some of the peers that it is connected to, and need not wait for a hello.
+**Size.** A node counts the authors at home (`p2p.headcount`: connected or proven useful, no others); that, divided by its home's share of
+all numbers, is its own estimate. It asks one connected member every ASK_EVERY seconds for his. The lower median of its own and theirs is
+the size: nobody is heard whom it is not connected to, and all of one network group together have one vote. A node goes by that once it
+has counted for COUNTED seconds, heeds nobody who says more than TRUST times or less than 1 / TRUST of its own count, and moves K once in
+PACE seconds, by at most a factor STEP. While all that it hears on shard 0 are connected to it, it stays there.
 
-**Liars.** Who brings more identities than there are honest hellos in the window, some twenty, has the median. A node that has counted for
-COUNTED seconds therefore believes no hello whose size is more than TRUST times, or less than 1 / TRUST of, its own count, and moves K
-once in PACE seconds, by at most a factor STEP: shards become at most TRUST times as thin or as full. A newcomer, which has counted
-nothing, follows the liars to where nobody is, and comes back (`_search`). Who fills shards with authors moves the count itself; what an
-author may cost is the inbox's business.
+**Where the others are.** Newcomers, and nodes that were left behind, have no count that says where the others are. Where most of the
+connected members say another K, a node listens at the home it would have there, and moves when it hears more of those who count there
+than at its own home; proven authors come before connected ones. So what anybody says moves a node's ear, and only what is heard moves
+the node.
 """
 
 import random
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 import msgspec
 
+from p2p.headcount import Headcount, Met
+from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 
-HELLO = "hello"  # the envelope's kind
 QUESTION = b"\x04"  # to a connected peer: what do you take the swarm to be?
-MAX_HELLO = 16  # bytes of a body
-HELLO_VERSION = 1
-HELLO_EVERY = 30.0  # seconds between two hellos in the whole swarm
-HELLO_LEAST = 60.0  # seconds between two of one node
-WINDOW = 600.0  # seconds for which a hello counts
-KEPT_HELLOS = 512  # authors
+MAX_ESTIMATE = 16  # bytes of an answer
+ESTIMATE_VERSION = 1
+ASK_EVERY = 10.0  # seconds between two questions of one node
+WINDOW = 120.0  # seconds for which an answer counts
+KEPT_ANSWERS = 512  # peers
 MAX_SIZE = 10_000_000
 MAX_SHARDS = 2**15  # then every number is below 2^16
 
@@ -53,18 +53,18 @@ ROVE = 240.0  # seconds at one place, from half of it to one and a half
 BRIDGE = 60.0  # seconds for which a node goes on listening at the home that it left
 COUNTED = 150.0  # seconds at one home after which the count there is trusted
 TRUST = 3.0
+PULL = 0.2  # of its own count that a node puts to the others' estimates, every ASK_EVERY seconds
 STEP = 2.0  # by which K changes at once, at most …
 PACE = 60.0  # … and seconds until it may again
-FOLLOW = 600.0  # seconds after which a node that differs from the others' K takes theirs, where it fits the size too
+FOLLOW = 120.0  # seconds after which a node that differs from the others' K takes theirs, where it fits the size too
 COMPANY = 8  # members connected, from which on the swarm may be a large one
-PATIENCE = (60.0, 120.0)  # seconds after which a node that has heard nothing takes the swarm for a small one
-FEW = 3  # authors on shard 0 who show the same, or peers who, when asked, do not know either
-ASK = 3  # peers that a newcomer asks
-_QUIET = 150.0  # seconds after which an author heard once counts as gone
-_GAPS = 2.5  # … and one heard more often, in its own mean gaps
-_QUIET_RANGE = (60.0, 900.0)
+PATIENCE = (60.0, 120.0)  # seconds after which a newcomer that has found no home publishes on shard 0
+LISTENED = 30.0  # seconds to listen elsewhere before a home where somebody is heard is left; with little company COUNTED
+AIM = 120.0  # seconds for which a node that looks for its home listens at one place
+KNOWING = 0.25  # of those who were asked, who make it worth while to go by what they say
+FEW = 3  # peers who, when asked, do not know either; or authors heard at one place who are enough to move there
+ASK = 3  # peers that a newcomer asks at a time
 _ANYTHING = (0.0, float(MAX_SIZE))
-_AUTHORS = 4096  # remembered at home
 
 
 class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -78,25 +78,25 @@ _decoder = msgspec.msgpack.Decoder(_Body)
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """What one node says of the swarm: how many authors it takes it to have, and into how many shards it is cut."""
+class Estimate:
+    """What one node says of the swarm: how many authors it takes it to have, by its own count, and into how many shards it is cut."""
 
     size: int
     shards: int
 
 
-def encode_hello(hello: Hello) -> bytes:
-    return _encoder.encode(_Body(HELLO_VERSION, hello.size, hello.shards))
+def encode_estimate(estimate: Estimate) -> bytes:
+    return _encoder.encode(_Body(ESTIMATE_VERSION, estimate.size, estimate.shards))
 
 
-def decode_hello(body: bytes) -> Hello | None:
-    """None for what `encode_hello` would not have written, or a later version."""
+def decode_estimate(body: bytes) -> Estimate | None:
+    """None for what `encode_estimate` would not have written, or a later version."""
     try:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    good = parsed.version == HELLO_VERSION and 0 < parsed.size <= MAX_SIZE and 0 < parsed.shards <= MAX_SHARDS
-    return Hello(parsed.size, parsed.shards) if good and _encoder.encode(parsed) == body else None
+    good = parsed.version == ESTIMATE_VERSION and 0 < parsed.size <= MAX_SIZE and 0 < parsed.shards <= MAX_SHARDS
+    return Estimate(parsed.size, parsed.shards) if good and _encoder.encode(parsed) == body else None
 
 
 def authors_of(
@@ -138,106 +138,86 @@ class Placement:
     listening: frozenset[int]  # besides shard 0, as `Engine.subscribe` takes it
 
 
-class _Counting:
-    """The authors heard at home: who is there, by how often each speaks."""
-
-    def __init__(self, now: float) -> None:
-        self.since = now
-        self._heard: dict[PeerId, tuple[float, float]] = {}  # author -> when last, and the seconds after which it counts as gone
-
-    def heard(self, author: PeerId, now: float) -> None:
-        last, quiet = self._heard.pop(author, (None, _QUIET))
-        if last is not None:
-            low, high = _QUIET_RANGE
-            quiet += 0.3 * (min(high, max(low, _GAPS * (now - last))) - quiet)
-        self._heard[author] = (now, quiet)
-        if len(self._heard) > _AUTHORS:
-            del self._heard[next(iter(self._heard))]
-
-    def count(self, now: float) -> int:
-        gone = [author for author, (last, quiet) in self._heard.items() if now - last > quiet]
-        for author in gone:
-            del self._heard[author]
-        return len(self._heard)
-
-
 class Shards:
     """Where one node is.
 
-    Call `look` and `hello_due` every few seconds, `heard` for each set of rollouts or offer admitted, `told` for each hello.
+    Call `look` every few seconds, then ask `whom` it names; `heard` for each set of rollouts or offer admitted whose author counts.
     """
 
-    def __init__(self, rng: random.Random, now: float, *, authors: float | None = None) -> None:
-        """authors: that a shard should have; by default what the budget allows."""
+    def __init__(self, rng: random.Random, now: float, *, authors: float | None = None, shards: int = 1) -> None:
+        """authors: that a shard should have; by default what the budget allows. shards: how many there are, where that is known."""
         self._rng = rng
         self._authors = authors or authors_of()
         self._number, self._rover = rng.random(), rng.random()
-        self._settled = False
-        self.shards = 1
-        self._home = _Counting(now)
-        self._ours: float | None = None  # what we counted when we last had counted for long enough
-        self._at = 0  # the home's number
+        self._settled = shards > 1
+        self.shards = shards
+        self._at = shard_at(self._number, shards)  # the home
+        self._counts = {place: Headcount(now) for place in (0, self._at)}  # of each shard that we are in
+        self.met = Met()
+        self._ours: float | None = None  # the swarm's size by our own count, when we last had counted for long enough
+        self._agreed: float | None = None  # … and drawn to what the others say
+        self._agreed_at = now
         self._left: tuple[int, float] | None = None  # the home that we left, and until when we listen there
         self._rove_at = now + self._stay()
-        self._told: dict[PeerId, tuple[float, Hello]] = {}  # the latest said last
-        self._credible = _ANYTHING  # sizes that this count does not contradict
-        self._searched = 0  # homes in a row at which nobody was
+        self._told: dict[PeerId, tuple[float, Estimate | None]] = {}  # the latest said last; None: who was asked and does not know
+        self._searched = False  # whether nobody was at the home before this one
         self._differs: float | None = None  # since when the others' K is another
         self._stepped = now
-        self._due, self._saved = rng.expovariate(1.0), 0.0
-        self._looked = now
+        self._ask_at = now
         self._patience = now + rng.uniform(*PATIENCE)
-        self._ignorant: set[PeerId] = set()  # who did not know either
+        self._waited = False
+        self._aimed: tuple[int, float] | None = None  # the K whose home we listen at, and until when
 
-    def heard(self, author: PeerId, shard: int, now: float) -> None:
-        """A set of rollouts, or an offer of one, was admitted that came in this shard."""
-        if shard == self._at:
-            self._home.heard(author, now)
+    def heard(self, author: PeerId, shard: int, now: float, *, proven: bool) -> None:
+        """Something was admitted in this shard, of an author that counts: we met it, or it proved useful."""
+        if shard in self._counts:
+            self._counts[shard].heard(author, now, proven=proven)
 
-    def told(self, author: PeerId, hello: Hello, now: float) -> None:
-        """A hello was admitted. An author's latest counts."""
-        self._told.pop(author, None)
-        self._told[author] = (now, hello)
-        if len(self._told) > KEPT_HELLOS:
-            del self._told[next(iter(self._told))]
-
-    def whom(self, peers: Sequence[PeerId]) -> Sequence[PeerId]:
-        """Which of the connected peers to ask the QUESTION now: a newcomer need not wait for a hello. Nobody, once we know."""
-        return () if self._settled else self._rng.sample(peers, min(ASK, len(peers)))
+    def whom(self, now: float) -> Sequence[PeerId]:
+        """Which of the connected peers to ask the QUESTION now: first those that were not asked lately. A newcomer asks some at once."""
+        if self._settled and now < self._ask_at:
+            return ()
+        self._ask_at = now + ASK_EVERY * self._rng.uniform(0.5, 1.5)
+        peers = self._rng.sample(sorted(self.met.connected), len(self.met.connected))
+        peers.sort(key=lambda peer: self._told[peer][0] if peer in self._told else 0.0)
+        return peers[: 1 if self._settled else ASK]
 
     def answer(self, now: float) -> bytes:
-        """What to say to a peer's QUESTION: a hello's body, or nothing."""
-        return encode_hello(Hello(min(MAX_SIZE, round(self.size(now))), self.shards)) if self._settled else b""
+        """What to say to a peer's QUESTION: an estimate, or nothing while we have not counted ourselves."""
+        size = min(MAX_SIZE, round(self.size(now)))
+        return encode_estimate(Estimate(size, self.shards)) if self._ours is not None else b""
 
     def answered(self, peer: PeerId, answer: bytes, now: float) -> None:
-        """What a peer said to our QUESTION."""
-        hello = decode_hello(answer)
-        if hello is not None:
-            self.told(peer, hello, now)
-        else:
-            self._ignorant.add(peer)
+        """What a peer said to our QUESTION. Its latest counts."""
+        self._told.pop(peer, None)
+        self._told[peer] = (now, decode_estimate(answer))
+        if len(self._told) > KEPT_ANSWERS:
+            del self._told[next(iter(self._told))]
 
     def counted(self, now: float) -> float:
-        """Our own estimate of the swarm's size, ourselves included, from the authors heard at home."""
-        return 1.0 + self._home.count(now) / share_of(self._at)
+        """Our own estimate of the swarm's size, ourselves included, from the authors at home."""
+        return 1.0 + self._home.count(now, self.met) / share_of(self._at)
 
     def size(self, now: float) -> float:
         """How many authors the swarm has, as far as we know; never less than 1."""
-        if self._trusted(now):
-            self._ours, self._searched = self.counted(now), 0
-            # Who is left behind on shard 0 with a few hears only them, so a small count there says nothing against a large swarm.
-            self._credible = (self._ours / TRUST, self._ours * TRUST if self._at else float(MAX_SIZE))
-        believed = self._believed(now)
-        if not believed:
-            return self._ours or self.counted(now)
-        size = float(median(hello.size for hello in believed))
-        return size if self._at else max(size, self.counted(now))  # whoever is heard on shard 0 is there, whatever was said before it came
+        self._count(now)
+        believed = [float(estimate.size) for estimate in self._believed(now)]
+        if self._ours is None:
+            return median_low(believed) if believed else 1.0
+        if self._agreed is None:
+            self._agreed, self._agreed_at = self._ours, now - ASK_EVERY
+        if now - self._agreed_at >= ASK_EVERY:
+            low, high = self._ours / TRUST, self._ours * TRUST
+            middle = median_low([*believed, min(high, max(low, self._agreed))])
+            self._agreed, self._agreed_at = middle + PULL * (self._ours - middle), now
+        return self._agreed
 
-    def look(self, now: float, company: int = 0) -> Placement:
-        """Where to be from now on. company: members of the swarm that we are connected to."""
-        self._settle(now)
-        if self._settled:
-            self._decide(now)
+    def look(self, now: float, connected: Mapping[PeerId, str]) -> Placement:
+        """Where to be from now on. connected: the members of the swarm that we are connected to."""
+        self.met.look(connected, now)
+        goal = self._aim(now)
+        self._settle(now, goal)
+        self._decide(now, goal)
         if now >= self._rove_at:
             self._rove_at = now + self._stay()
             self._rover = self._rng.random()
@@ -247,49 +227,94 @@ class Shards:
             self._rover = self._rng.random()
         if self._left is not None and now >= self._left[1]:
             self._left = None
-        places = {self._at, shard_at(self._rover, self.shards)} | ({self._left[0]} if self._left else set())
+        goal = self._aim(now)
+        rover = shard_at(self._rover, self.shards) if not goal else shard_at(self._number, goal)
+        places = {0, self._at, rover} | ({self._left[0]} if self._left else set())
+        self._counts = {place: self._counts.get(place) or Headcount(now) for place in places}
         # Until it is settled it knows of shard 0 alone. With little company that cannot be wrong by much: then the swarm, or what we see of
         # it, is small.
-        return Placement(self._at if self._settled or company < COMPANY else None, frozenset(places - {0}))
+        return Placement(self._at if self._settled or len(connected) < COMPANY else None, frozenset(places - {0}))
 
-    def hello_due(self, now: float) -> bytes | None:
-        """The body of a hello to publish on shard 0 now, or None. The gaps are exponential, so who came late says his part."""
-        every = max(HELLO_LEAST, HELLO_EVERY * self.size(now))
-        self._saved += max(0.0, now - self._looked) / every
-        self._looked = now
-        if self._saved < self._due or not self._trusted(now):
-            return None  # who has counted too short would only repeat what he heard; his turn waits
-        self._due, self._saved = self._rng.expovariate(1.0), 0.0
-        return encode_hello(Hello(min(MAX_SIZE, round(self.counted(now))), self.shards))
-
-    def _trusted(self, now: float) -> bool:
-        """Whether what we count at home says something: for long enough, and not nobody at all, which may be the wrong place."""
-        return self._settled and now - self._home.since >= COUNTED and self._home.count(now) > 0
+    @property
+    def _home(self) -> Headcount:
+        return self._counts[self._at]
 
     def _stay(self) -> float:
         return ROVE * self._rng.uniform(0.5, 1.5)
 
-    def _believed(self, now: float) -> list[Hello]:
-        """What was said lately, less what our own count contradicts."""
+    def _count(self, now: float) -> None:
+        """Trust our own count where it says something: for long enough, and not nobody at all, which may be the wrong place."""
+        if self._settled and now - self._home.since >= COUNTED and self._home.count(now, self.met) > 0:
+            self._ours, self._searched = self.counted(now), False
+
+    def _votes(self, now: float) -> list[Estimate | None]:
+        """What the connected members said lately: each of our own network, and the middle one of each other network group."""
         while self._told and now - (first := next(iter(self._told.items())))[1][0] > WINDOW:  # they are in the order in which they came
             del self._told[first[0]]
-        low, high = self._credible
-        return [hello for _, hello in self._told.values() if low <= hello.size <= high]
+        said: defaultdict[str, list[Estimate | None]] = defaultdict(list)
+        for peer, (_, estimate) in self._told.items():
+            if peer in self.met.connected:
+                said[self.met.connected[peer]].append(estimate)
+        votes = said.pop(LOCAL, [])
+        for group in said.values():
+            group.sort(key=lambda estimate: estimate.size if estimate is not None else 0)
+            votes.append(group[(len(group) - 1) // 2])
+        return votes
 
-    def _settle(self, now: float) -> None:
+    def _believed(self, now: float) -> list[Estimate]:
+        """The votes, less what our own count contradicts."""
+        low, high = (self._ours / TRUST, self._ours * TRUST) if self._ours is not None else _ANYTHING
+        return [estimate for estimate in self._votes(now) if estimate is not None and low <= estimate.size <= high]
+
+    def _aim(self, now: float) -> int | None:
+        """The goal, kept for a while: whoever listens at one place after another hears nobody anywhere."""
+        goal = self._goal(now)
+        if goal is None or self._aimed is None or self._aimed[0] == self.shards or now >= self._aimed[1]:
+            self._aimed = (goal, now + AIM) if goal is not None else None
+        return self._aimed[0] if self._aimed is not None else None
+
+    def _goal(self, now: float) -> int | None:
+        """The K of most of the others, where it is not ours and they say another size than our own count; else None."""
+        votes = self._votes(now)
+        known = [estimate for estimate in votes if estimate is not None]
+        if len(known) < max(1, min(2, len(self.met.connected))) or KNOWING * len(votes) > len(known):
+            return None  # where hardly anybody knows, all have just come
+        if self._ours is not None:
+            known.append(Estimate(max(1, round(self._ours)), self.shards))
+        size = median_low(estimate.size for estimate in known)
+        if self._ours is not None:
+            if self._ours / TRUST <= size <= self._ours * TRUST:
+                return None
+            known.append(Estimate(max(1, round(self._ours)), self.shards))
+        shards, count = max(Counter(estimate.shards for estimate in known).items(), key=lambda vote: (vote[1], -vote[0]))
+        if 2 * count <= len(known):
+            shards = shards_of(median_low(estimate.size for estimate in known), self._authors)
+        return None if shards == self.shards else shards
+
+    def _settle(self, now: float, goal: int | None) -> None:
         """Whether we know enough of the swarm to publish. A newcomer to a large one that published on shard 0 would be heard by all."""
-        if not self._settled:
-            few = self._home.count(now) >= FEW or len(self._ignorant) >= FEW
-            self._settled = bool(self._told) or few or now >= self._patience
+        if self._settled:
+            return
+        if goal is not None and not self._waited:  # now it knows where to listen, and has to find somebody there
+            self._waited, self._patience = True, now + self._rng.uniform(*PATIENCE)
+        ignorant = sum(estimate is None for _, estimate in self._told.values())
+        knows = any(estimate is not None for estimate in self._votes(now))
+        self._settled = now >= self._patience or (goal is None and (ignorant >= FEW or knows))
 
-    def _decide(self, now: float) -> None:
+    def _decide(self, now: float, goal: int | None) -> None:
         """Change K where the size asks for it, or where all others have another."""
-        if now - self._home.since >= COUNTED and self._home.count(now) == 0 and (self.shards > 1 or self._told):
-            self._search(now)
+        if goal is not None and self._better(shard_at(self._number, goal), now):
+            self._settled, self._ours, self._agreed = True, None, None
+            self._move(goal, now)
+            return
+        if not self._settled:
+            return
+        if self._at and now - self._home.since >= COUNTED and self._home.count(now, self.met) == 0:
+            self._search(now, goal)
             return
         size = self.size(now)
-        if self._ours is None and not self._told:
-            return
+        if self._ours is None or (self._at == 0 and self._home.apart(now, self.met.connected) == 0):
+            return  # newcomers go where they hear somebody; who is connected to all needs no shards
         wanted = self.shards
         if not self._fits(size, self.shards):
             wanted = shards_of(size, self._authors)
@@ -298,34 +323,43 @@ class Shards:
             self._differs = None
         elif self._differs is None:
             self._differs = now
-        if self._differs is not None and others is not None and (now - self._differs >= FOLLOW or self._ours is None):
+        if self._differs is not None and others is not None and now - self._differs >= FOLLOW:
             wanted, self._differs = others, None
-        if self._ours is not None:
-            wanted = round(min(max(wanted, self.shards / STEP), self.shards * STEP)) if now - self._stepped >= PACE else self.shards
+        wanted = round(min(max(wanted, self.shards / STEP), self.shards * STEP)) if now - self._stepped >= PACE else self.shards
         if wanted != self.shards:
             self._move(wanted, now)
 
-    def _search(self, now: float) -> None:
-        """Nobody is at this home, so what we counted before says nothing any more. We take another home, where the others say that they
-        are; and if nobody is there either, whoever said so were liars: ever larger shards hold the others somewhere on the way.
+    def _better(self, there: int, now: float) -> bool:
+        """Whether to leave our home for one where the others say that they are: enough of those who count are heard there."""
+        if there == self._at:
+            return True
+        place = self._counts.get(there)
+        if place is None:
+            return False
+        here, proven = self._home.count(now, self.met), self._home.proven(now)
+        wait = 0.0 if not here else COUNTED if len(self.met.connected) < COMPANY else LISTENED
+        if now - place.since < wait:
+            return False
+        if proven:
+            return place.proven(now) >= min(FEW, proven / TRUST)
+        return place.count(now, self.met) >= max(1, min(FEW, here / TRUST))
+
+    def _search(self, now: float, goal: int | None) -> None:
+        """Nobody is at this home, so what we counted before says nothing any more. We take another, and if nobody is there either, or we
+        are connected to few, we publish where everybody is.
         """
-        self._number, self._searched = self._rng.random(), self._searched + 1
-        self._ours, self._credible = None, _ANYTHING
-        size, others = self.size(now), self._others(now)
-        shards = others if others is not None and self._fits(size, others) else shards_of(size, self._authors)
-        if self._searched > 1 and self.shards >= 2 * STEP:
-            shards = int(self.shards / STEP)
-        else:
-            self._searched = 1
-        self._move(shards, now)
+        self._number, self._ours, self._agreed = self._rng.random(), None, None
+        alone = self._searched or len(self.met.connected) < COMPANY
+        self._searched = not alone
+        self._move(1 if alone else goal or self.shards, now)
 
     def _fits(self, size: float, shards: int) -> bool:
         full = self._authors * (shards if shards > 1 else TOGETHER)
         return (shards == 1 or size >= SHRINK * full) and (size <= GROW * full or shards == MAX_SHARDS)
 
     def _others(self, now: float) -> int | None:
-        """What most of the latest hellos say K is; None where no more than half agree."""
-        votes = Counter(hello.shards for hello in self._believed(now))
+        """What most of the others say K is; None where no more than half agree."""
+        votes = Counter(estimate.shards for estimate in self._believed(now))
         if not votes:
             return None
         shards, count = max(votes.items(), key=lambda vote: (vote[1], vote[0]))
@@ -336,4 +370,4 @@ class Shards:
         self.shards, self._stepped = shards, now
         if self._at != left:
             self._left = (left, now + BRIDGE) if left else None
-            self._home = _Counting(now)
+            self._counts.setdefault(self._at, Headcount(now))

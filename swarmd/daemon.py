@@ -92,6 +92,7 @@ class Daemon:
             admitted=self._sort,
             folder=folder,
             shards=Shards(random.Random(secrets.randbits(64)), time.time()),
+            kinds=(offers.KIND, wire.KIND),
         )
         self.ration: shares.Ration[Offered] = shares.Ration(
             config.round.external,

@@ -210,7 +210,6 @@ def test_shards_keep_the_cost_as_it_is() -> None:
 @pytest.mark.slow
 def test_a_large_swarm_costs_each_node_no_more() -> None:
     middle, large = (played(Plan(nodes, formed=True))[1] for nodes in (300, 900))
-    # Of hellos there are so few in three rounds that chance alone doubles them.
     kinds = ("offers", "fetches", "connections")
     middle_bytes, large_bytes = (sum(found.bytes_by_kind[kind] for kind in kinds) for found in (middle, large))
     assert large_bytes == pytest.approx(middle_bytes, rel=0.25)

@@ -1,20 +1,20 @@
-"""Members of a swarm cut into shards, over the memory engine: who hears whom, and who says how large it is."""
+"""Members of a swarm and its shards, over the memory engine: who is counted, who is asked, and what waits."""
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
-from statistics import median
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 import trio
 from trio.testing import MockClock
 
 from p2p.engines.memory import MemorySwarm
+from p2p.envelope import seal
 from p2p.errors import StateUnwritable
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sharding import LOOK_EVERY
-from p2p.shards import COMPANY, HELLO, HELLO_EVERY, PATIENCE, Hello, Shards
+from p2p.shards import COMPANY, COUNTED, PATIENCE, QUESTION, Shards
 from p2p.topic import Topic
 from p2p.types import PeerId, Reason
 
@@ -32,7 +32,7 @@ class Clock:
         return self.now
 
 
-def member(swarm: MemorySwarm, n: int, clock: Clock) -> Member:
+def member(swarm: MemorySwarm, n: int, clock: Clock, kinds: Collection[str] | None = None) -> Member:
     identity = Identity.from_seed(n.to_bytes(32, "big"))
     return Member(
         identity,
@@ -41,6 +41,7 @@ def member(swarm: MemorySwarm, n: int, clock: Clock) -> Member:
         sequence=itertools.count(),
         clock=clock,
         shards=Shards(random.Random(n), clock(), authors=AUTHORS),
+        kinds=kinds,
     )
 
 
@@ -60,72 +61,60 @@ def live(members: Sequence[Member], clock: Clock, seconds: float) -> list[int]:
     return heard
 
 
-def test_a_large_swarm_is_cut_until_each_hears_a_few_and_all_agree_on_its_size() -> None:
+@pytest.mark.parametrize("size", [6, 12])
+def test_a_swarm_in_which_all_are_connected_is_one_shard(size: int) -> None:
     swarm, clock = MemorySwarm(), Clock()
-    members = [member(swarm, n, clock) for n in range(1, 21)]
-    assert min(live(members[:1], clock, 60)) == 0
-    heard = live(members, clock, 1500)
-    sizes = [m.sharding.size() or 0 for m in members]
-    assert 12 <= median(sizes) <= 32
-    assert max(heard) < len(members) - 1  # nobody hears everybody any more
-    assert 4 * AUTHORS >= sum(heard) / len(heard) >= 2
-
-
-def test_a_small_swarm_is_one_shard() -> None:
-    swarm, clock = MemorySwarm(), Clock()
-    members = [member(swarm, n, clock) for n in range(1, 7)]
-    assert live(members, clock, 1800) == [5] * 6
+    members = [member(swarm, n, clock) for n in range(1, size + 1)]
+    assert live(members, clock, 900) == [size - 1] * size
 
 
 def test_it_says_where_it_is_and_when_it_last_heard_a_member() -> None:
     swarm, clock = MemorySwarm(), Clock()
     a, b = member(swarm, 1, clock), member(swarm, 2, clock)
+    a.sharding.look()
     assert (a.sharding.home, a.sharding.shards, a.sharding.heard_at) == (0, 1, None)
     clock.now += 7
     b.publish("offer", b"body")
     assert a.sharding.heard_at == NOW + 7 and b.sharding.heard_at is None
 
 
-def test_a_hello_is_for_nobody_but_the_count() -> None:
+def test_who_is_neither_connected_nor_was_useful_is_not_heard() -> None:
     swarm, clock = MemorySwarm(), Clock()
-    a, b = member(swarm, 1, clock), member(swarm, 2, clock)
-    a.engine.publish(a._seal(HELLO, b"nonsense", 0))
-    assert not b.received() and not b.rejected
-    live([a, b], clock, 100 * HELLO_EVERY)
-    assert b.sharding.size() == 2
+    a, stranger = member(swarm, 1, clock), Identity.from_seed(b"s" * 32)
+    a.sharding.look()
+    for number in (1, 2):
+        swarm.inject(seal(stranger, TOPIC.swarm_id, number, clock(), "offer", b"body"))
+        assert len(a.received()) == 1  # it is a frame like others
+        assert a.sharding.heard_at == (None if number == 1 else clock())
+        a.vouch(stranger.peer_id, 1)
 
 
-def test_a_newcomer_to_a_large_swarm_keeps_its_frames_until_it_knows_where_to_go() -> None:
+def test_frames_of_a_kind_that_nobody_knows_count_for_nothing() -> None:
     swarm, clock = MemorySwarm(), Clock()
-    members = [member(swarm, n, clock) for n in range(1, 21)]
-    live(members, clock, 1500)
-    late = member(swarm, 99, clock)
-    late.sharding.look()
-    late.publish("offer", b"first")
-    assert not any(m.received() for m in members)
-    before = len(members)
-    heard = 0
-    for _ in range(40):
-        live([*members, late], clock, LOOK_EVERY)
-        heard = sum(e.author == late.identity.peer_id for m in members for e in m.received())
-        if late.sharding._home:
-            break
-    assert late.sharding._home not in (None, 0) and heard < before
+    a, b = member(swarm, 1, clock, kinds=("offer",)), member(swarm, 2, clock)
+    a.sharding.look()
+    b.publish("presence", b"")
+    assert a.sharding.heard_at is None and len(a.received()) == 1
+    b.publish("offer", b"")
+    assert a.sharding.heard_at == NOW
 
 
 @pytest.mark.trio
-async def test_a_newcomer_asks_who_is_there(autojump_clock: MockClock) -> None:
+async def test_a_member_asks_those_that_it_is_connected_to(autojump_clock: MockClock) -> None:
     swarm, clock = MemorySwarm(), Clock()
     there, late = member(swarm, 1, clock), member(swarm, 99, clock)
-    assert there.sharding._shards is not None
-    there.sharding._shards.told(PeerId("somebody"), Hello(1000, 333), clock())
-    there.sharding.look()
-    with trio.fail_after(3 * LOOK_EVERY):
+    others = [member(swarm, n, clock) for n in range(2, 9)]
+    live([there, *others, late], clock, COUNTED + SPEAKS)
+    heard: list[PeerId] = []
+    there.answers[QUESTION[0]] = lambda peer, _: heard.append(peer) or b""
+    with trio.fail_after(1200):
         async with trio.open_nursery() as nursery:
             await nursery.start(late.run)
-            while late.sharding.size() != 1000:
+            while late.identity.peer_id not in heard:
+                clock.now += LOOK_EVERY
                 await trio.sleep(LOOK_EVERY)
             nursery.cancel_scope.cancel()
+    assert others[0].sharding.answer(late.identity.peer_id, QUESTION)  # who has counted says something
 
 
 def test_a_frame_is_for_one_shard() -> None:
@@ -143,19 +132,6 @@ def test_a_frame_is_for_one_shard() -> None:
 class Full(Iterator[int]):
     def __next__(self) -> int:
         raise StateUnwritable("the disk is full")
-
-
-def test_a_full_disk_says_nothing_of_the_size_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    swarm, clock = MemorySwarm(), Clock()
-    a, b = member(swarm, 1, clock), member(swarm, 2, clock)
-    live([a, b], clock, 600)
-
-    a._sequence = Full()
-    for _ in range(200):
-        clock.now += LOOK_EVERY
-        b.publish("offer", random.randbytes(8))
-        a.sharding.look()
-    assert "the disk is full" in caplog.text
 
 
 def test_what_waits_for_a_place_waits_on_while_the_disk_is_full() -> None:

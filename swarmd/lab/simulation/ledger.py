@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-KINDS = ("offers", "hellos", "control", "fetches", "connections")
+KINDS = ("offers", "crowd", "questions", "control", "fetches", "connections")
 WORK = ("messages", "parsed")  # messages read, of any kind; frames that the inbox looked into, each with one signature checked
 
 
@@ -13,7 +13,7 @@ class Ledger:
     def __init__(self) -> None:
         self.bytes = {kind: array("d") for kind in KINDS}
         self.work = {kind: array("d") for kind in WORK}
-        self.copies = self.firsts = 0  # of offers and hellos: received in all, and for the first time
+        self.copies = self.firsts = 0  # of messages: received in all, and for the first time
 
     def add(self) -> None:
         """One more node."""

@@ -9,6 +9,7 @@ from p2p.envelope import Frame, check, seal
 from p2p.holders import Holders
 from p2p.identity import Identity
 from p2p.inbox import Inbox
+from p2p.reputation import Reputation
 from p2p.shards import Placement, Shards
 from p2p.types import Envelope, PeerId, Rejected
 from swarmd.exchange import offers
@@ -59,12 +60,14 @@ class Node:
     held: dict[bytes, int] = field(default_factory=dict)  # blob -> the round in which it came here
     came: dict[bytes, tuple[float, float, int]] = field(default_factory=dict)  # blob on offer -> sealed, arrived, via
     holders: Holders = field(default_factory=Holders)
+    reputation: Reputation = field(default_factory=Reputation)
     visits: dict[int, float] = field(default_factory=dict)  # connections made to ask, and when they were last of use
     placement: Placement = UNPLACED
     sequence: int = 0
     round: int = 0
     life: int = 0  # counts its starts, so that what an earlier life had begun is not gone on with
     gathering: Round | None = None
+    lie: bytes | None = None  # what it says of the swarm's size, whatever it knows; such a node has no rounds
     waiting: bytes | None = None  # an offer that is to be published once it is known where
 
     @property
@@ -98,11 +101,11 @@ class Node:
             del self.came[blob]
 
 
-def build(number: int, rng: random.Random, swarm_id: bytes, now: float, authors: float | None) -> Node:
+def build(number: int, rng: random.Random, swarm_id: bytes, now: float, authors: float | None, shards: int) -> Node:
     identity = Identity.from_seed(rng.randbytes(32))
     own = random.Random(rng.getrandbits(64))
     inbox = Inbox(identity.peer_id, swarm_id, verify=check_once)
-    return Node(number, identity, swarm_id, own, Shards(own, now, authors=authors), inbox, new_board())
+    return Node(number, identity, swarm_id, own, Shards(own, now, authors=authors, shards=shards), inbox, new_board())
 
 
 def new_board() -> Board:

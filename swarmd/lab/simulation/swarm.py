@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p.holders import Holders
-from p2p.shards import HELLO, Hello, Shards, authors_of, decode_hello, shards_of
+from p2p.shards import Shards, authors_of, shards_of
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId
 from swarmd.exchange import offers
@@ -39,7 +39,8 @@ class Plan:
     session: float = 0.0  # mean time until a node goes away; 0: it stays
     absence: float = 120.0  # mean time until it is back
     authors: float | None = None  # of a shard; by default as p2p.shards has it
-    formed: bool = False  # the swarm is there already: each node has heard the hellos of a while
+    formed: bool = False  # the swarm is there already: each node knows into how many shards it is cut, and whom it hears
+    useful: float = 0.5  # share of what is fetched that proves useful, and its author with it
 
 
 class Swarm:
@@ -55,7 +56,6 @@ class Swarm:
         self._fetches = Fetches(self.events, self.internet, self.ledger, self.gossip, self.nodes, self._numbers, self._fetched)
         self._under_way: dict[int, dict[bytes, Fetch]] = {}
         self._present_seconds = self._counted_at = 0.0
-        self._earlier = [PeerId(f"earlier {i}") for i in range(30)]
         self._swarm_id = Topic("simulated", "0" * 16).swarm_id
         for _ in range(plan.nodes):
             self.events.at(self.rng.random() * plan.arriving, self._join)
@@ -91,27 +91,30 @@ class Swarm:
 
     @property
     def present(self) -> list[Node]:
-        return [node for node in self.nodes if self.gossip.up(node.number)]
+        """The honest nodes that are up."""
+        return [node for node in self.nodes if self.gossip.up(node.number) and node.lie is None]
 
     # Coming and going.
 
     def _join(self) -> None:
+        self._start(self._add())
+
+    def intruder(self, lie: bytes) -> Node:
+        """A node more, now, that answers so when it is asked how large the swarm is, listens in shard 0 and does nothing else."""
+        node = self._add()
+        node.lie = lie
+        self.gossip.start(node.number)
+        return node
+
+    def _add(self) -> Node:
         number = self.internet.add()
         self.ledger.add()
         self.gossip.add()
-        node = build(number, self.rng, self._swarm_id, self.events.now, self.plan.authors)
-        if self.plan.formed:
-            self._acquaint(node)
+        shards = shards_of(self.plan.nodes, self.plan.authors or authors_of()) if self.plan.formed else 1
+        node = build(number, self.rng, self._swarm_id, self.events.now, self.plan.authors, shards)
         self.nodes.append(node)
         self._numbers[node.name] = number
-        self._start(node)
-
-    def _acquaint(self, node: Node) -> None:
-        """What the hellos of the last minutes would have told: estimates of nodes with some authors each at home."""
-        shards = shards_of(self.plan.nodes, self.plan.authors or authors_of())
-        for author in self._earlier:
-            said = max(1, round(self.plan.nodes * self.rng.gauss(1.0, 0.35)))
-            node.shards.told(author, Hello(said, shards), self.events.now)
+        return node
 
     def _start(self, node: Node) -> None:
         node.life += 1
@@ -144,13 +147,15 @@ class Swarm:
     # Shards.
 
     def _ask(self, node: Node, life: int) -> None:
-        """A newcomer asks some of those that it is connected to what they take the swarm to be."""
+        """It asks some of those that it is connected to what they take the swarm to be."""
         if node.life != life:
             return
-        for name in node.shards.whom([self.nodes[other].name for other in self.gossip.links[node.number]]):
+        for name in node.shards.whom(self.events.now):
             other = self._numbers[name]
-            self.ledger.bytes["control"][other] += OPENING
-            self.ledger.bytes["control"][node.number] += OPENING
+            if other not in self.gossip.links[node.number]:
+                continue
+            self.ledger.bytes["questions"][other] += OPENING
+            self.ledger.bytes["questions"][node.number] += OPENING
             there_and_back = 4 * self.internet.way(node.number, other)
             self.events.after(there_and_back, self._answered, node, life, self.nodes[other])
         self.events.after(LOOK_EVERY, self._ask, node, life)
@@ -158,13 +163,13 @@ class Swarm:
     def _answered(self, node: Node, life: int, other: Node) -> None:
         if node.life == life and self.gossip.up(other.number):
             now = self.events.now
-            node.shards.answered(other.name, other.shards.answer(now), now)
+            node.shards.answered(other.name, other.shards.answer(now) if other.lie is None else other.lie, now)
 
     def _look(self, node: Node, life: int) -> None:
         if node.life != life:
             return
         now, number = self.events.now, node.number
-        node.placement = node.shards.look(now, len(self.gossip.links[number]))
+        node.placement = node.shards.look(now, {self.nodes[other].name: str(other) for other in self.gossip.links[number]})
         inside, wanted = self.gossip.inside[number], {0, *node.placement.listening}
         if inside != wanted:
             for shard in sorted(inside - wanted):
@@ -173,35 +178,32 @@ class Swarm:
                 self.gossip.join(number, shard)
             self.gossip.tidy(number)
         self._fetches.tidy(node)
-        hello = node.shards.hello_due(now)
-        if hello is not None:
-            self._publish(node, HELLO, hello, 0)
         if node.waiting is not None and node.placement.home is not None:
             body, node.waiting = node.waiting, None
-            self._publish(node, OFFER, body, node.placement.home)
+            self._publish(node, body, node.placement.home)
         self.events.after(LOOK_EVERY, self._look, node, life)
 
-    def _publish(self, node: Node, kind: str, body: bytes, shard: int) -> None:
+    def _publish(self, node: Node, body: bytes, shard: int) -> None:
         now = self.events.now
-        message = Message(node.seal(kind, body, now), shard, node.number, "offers" if kind == OFFER else "hellos", now)
+        message = Message(node.seal(OFFER, body, now), shard, node.number, "offers", now)
         self.gossip.publish(message)
-        if kind == OFFER:
-            self.tally.published.append(message)
-            self.tally.on_shard_0 += shard == 0
+        self.tally.published.append(message)
+        self.tally.on_shard_0 += shard == 0
 
     def _delivered(self, number: int, message: Message, via: int) -> bool:
         node, now = self.nodes[number], self.events.now
+        if node.lie is not None:
+            return True
         self.ledger.work["parsed"][number] += 1
         envelope = node.inbox.receive(message.frame, EPOCH + now, self.nodes[via].name)
         if not isinstance(envelope, Envelope):
             self.tally.refused[envelope.reason] += 1
             return envelope.reason.verdict.value == "accept"
-        if envelope.kind == HELLO:
-            hello = decode_hello(envelope.body)
-            if hello is not None:
-                node.shards.told(envelope.author, hello, now)
+        if envelope.kind != OFFER:
             return True
-        node.shards.heard(envelope.author, message.shard, now)
+        proved = node.reputation.proved(envelope.author)
+        if proved or node.shards.met.group(envelope.author) is not None:
+            node.shards.heard(envelope.author, message.shard, now, proven=proved)
         node.holders.heard(envelope.author)
         self.tally.ways.append(now - message.sent)
         found = offered_in(envelope)
@@ -231,7 +233,7 @@ class Swarm:
         if node.placement.home is None:
             node.waiting = body
         else:
-            self._publish(node, OFFER, body, node.placement.home)
+            self._publish(node, body, node.placement.home)
         node.gathering = Round(self.plan.wanted, self.plan.wanted - len(self._under_way[node.number]))
         self._fill(node)
         length = self.plan.period * node.rng.uniform(1 - JITTER, 1 + JITTER)
@@ -257,6 +259,8 @@ class Swarm:
         if here:
             node.held[fetch.item.id] = node.round
             sealed, arrived, _ = node.came.get(fetch.item.id, (now, now, 0))
+            if node.rng.random() < self.plan.useful:
+                node.reputation.vouch(fetch.item.author, 1, EPOCH + now)
             self.tally.obtained(arrived - sealed + now - fetch.since, now - sealed, fetch.item.size)
             if gathering is not None:
                 gathering.held += 1
