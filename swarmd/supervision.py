@@ -37,6 +37,24 @@ class Death:
         return 0.0 if self.deaths == 1 else min(LONGEST_BACKOFF, 2.0 ** (self.deaths - 1))
 
 
+class Deaths:
+    """Counts deaths in a row without a new round between them. A round that was lost and is run again is not new: a trainer that always
+    dies behind the same checkpoint would otherwise be started for ever.
+    """
+
+    def __init__(self) -> None:
+        self._furthest = 0  # the last round finished in any life
+        self._count = 0
+
+    def finished(self, round_number: int) -> None:
+        if round_number > self._furthest:
+            self._furthest, self._count = round_number, 0
+
+    def died(self, cause: str) -> Death:
+        self._count += 1
+        return Death(cause, self._count)
+
+
 class TrainerChild:
     """Runs `python -m swarmd.node` until it ends of its own accord, is told to stop, or dies too often.
 
@@ -63,8 +81,7 @@ class TrainerChild:
         self.ready = False  # the model is loaded, and rounds are run
         self._stopping = False
         self._told_to_stop = trio.Event()
-        self._deaths = 0
-        self._furthest = 0  # the last round finished in any life
+        self._deaths = Deaths()
         self._outbox = link.Outbox()
         self._wake = trio.Event()
 
@@ -96,11 +113,10 @@ class TrainerChild:
             status = await self._once()
             if self.finished or self._stopping or self.failed is not None:
                 return
-            self._deaths += 1
             cause = f"killed, for it was stuck: {self._stuck.cause}" if self._stuck is not None else _cause(status, self.log_file)
-            death = Death(cause, self._deaths)
-            if self._deaths >= HOPELESS:
-                self.failed = link.Failed(f"the trainer died {self._deaths} times in a row without finishing a new round: {death.cause}", 1)
+            death = self._deaths.died(cause)
+            if death.deaths >= HOPELESS:
+                self.failed = link.Failed(f"the trainer died {death.deaths} times in a row without finishing a new round: {death.cause}", 1)
                 return
             self.on_death(death)
             with trio.move_on_after(death.backoff):
@@ -167,8 +183,8 @@ class TrainerChild:
         match message:
             case link.Ready():
                 self.ready = True
-            case link.RoundDone() if message.line["round"] > self._furthest:  # not one that was lost and is run again
-                self._furthest, self._deaths = message.line["round"], 0
+            case link.RoundDone():
+                self._deaths.finished(message.line["round"])
             case link.Failed():
                 self.failed = message
             case link.Stopped():

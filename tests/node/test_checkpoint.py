@@ -184,7 +184,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_older_one_used(tmp_path: Path
             manifest["files"]["policy.bin"] = None
             (newest / "manifest.json").write_text(json.dumps(manifest))
         case "deep":
-            (newest / "manifest.json").write_text('{"schema": 1, "files": ' + "[" * 200_000)
+            (newest / "manifest.json").write_text('{"schema": 1, "more": ' + "[" * 200_000)
         case "another round":
             written(newest, "run.msgpack", msgspec.msgpack.encode(state(9)))
         case "outside":

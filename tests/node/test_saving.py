@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from p2p.identity import Identity
@@ -205,12 +204,11 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(tmp_path: Path) ->
 
 
 def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_path: Path) -> None:
-    """Its manifest is right, as who can write there can make it; its random state is none."""
+    """Its manifest is right, as who can write there can make it; its weights are none."""
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, _):
         trainer.run()
     folder = tmp_path / "checkpoints" / "round-00000002"
-    run = msgspec.msgpack.decode((folder / "run.msgpack").read_bytes())
-    written(folder, "run.msgpack", msgspec.msgpack.encode({**run, "task_rng": [3, [1, 2, 3], None]}))
+    written(folder, "weights.safetensors", b"nonsense" * 100)
     with trainer_in(tmp_path, 2) as (trainer, daemon):
         assert trainer.round == 1
         daemon.sendall(link.pack(link.Stop()))

@@ -11,7 +11,7 @@ import trio
 from p2p.identity import Identity
 from swarmd import link
 from swarmd.config import NodeConfig
-from swarmd.supervision import Death, TrainerChild
+from swarmd.supervision import HOPELESS, Death, Deaths, TrainerChild
 from swarmd.watchdog import Patience, Stuck, Watchdog
 
 TRAINING, ALIVE, ROUND = link.State("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
@@ -106,6 +106,18 @@ def test_a_slow_start_is_not_silence() -> None:
     assert daemon.wait(290) is None
     late = daemon.wait(3600)
     assert late is not None and not late.hopeless
+
+
+def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> None:
+    deaths = Deaths()
+    counts = []
+    for _ in range(HOPELESS):
+        for number in (11, 12, 13):  # lost each time, and run again
+            deaths.finished(number)
+        counts.append(deaths.died("out of memory").deaths)
+    assert counts == [1, 2, 3, 4, 5]
+    deaths.finished(14)
+    assert deaths.died("out of memory").deaths == 1
 
 
 @pytest.mark.slow
