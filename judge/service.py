@@ -117,8 +117,8 @@ class JudgeService:
         if wait := self._buckets.wait(signed.peer, self._monotonic()):
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
-        await self.expire()
         asker = Asker(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)
+        await self.expire()
         now = self._monotonic()
         outcome = self._sessions.ask(signed.peer, asker, now)
         if isinstance(outcome, Refusal):

@@ -174,18 +174,14 @@ class Store:
         """Record questions that were not answered in time: they count as wrong."""
         with self._write():
             for question in questions:
-                peer = self._db.execute(
-                    "UPDATE peers SET unanswered = unanswered + 1 WHERE peer = ? RETURNING answered + unanswered AS number, reward",
-                    (question.peer,),
-                ).fetchone()
                 done = self._db.execute(
-                    "UPDATE evaluations SET state = 'unanswered', number = ?, reward = 0, reason = ?, total = ? "
-                    "WHERE id = ? AND state = 'open'",
-                    (peer["number"], LAPSED, peer["reward"], question.id),
+                    "UPDATE evaluations SET state = 'unanswered', reward = 0, reason = ?, (number, total) = "
+                    "(SELECT answered + unanswered + 1, reward FROM peers WHERE peer = ?) WHERE id = ? AND state = 'open'",
+                    (LAPSED, question.peer, question.id),
                 )
-                if done.rowcount != 1:
-                    raise sqlite3.IntegrityError(f"evaluation {question.id} is not open")
-                self._place(question.peer)
+                if done.rowcount == 1:
+                    self._db.execute("UPDATE peers SET unanswered = unanswered + 1 WHERE peer = ?", (question.peer,))
+                    self._place(question.peer)
 
     def _place(self, peer: str) -> Tally:
         """The tally of its newest questions; its place on the board follows from it."""

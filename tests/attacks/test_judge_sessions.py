@@ -16,7 +16,8 @@ import httpx2
 import pytest
 import trio
 
-from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS, RECORD_ANSWERS
+from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS
+from judge.leaderboard import LISTED_ANSWERS
 from swarmd.tasks.curriculum import TINY_9
 from tests.judge.peers import SigningPeer
 from tests.judge.test_serving import serving
@@ -54,7 +55,7 @@ async def play(url: str, keys: int, networks: int) -> dict[str, Any]:
         town = Town(url, http)
         known = [SigningPeer(60_000 + number, url) for number in range(KNOWN)]
         for peer in known:
-            for _ in range(RECORD_ANSWERS):
+            for _ in range(LISTED_ANSWERS):
                 assert await town.evaluate(peer, 0)
         silent: Counter[int] = Counter()
         served: Counter[bool] = Counter()
