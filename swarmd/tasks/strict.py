@@ -4,7 +4,6 @@ ReasoningGYM pays for decimals that are off by one in the last decimal place, fo
 for whatever stands behind a LaTeX fraction.
 """
 
-import ast
 import re
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, localcontext
@@ -23,7 +22,7 @@ def is_decimal(answer: str, expression: str, precision: int, generated: str) -> 
     """
     if not _NUMBER.fullmatch(answer):
         return False
-    exact = _value(ast.parse(expression, mode="eval").body)
+    exact = _value(expression)
     with localcontext(Context(prec=precision, rounding=ROUND_HALF_UP, traps=[InvalidOperation])):
         rounded = Decimal(exact.numerator) / Decimal(exact.denominator)
     return Decimal(answer) in (rounded, Decimal(generated))
@@ -43,21 +42,37 @@ def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
     return found is not None and [int(n) for n in found.groups() if n] == [numerator, denominator]
 
 
-def _value(node: ast.AST) -> Fraction:
-    """Of an expression that a generator wrote: numbers, signs, the four operations."""
-    if isinstance(node, ast.UnaryOp):
-        value = _value(node.operand)
-        return -value if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.Constant):
-        return Fraction(str(node.value))
-    assert isinstance(node, ast.BinOp), "ReasoningGYM writes nothing else"
-    left, right = _value(node.left), _value(node.right)
-    match node.op:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-    assert isinstance(node.op, ast.Div)
-    return left / right
+def _value(expression: str) -> Fraction:
+    """Of what a generator wrote: numbers, signs, the four operations, parentheses.
+
+    Python's own parser is shut out of the process that marks (containment.py).
+    """
+    return _sum(re.findall(r"[\d.]+|[-+*/()]", expression)[::-1])
+
+
+def _sum(left: list[str]) -> Fraction:
+    """left: what is still to be read, the next one last."""
+    value = _product(left)
+    while left and left[-1] in "+-":
+        sign = left.pop()
+        value += _product(left) if sign == "+" else -_product(left)
+    return value
+
+
+def _product(left: list[str]) -> Fraction:
+    value = _factor(left)
+    while left and left[-1] in "*/":
+        sign, factor = left.pop(), _factor(left)
+        value = value * factor if sign == "*" else value / factor
+    return value
+
+
+def _factor(left: list[str]) -> Fraction:
+    sign = left.pop()
+    if sign == "-":
+        return -_factor(left)
+    if sign != "(":
+        return Fraction(sign)
+    value = _sum(left)
+    left.pop()  # its closing one
+    return value
