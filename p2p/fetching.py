@@ -5,6 +5,7 @@ and the blob; length zero where it is not at hand. A peer that knows no such que
 """
 
 import logging
+import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
@@ -191,6 +192,8 @@ class Fetcher:
                 settled = trio.Event()
                 nursery.start_soon(ask, holder, settled)
                 hopeless = told.get(holders[0]) is Said.NO
+                if hopeless and nursery.cancel_scope.deadline == math.inf:
+                    nursery.cancel_scope.deadline = trio.current_time() + AGAIN  # for all others together
                 with trio.move_on_after(min(HOPELESS, self._hedge) if hopeless else self._hedge):
                     await settled.wait()
         return found
