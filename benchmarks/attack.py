@@ -2,7 +2,7 @@
 
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
-NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring, poisoner,
+NAME is one of liar, flooder, replayer, forger, sybil, eclipse, slow, bomb, names, oversized, scoring, poisoner, phantom,
 unserved, or, against a judge, judge-readers, judge-board, judge-sessions.
 `python -m benchmarks.attack NAME --help` lists its options. The figures as a table: docs/admission.md, docs/judge-protocol.md.
 With --json the last line is one object:

@@ -235,7 +235,7 @@ def test_the_identity_is_shown_and_backed_up_once(run: Run, tmp_path: Path) -> N
 
 def test_tasks_are_listed_and_shown(run: Run) -> None:
     listed = json.loads(run("task", "list", "--json").out)
-    assert [one["name"] for one in listed["curricula"]] == ["sapo-9", "tiny-9"]
+    assert [one["name"] for one in listed["curricula"]] == ["sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict"]
     assert len(run("task", "list", "--curriculum", "tiny-9").out.splitlines()) == 9
     shown = json.loads(run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9", "--json").out)
     assert shown["question"] in run("task", "show", "binary_matrix", "7", "--curriculum", "tiny-9").out

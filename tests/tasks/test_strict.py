@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 
 import pytest
 
@@ -24,7 +24,8 @@ def share(name: str, specialty: str, answer: Answer, count: int = 120) -> float:
 
 
 def off_by_one(task: Task, rng: random.Random) -> str:
-    return str(Decimal(task.entry["answer"]) + rng.choice((1, -1)) * Decimal(10) ** -task.entry["metadata"]["decimal_places"])
+    with localcontext(Context(prec=50)):  # the generator leaves its own precision behind in the thread's context
+        return str(Decimal(task.entry["answer"]) + rng.choice((1, -1)) * Decimal(10) ** -task.entry["metadata"]["decimal_places"])
 
 
 def any_variable(task: Task, _: random.Random) -> str:
