@@ -5,7 +5,6 @@ and the blob; length zero where it is not at hand. A peer that knows no such que
 """
 
 import logging
-import math
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
@@ -184,6 +183,8 @@ class Fetcher:
                         found = blob
                         self._store.put(blob)
                         nursery.cancel_scope.cancel()
+                    elif holder == holders[0] and told.get(holder) is Said.NO:
+                        nursery.cancel_scope.deadline = trio.current_time() + AGAIN  # for all others together
                 finally:
                     settled.set()
 
@@ -192,8 +193,6 @@ class Fetcher:
                 settled = trio.Event()
                 nursery.start_soon(ask, holder, settled)
                 hopeless = told.get(holders[0]) is Said.NO
-                if hopeless and nursery.cancel_scope.deadline == math.inf:
-                    nursery.cancel_scope.deadline = trio.current_time() + AGAIN  # for all others together
                 with trio.move_on_after(min(HOPELESS, self._hedge) if hopeless else self._hedge):
                     await settled.wait()
         return found

@@ -58,7 +58,7 @@ class Gatherer:
         self._member, self._board, self._wanted, self._specialties = member, board, wanted, specialties
         self._hand_on, self._clock, self._rng, self._choice = hand_on, clock, rng, choice
         self._serving = serving or Serving(wanted)
-        self._missing = wanted  # rollouts of this round that are neither here nor on their way
+        self._wanting = wanted  # rollouts of this round that are not here yet
         self._under_way: dict[bytes, _Fetch] = {}
         self._nursery: trio.Nursery | None = None
         self.gathered, self.missed = 0, 0
@@ -81,7 +81,7 @@ class Gatherer:
             return
         if self._board.add(offered) < len(offered):
             self._member.report(envelope.author, Reason.UNKNOWN_TASK)
-        if envelope.established:  # newcomers' wait for the next choice: a crowd of them does not keep us choosing
+        if envelope.established and self._places() > 0:  # newcomers' wait for the next choice: a crowd of them does not keep us choosing
             self._fill()
 
     def next_round(self) -> None:
@@ -95,7 +95,7 @@ class Gatherer:
         for fetch in self._under_way.values():
             if now - fetch.since >= AT_LEAST or self._board.too_old(fetch.item):
                 fetch.scope.cancel()
-        self._missing = max(0, self._wanted - sum(not fetch.scope.cancel_called for fetch in self._under_way.values()))
+        self._wanting = self._wanted
         self._fill()
 
     @property
@@ -113,13 +113,23 @@ class Gatherer:
                 "bytes_in": fetched, "bytes_out": sent}  # fmt: skip
 
     def _fill(self) -> None:
-        if self._nursery is None or self._missing <= 0:
+        """Give the round's places to authors that serve, and try out beside them those who did not (`Serving.on_trial`)."""
+        if self._nursery is None:
             return
-        now = self._clock()
-        for item in self._board.choose(self._missing, self._rng, partial(self._serving.choose, choice=self._choice, now=now)):
-            self._missing -= 1
+        now, tried = self._clock(), self._tried()
+        choice = partial(self._serving.choose, choice=self._choice, now=now, tried=tried)
+        for item in self._board.choose(self._places(), self._rng, choice):
             fetch = self._under_way[item.id] = _Fetch(item, trio.CancelScope(), now, {})
             self._nursery.start_soon(self._gather, fetch)
+
+    def _places(self) -> int:
+        """Of the round, which nobody's rollout has and none is on its way to."""
+        return self._wanting - sum(not fetch.scope.cancel_called for fetch in self._under_way.values()) + self._tried()
+
+    def _tried(self) -> int:
+        """Fetches under way of authors on trial."""
+        under_way = self._under_way.values()
+        return sum(not fetch.scope.cancel_called and self._serving.on_trial(fetch.item.author) for fetch in under_way)
 
     async def _gather(self, fetch: _Fetch) -> None:
         item, blob = fetch.item, None
@@ -132,12 +142,13 @@ class Gatherer:
         if blob is not None and self._take(item, blob):
             if fetch.says.get(item.author, Said.NO) is not Said.NO:  # else it was here, or others had it: no credit to the author
                 self._serving.served(item.author, self._clock())
+            self._wanting -= 1
+            self._fill()
             return
         self.missed += 1
         if blob is None:
             self._unserved(fetch)
         if not fetch.scope.cancelled_caught:
-            self._missing += 1
             self._fill()
 
     def _unserved(self, fetch: _Fetch) -> None:

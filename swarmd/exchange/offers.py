@@ -168,10 +168,9 @@ class Board:
         return len(good)
 
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
-        """At most `count`, which are then off the board. One of those with the same author and task: they are the same experience."""
+        """What `choice` says, which is then off the board. One of those with the same author and task: they are the same experience."""
         distinct = {(item.author, item.ref): item for _, item in self._offered.values()}
-        picked = choice(list(distinct.values()), count, rng) if count > 0 else ()
-        chosen = [replace(item, heard=self._offered[item.id][0]) for item in picked]
+        chosen = [replace(item, heard=self._offered[item.id][0]) for item in choice(list(distinct.values()), max(0, count), rng)]
         for item in chosen:
             self._drop(item.id)
             self._taken[item.id] = None

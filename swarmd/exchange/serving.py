@@ -8,6 +8,9 @@ a while, each time for twice as long. One rollout that it serves ends that.
   did, so that it is not our own line: HARD. It could not be reached: SOFT, for it may be behind NAT, and others did not happen to fetch
   this one; or it may be gone.
 - Fetches that were under way together count once: a node that is restarted, or leaves, has failed once and not four times.
+- An author that has served, or has standing, and then failed is on trial until it serves again. The places of a round go to the others.
+  It is fetched from beside them, once a round, and more often only where the others leave places free. So what it offers in vain costs
+  nobody a place, and one that was restarted is back after one rollout.
 - An author that has no standing and that we never saw serve is a stranger. New names cost nothing, so strangers have a credit in common
   besides their own. Where it is gone, and somebody serves, they get a quarter of a round together, one rollout of each. In a swarm where
   all serve, nothing of this changes the choice.
@@ -49,15 +52,17 @@ class Serving:
     """wanted: rollouts of a round. has_standing: whether the author has earned it (`p2p.reputation`): then it has served us before."""
 
     def __init__(self, wanted: int, has_standing: Callable[[PeerId], bool] = lambda _: False) -> None:
-        self._has_standing = has_standing
+        self._wanted, self._has_standing = wanted, has_standing
         self._served_at = -math.inf  # when anybody served anything
         self._share = max(1, int(PLACES * wanted))
         self._places = self._share  # for strangers, in this round
         self._strangers = STRANGERS
         self._authors: OrderedDict[PeerId, _Record] = OrderedDict()
+        self._tried: set[PeerId] = set()  # in this round, of those on trial
 
     def next_round(self) -> None:
         self._places = self._share
+        self._tried.clear()
 
     def served(self, author: PeerId, now: float) -> None:
         self._served_at = now
@@ -98,13 +103,29 @@ class Serving:
         record = self._authors.get(author)
         return (record is not None and record.failing) or (self._strangers == 0 and not self.serves(author))
 
+    def on_trial(self, author: PeerId) -> bool:
+        """It served, or has standing, and failed since."""
+        record = self._authors.get(author)
+        return record is not None and record.serves and record.failing
+
     def aside(self, now: float) -> int:
         """How many authors are set aside."""
         return sum(now < record.again_at for record in self._authors.values())
 
-    def choose(self, offered: Sequence[Offered], count: int, rng: random.Random, choice: Choice, now: float) -> Sequence[Offered]:
-        """At most `count`: by `choice` from all that are not set aside, or first of all from those who serve."""
-        good = [item for item in offered if (known := self._authors.get(item.author)) is None or now >= known.again_at]
+    def choose(
+        self, offered: Sequence[Offered], count: int, rng: random.Random, choice: Choice, now: float, tried: int = 0
+    ) -> Sequence[Offered]:
+        """At most `count` by `choice` for the round's places, and beside them some of those on trial, of whom `tried` are under way.
+
+        For the places: from all that are neither set aside nor on trial, or first of all from those who serve.
+        """
+        back = [item for item in offered if (known := self._authors.get(item.author)) is None or now >= known.again_at]
+        good = [item for item in back if not self.on_trial(item.author)]
+        chosen = self._for_places(good, count, rng, choice)
+        trials = [item for item in back if self.on_trial(item.author)] if len(good) < len(back) else []
+        return [*chosen, *self._try_out(trials, count - len(chosen) - tried, self._wanted - tried, rng, choice)]
+
+    def _for_places(self, good: Sequence[Offered], count: int, rng: random.Random, choice: Choice) -> Sequence[Offered]:
         if self._strangers > 0 or not any(map(self.serves, self._authors)):
             return choice(good, count, rng)
         serving = [item for item in good if self.serves(item.author)]
@@ -112,6 +133,15 @@ class Serving:
         few = choice(rng.sample(strangers, min(len(strangers), self._places, count)), count, rng)
         self._places -= len(few)
         return [*few, *choice(serving, count - len(few), rng)]
+
+    def _try_out(self, trials: list[Offered], free: int, count: int, rng: random.Random, choice: Choice) -> Sequence[Offered]:
+        """One of each that was not tried in this round, and more if the others leave so many places free; at most `count`."""
+        rng.shuffle(trials)
+        untried = {item.author: item for item in trials if item.author not in self._tried}
+        chosen = choice(list(untried.values()), max(0, count), rng)
+        self._tried.update(item.author for item in chosen)
+        more = min(free, count) - len(chosen)
+        return [*chosen, *choice([item for item in trials if untried.get(item.author) is not item], more, rng)] if more > 0 else chosen
 
     def _record(self, author: PeerId) -> _Record:
         record = self._authors.get(author)
@@ -121,5 +151,3 @@ class Serving:
         if len(self._authors) > AUTHORS:
             self._authors.popitem(last=False)
         return record
-
-

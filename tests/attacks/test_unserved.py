@@ -111,7 +111,7 @@ def in_memory(how: str, honest: int, standing: bool, seconds: float, seed: int =
 
 
 def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float:
-    return fmean(count for at, count in got if since < at <= until)
+    return fmean(min(count, WANTED) for at, count in got if since < at <= until)  # what came beside the places of a round fills no other
 
 
 def told(
@@ -175,11 +175,11 @@ def test_honest_nodes_keep_their_rollouts_where_nobody_has_standing(honest: int,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("honest, how, seconds", [(2, "deny", 60.0), (2, "silent", 80.0)])
-def test_offerers_lose_their_standing_within_two_minutes(honest: int, how: str, seconds: float) -> None:
-    found = in_memory(how, honest, True, seconds)
-    assert 0 < found["standing_lost_after"] < seconds - 5
-    assert how == "silent" or found["lost"] < 0.2  # a silent one takes longer to be told from a slow one
+@pytest.mark.parametrize("how, seconds, lost", [("deny", 60.0, 0.05), ("silent", 120.0, 0.35)])
+def test_offerers_lose_their_standing_within_two_minutes(how: str, seconds: float, lost: float) -> None:
+    """A silent one takes longer to be told from a slow one: what is lost is lost in the first half minute."""
+    found = in_memory(how, 2, True, seconds)
+    assert 0 < found["standing_lost_after"] < seconds - 5 and 0 <= found["lost"] < lost
 
 
 def figures(argv: Sequence[str] | None = None) -> Mapping[str, float]:

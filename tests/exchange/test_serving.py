@@ -71,6 +71,24 @@ def test_one_in_four_as_behind_nat_is_enough() -> None:
         assert aside < 400
 
 
+def test_one_that_failed_holds_no_place_of_the_round_until_it_serves_again() -> None:
+    serving, items = Serving(4), offered(A, *range(40)) + offered(B, *range(8))
+    for author in (A, B):
+        serving.served(author, 0.0)
+    fail(serving, A, 1, 1.0)
+
+    def authors(count: int, tried: int = 0) -> list[PeerId]:
+        return [item.author for item in serving.choose(items, count, random.Random(0), uniform, 2.0, tried)]
+
+    assert authors(4, tried=4) == [B] * 4
+    assert authors(4) == [B] * 4 + [A] and authors(0) == []  # beside them, once a round
+    assert authors(10) == [B] * 8 + [A] * 2 and authors(10, tried=1) == [B] * 8 + [A]  # and where the others leave places free
+    serving.next_round()
+    assert authors(0) == [A]
+    serving.served(A, 3.0)
+    assert not serving.on_trial(A) and len(authors(4)) == 4
+
+
 def test_new_names_together_get_a_quarter_of_a_round_once_they_have_not_served() -> None:
     serving, new = Serving(4), [PeerId(f"n{n}") for n in range(100)]
     serving.served(A, 0.0)

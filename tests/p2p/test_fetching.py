@@ -271,3 +271,14 @@ async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(a
     peers = Peers(a=lambda: answer([None]), b=silent)
     start = trio.current_time()
     assert await peers.fetch([A, B]) is None and trio.current_time() - start < 1.5  # a silent one does not keep the place
+
+
+@pytest.mark.trio
+async def test_nor_where_the_likeliest_says_so_after_all_were_asked(autojump_clock: trio.testing.MockClock) -> None:
+    async def late() -> bytes:
+        await trio.sleep(3)
+        return answer([None])
+
+    peers = Peers(a=late, b=silent)
+    start = trio.current_time()
+    assert await peers.fetch([A, B]) is None and trio.current_time() - start < 3 + AGAIN + 0.1
