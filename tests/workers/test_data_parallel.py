@@ -90,7 +90,8 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(tmp_path:
             pids += trainers.pids
             assert trainers.alive == 2 and shared.version == alone.version == number + 1
             assert [r.tokens for r in reports] == [reports[0].tokens] * 2
-            assert reports[1].loss == pytest.approx(reports[0].loss, abs=1e-6)
+            # After the first step the weights differ by rounding, some 2e-6 a step, and another processor rounds otherwise.
+            assert reports[1].loss == pytest.approx(reports[0].loss, abs=1e-6 if number == 0 else 1e-5)
             assert reports[1].entropy == pytest.approx(reports[0].entropy, rel=1e-4)
             if number == 0:  # later ones start from weights that differ by rounding
                 assert float((gradients["one"] - gradients["two"]).abs().max()) <= 1e-6 * max(1.0, float(gradients["one"].norm()))
