@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarmd.view import View, round_sentence, state_sentence, who
+from swarmd.view import View, many, round_sentence, state_sentence, who
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Journal:
         more += [f"{self._rounds} rounds since the last line"] if self._rounds > 1 else []
         more += [f"saved up to round {saved}"] if (saved := self._document.get("saved")) else []
         judge = self._document.get("judge") or {}
-        more += [f"judged {judge['score']:.3f} over {judge['n']} questions"] if judge.get("score") is not None else []
+        more += [f"judged {judge['score']:.3f} over {many(judge['n'], 'question')}"] if judge.get("score") is not None else []
         log.info("%s", "; ".join(more))
         self._rounds, self._last, self._minute = 0, None, self._clock()
 

@@ -228,7 +228,7 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
 
 def judge_words(judge: Mapping[str, Any]) -> str:
     """The score, and why there is no newer one."""
-    grade = f"score {judge['score']:.3f} over {judge['n']} questions" if judge.get("score") is not None else "no score yet"
+    grade = f"score {judge['score']:.3f} over {many(judge['n'], 'question')}" if judge.get("score") is not None else "no score yet"
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
     whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
     facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")
