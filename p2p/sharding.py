@@ -94,10 +94,9 @@ class Sharding:
         if self._shards is None:
             self.heard_at = self._clock()
             return
-        proved = self._proved(envelope.author)
-        if proved or self._shards.met.group(envelope.author) is not None:
-            self.heard_at = self._clock()
-            self._shards.heard(envelope.author, shard, self.heard_at, proven=proved)
+        now = self._clock()
+        if self._shards.heard(envelope.author, shard, now, proven=self._proved(envelope.author)):
+            self.heard_at = now
 
     def size(self) -> float | None:
         """How many nodes the swarm has, as far as we know; None where we do not count."""

@@ -9,10 +9,12 @@ experience crosses the whole swarm. While all fit into little more than two shar
 one, who know each other already, and nodes that differ a little about K differ about few shards. K is taken from a ladder of small steps.
 
 **Size.** A node counts the authors at home (`p2p.headcount`: connected or proven useful, no others); that, divided by its home's share of
-all numbers, is its own estimate. It asks one connected member every ASK_EVERY seconds for his. The lower median of its own and theirs is
-the size: nobody is heard whom it is not connected to, and all of one network group together have one vote. A node goes by that once it
-has counted for COUNTED seconds, heeds nobody who says more than TRUST times or less than 1 / TRUST of its own count, and moves K once in
-PACE seconds, by at most a factor STEP. While all that it hears on shard 0 are connected to it, it stays there.
+all numbers, is its own estimate. It asks one connected member every ASK_EVERY seconds for his, and an author heard at home that it never
+met: who answers was connected to, and counts from then on. The lower median of its own estimate and theirs is the size: nobody is heard
+whom it is not connected to, and all of one network group together have one vote. A node goes by that once it has counted for COUNTED
+seconds, heeds nobody who says more than TRUST times or less than 1 / TRUST of its own count, and moves K once in PACE seconds, by at most a
+factor STEP, and only as far as 1 / SURE to SURE times its own count asks for. While all that it hears on shard 0 are connected to it, it
+stays there.
 
 **Where the others are.** Newcomers, and nodes that were left behind, have no count that says where the others are. Where most of the
 connected members say another K, a node listens at the home it would have there, and moves when it hears more of those who count there
@@ -38,6 +40,7 @@ ESTIMATE_VERSION = 1
 ASK_EVERY = 10.0  # seconds between two questions of one node
 WINDOW = 120.0  # seconds for which an answer counts
 KEPT_ANSWERS = 512  # peers
+KEPT_STRANGERS = 256  # authors that we heard where we have or seek our home, and never met
 MAX_SIZE = 10_000_000
 MAX_SHARDS = 2**15  # then every number is below 2^16
 
@@ -53,6 +56,7 @@ ROVE = 240.0  # seconds at one place, from half of it to one and a half
 BRIDGE = 60.0  # seconds for which a node goes on listening at the home that it left
 COUNTED = 150.0  # seconds at one home after which the count there is trusted
 TRUST = 3.0
+SURE = 1.5  # times our own count, beyond which the others' word does not move K
 PULL = 0.2  # of its own count that a node puts to the others' estimates, every ASK_EVERY seconds
 STEP = 2.0  # by which K changes at once, at most …
 PACE = 60.0  # … and seconds until it may again
@@ -141,7 +145,7 @@ class Placement:
 class Shards:
     """Where one node is.
 
-    Call `look` every few seconds, then ask `whom` it names; `heard` for each set of rollouts or offer admitted whose author counts.
+    Call `look` every few seconds, then ask `whom` it names; `heard` for each set of rollouts or offer admitted.
     """
 
     def __init__(self, rng: random.Random, now: float, *, authors: float | None = None, shards: int = 1) -> None:
@@ -154,6 +158,7 @@ class Shards:
         self._at = shard_at(self._number, shards)  # the home
         self._counts = {place: Headcount(now) for place in (0, self._at)}  # of each shard that we are in
         self.met = Met()
+        self._strangers: dict[PeerId, None] = {}  # neither met nor asked; newest last
         self._ours: float | None = None  # the swarm's size by our own count, when we last had counted for long enough
         self._agreed: float | None = None  # … and drawn to what the others say
         self._agreed_at = now
@@ -168,24 +173,38 @@ class Shards:
         self._waited = False
         self._aimed: tuple[int, float] | None = None  # the K whose home we listen at, and until when
 
-    def heard(self, author: PeerId, shard: int, now: float, *, proven: bool) -> None:
-        """Something was admitted in this shard, of an author that counts: we met it, or it proved useful."""
-        if shard in self._counts:
+    def heard(self, author: PeerId, shard: int, now: float, *, proven: bool) -> bool:
+        """Something was admitted in this shard. Whether its author counts: we met it, or it proved useful."""
+        met = self.met.group(author) is not None
+        sought = shard_at(self._number, self._aimed[0]) if self._aimed is not None else self._at
+        if not met and shard == sought:
+            self._strangers.pop(author, None)
+            self._strangers[author] = None
+            if len(self._strangers) > KEPT_STRANGERS:
+                del self._strangers[next(iter(self._strangers))]
+        if (met or proven) and shard in self._counts:
             self._counts[shard].heard(author, now, proven=proven)
+        return met or proven
 
     def whom(self, now: float) -> Sequence[PeerId]:
-        """Which of the connected peers to ask the QUESTION now: first those that were not asked lately. A newcomer asks some at once."""
+        """Whom to ask the QUESTION now: of the connected peers those that were not asked lately, and a stranger, whom we meet that way. A
+        newcomer asks some at once.
+        """
         if self._settled and now < self._ask_at:
             return ()
         self._ask_at = now + ASK_EVERY * self._rng.uniform(0.5, 1.5)
         peers = self._rng.sample(sorted(self.met.connected), len(self.met.connected))
         peers.sort(key=lambda peer: self._told[peer][0] if peer in self._told else 0.0)
-        return peers[: 1 if self._settled else ASK]
+        strangers = [author for author in self._strangers if self.met.group(author) is None]
+        chosen = self._rng.sample(strangers, min(1, len(strangers)))
+        for author in chosen:
+            del self._strangers[author]
+        return [*peers[: 1 if self._settled else ASK], *chosen]
 
     def answer(self, now: float) -> bytes:
-        """What to say to a peer's QUESTION: an estimate, or nothing while we have not counted ourselves."""
+        """What to say to a peer's QUESTION: an estimate, or nothing while we have not counted ourselves or look for another home."""
         size = min(MAX_SIZE, round(self.size(now)))
-        return encode_estimate(Estimate(size, self.shards)) if self._ours is not None else b""
+        return encode_estimate(Estimate(size, self.shards)) if self._ours is not None and self._aimed is None else b""
 
     def answered(self, peer: PeerId, answer: bytes, now: float) -> None:
         """What a peer said to our QUESTION. Its latest counts."""
@@ -297,9 +316,10 @@ class Shards:
             return
         if goal is not None and not self._waited:  # now it knows where to listen, and has to find somebody there
             self._waited, self._patience = True, now + self._rng.uniform(*PATIENCE)
-        ignorant = sum(estimate is None for _, estimate in self._told.values())
-        knows = any(estimate is not None for estimate in self._votes(now))
-        self._settled = now >= self._patience or (goal is None and (ignorant >= FEW or knows))
+        votes = self._votes(now)
+        one = all(estimate is None or estimate.shards == 1 for estimate in votes)  # nobody knows of more
+        enough = len(votes) >= min(FEW, len(self.met.connected)) > 0
+        self._settled = now >= self._patience or (goal is None and one and enough)
 
     def _decide(self, now: float, goal: int | None) -> None:
         """Change K where the size asks for it, or where all others have another."""
@@ -315,6 +335,7 @@ class Shards:
         size = self.size(now)
         if self._ours is None or (self._at == 0 and self._home.apart(now, self.met.connected) == 0):
             return  # newcomers go where they hear somebody; who is connected to all needs no shards
+        size = min(self._ours * SURE, max(self._ours / SURE, size))
         wanted = self.shards
         if not self._fits(size, self.shards):
             wanted = shards_of(size, self._authors)
@@ -370,4 +391,5 @@ class Shards:
         self.shards, self._stepped = shards, now
         if self._at != left:
             self._left = (left, now + BRIDGE) if left else None
+            self._strangers.clear()
             self._counts.setdefault(self._at, Headcount(now))

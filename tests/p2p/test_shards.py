@@ -102,6 +102,10 @@ class Swarm:
                         if other != name:
                             self.hear(other, name, home)
                 for peer in node.whom(self.now):
+                    if peer not in self.liars and peer not in self.nodes:
+                        continue  # it has left
+                    if peer not in self.connected[name]:
+                        node.met.look({**self.connected[name], peer: f"group of {peer}"}, self.now)
                     answer = self.liars[peer] if peer in self.liars else self.nodes[peer].answer(self.now)
                     node.answered(peer, answer, self.now)
 
@@ -111,9 +115,7 @@ class Swarm:
         if self.rng.random() < 0.1:
             self.useful[name] |= {author} if self.rng.random() < 0.5 else set()
             node.met.look({**self.connected[name], author: f"group of {author}"}, self.now)
-        proven = author in self.useful[name]
-        if proven or node.met.group(author) is not None:
-            node.heard(author, shard, self.now, proven=proven)
+        node.heard(author, shard, self.now, proven=author in self.useful[name])
         self.heard[name] += 1
 
     def reset(self) -> None:
@@ -371,6 +373,35 @@ def test_liars_who_are_a_quarter_of_everybodys_connections_move_little(lie: Esti
     swarm.lie(6, encode_estimate(lie))
     swarm.run(900)
     assert 1 / 1.5 <= mean(node.shards for node in swarm.nodes.values()) / before <= 1.5
+
+
+@pytest.mark.slow
+def test_a_lying_majority_without_authors_moves_the_mean_by_less_than_two_thirds() -> None:
+    swarm = Swarm(60)
+    swarm.run(1200)
+    before = mean(node.shards for node in swarm.nodes.values())
+    swarm.lie(60, encode_estimate(Estimate(250, 25)))
+    swarm.run(600)
+    assert 0.6 <= mean(node.shards for node in swarm.nodes.values()) / before <= 5 / 3
+
+
+def test_a_stranger_heard_at_home_is_asked_once_and_counts_when_it_is_met() -> None:
+    node, _, now = grown(10, 5)
+    home, stranger = node.look(now, crowd_of(40)).home, PeerId("stranger")
+    assert home is not None
+    assert not node.heard(stranger, home, now, proven=False)
+    asked = [peer for seconds in range(0, 60, 5) for peer in node.whom(now + seconds)]
+    assert asked.count(stranger) == 1
+    node.look(now, {stranger: "group s"})
+    assert node.heard(stranger, home, now, proven=False)
+
+
+def test_a_newcomer_that_hears_of_more_shards_does_not_go_by_the_first_who_says_one() -> None:
+    node, connected = Shards(random.Random(1), 0.0, authors=AUTHORS), crowd_of(COMPANY)
+    node.look(0.0, connected)
+    for peer, size, shards in (("1", 14, 1), ("2", 15, 1), ("3", 300, 30)):
+        node.answered(PeerId(peer), encode_estimate(Estimate(size, shards)), 1.0)
+        assert node.look(1.0, connected).home is None
 
 
 def test_a_home_where_a_useful_member_is_heard_is_not_left_for_a_crowd_that_is_not_useful() -> None:

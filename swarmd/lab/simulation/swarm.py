@@ -147,16 +147,19 @@ class Swarm:
     # Shards.
 
     def _ask(self, node: Node, life: int) -> None:
-        """It asks some of those that it is connected to what they take the swarm to be."""
+        """It asks some members what they take the swarm to be. Who is not connected is dialled, and hung up on a while later."""
         if node.life != life:
             return
         for name in node.shards.whom(self.events.now):
             other = self._numbers[name]
-            if other not in self.gossip.links[node.number]:
+            if not self.gossip.up(other):
                 continue
+            wait = self.gossip.connect(node.number, other, "visit")
+            if self.gossip.links[node.number].get(other) == "visit":
+                node.visits[other] = self.events.now
             self.ledger.bytes["questions"][other] += OPENING
             self.ledger.bytes["questions"][node.number] += OPENING
-            there_and_back = 4 * self.internet.way(node.number, other)
+            there_and_back = wait + 4 * self.internet.way(node.number, other)
             self.events.after(there_and_back, self._answered, node, life, self.nodes[other])
         self.events.after(LOOK_EVERY, self._ask, node, life)
 
@@ -201,9 +204,7 @@ class Swarm:
             return envelope.reason.verdict.value == "accept"
         if envelope.kind != OFFER:
             return True
-        proved = node.reputation.proved(envelope.author)
-        if proved or node.shards.met.group(envelope.author) is not None:
-            node.shards.heard(envelope.author, message.shard, now, proven=proved)
+        node.shards.heard(envelope.author, message.shard, now, proven=node.reputation.proved(envelope.author))
         node.holders.heard(envelope.author)
         self.tally.ways.append(now - message.sent)
         found = offered_in(envelope)
