@@ -1,8 +1,8 @@
 """From offers to rollouts, in the daemon: chooses what we will train on, fetches that alone, and hands it on as if it had been gossiped.
 
 Each round has a number of rollouts to gather. They are chosen from what is on offer when the round begins, uniformly; where that is too
-little, from what is offered while it lasts; and where nobody has one of them any more, another takes its place. So rollouts come while
-our own are being generated, and no round ever waits for them.
+little, from what is offered while it lasts; and where nobody has one of them any more, or it is late, another takes its place. So
+rollouts come while our own are being generated, and no round ever waits for them.
 """
 
 import logging
@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import trio
 
@@ -24,6 +23,7 @@ from swarmd.exchange.serving import HARD, Serving
 
 AT_LEAST = 5.0  # seconds a fetch may take though the round it was begun in is over: the rounds of a tiny model are shorter than a way
 DOUBTFUL = 2.0  # seconds a fetch may take where the author is doubtful (`Serving.doubtful`)
+LATE = 2.0  # seconds after which a fetch holds its place no longer: it goes on, and another author's is begun
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class _Fetch:
     scope: trio.CancelScope
     since: float  # seconds, the gatherer's clock
     says: Says  # what its holders said so far
+    late: bool = False  # it holds no place of the round any more
 
 
 class Gatherer:
@@ -116,20 +117,33 @@ class Gatherer:
         """Give the round's places to authors that serve, and try out beside them those who did not (`Serving.on_trial`)."""
         if self._nursery is None:
             return
-        now, tried = self._clock(), self._tried()
-        choice = partial(self._serving.choose, choice=self._choice, now=now, tried=tried)
-        for item in self._board.choose(self._places(), self._rng, choice):
+        now, under_way = self._clock(), self._alive()
+        late = {fetch.item.author for fetch in under_way if fetch.late}
+        tried = sum(self._serving.on_trial(fetch.item.author) for fetch in under_way)
+
+        def choose(offered: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
+            prompt = [item for item in offered if item.author not in late]
+            return self._serving.choose(prompt, count, rng, self._choice, now, tried)
+
+        for item in self._board.choose(self._places(), self._rng, choose):
             fetch = self._under_way[item.id] = _Fetch(item, trio.CancelScope(), now, {})
             self._nursery.start_soon(self._gather, fetch)
+            self._nursery.start_soon(self._wait, fetch)
 
     def _places(self) -> int:
-        """Of the round, which nobody's rollout has and none is on its way to."""
-        return self._wanting - sum(not fetch.scope.cancel_called for fetch in self._under_way.values()) + self._tried()
+        """Of the round, that nobody's rollout has, and on the way to which none is. Of a round at most twice its rollouts come."""
+        under_way = self._alive()
+        holding = sum(not fetch.late and not self._serving.on_trial(fetch.item.author) for fetch in under_way)
+        return max(0, min(self._wanting - holding, self._wanted + self._wanting - len(under_way)))
 
-    def _tried(self) -> int:
-        """Fetches under way of authors on trial."""
-        under_way = self._under_way.values()
-        return sum(not fetch.scope.cancel_called and self._serving.on_trial(fetch.item.author) for fetch in under_way)
+    def _alive(self) -> Sequence[_Fetch]:
+        return [fetch for fetch in self._under_way.values() if not fetch.scope.cancel_called]
+
+    async def _wait(self, fetch: _Fetch) -> None:
+        await trio.sleep(LATE)
+        if self._under_way.get(fetch.item.id) is fetch:
+            fetch.late = True
+            self._fill()
 
     async def _gather(self, fetch: _Fetch) -> None:
         item, blob = fetch.item, None

@@ -20,7 +20,7 @@ from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId, Reason, Unanswered
 from swarmd.exchange import offers, wire
-from swarmd.exchange.gathering import AT_LEAST, Gatherer
+from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer
 from swarmd.exchange.offers import Board
 from swarmd.exchange.serving import Serving
 from swarmd.exchange.swarm import RolloutExchange
@@ -176,6 +176,24 @@ async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio
         assert not b.got and b.gatherer.missed == 4
         await settled(5)
         assert len(b.rollouts()) == 4
+
+
+async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_under_way(autojump_clock: trio.testing.MockClock) -> None:
+    swarm = MemorySwarm()
+    authors, b = [join(swarm, n) for n in (1, 2, 3, 4)], join(swarm, 9)
+    slow(swarm, b, 7.0)
+    async with running(b):
+        authors[0].share(*range(8))
+        await settled(LATE / 2)
+        for n, author in enumerate(authors[1:], 1):
+            author.share(*range(10 * n, 10 * n + 8))
+        await settled(LATE / 2 - 0.1)
+        assert b.gatherer.document()["on_offer"] == 28
+        await settled(0.2)
+        assert b.gatherer.document()["on_offer"] == 24
+        await settled(7.5)
+        assert len(b.rollouts()) == 8 and b.gatherer.missed == 0 and b.gatherer.document()["on_offer"] == 24
+        assert sum(rollout.author == authors[0].id for rollout in b.rollouts()) == 4
 
 
 async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump_clock: trio.testing.MockClock) -> None:
