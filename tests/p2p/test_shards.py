@@ -377,7 +377,7 @@ def test_liars_who_are_a_quarter_of_everybodys_connections_move_little(lie: Esti
 
 @pytest.mark.slow
 def test_a_lying_majority_without_authors_moves_the_mean_by_less_than_two_thirds() -> None:
-    swarm = Swarm(60)
+    swarm = Swarm(60, 1)
     swarm.run(1200)
     before = mean(node.shards for node in swarm.nodes.values())
     swarm.lie(60, encode_estimate(Estimate(250, 25)))
