@@ -18,10 +18,10 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from benchmarks import workload
 from benchmarks.meter import Meter
 from benchmarks.pairs import Pairs, Plan, add_options, alternate, lengths_of, material, parser_of, plan_of, report, result
-from swarmd.policy.attention import adopt
-from swarmd.policy.decode import Sampling, decode_rows
-from swarmd.policy.device import seeded
-from swarmd.policy.prefix import SharedPrefix
+from swarmd.policy.attention.attention import adopt
+from swarmd.policy.inference.decode import Sampling, decode_rows
+from swarmd.policy.inference.prefix_cache import SharedPrefix
+from swarmd.policy.models.device import seeded
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 import trio
 
+from p2p.blobs.fetch import Want
 from p2p.engines import engine
-from p2p.fetching import Want
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.probe import lines, say
@@ -32,7 +32,7 @@ from p2p.types import Engine, Envelope, Handlers
 from swarmd.exchange import offers
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board
-from swarmd.exchange.swarm import RolloutExchange
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import SAPO_9
 from swarmd.types import Completion, Rollout, TaskRef
 

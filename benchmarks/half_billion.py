@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from benchmarks import workload
 from benchmarks.meter import Meter
 from p2p.types import PeerId
-from swarmd.config import NodeConfig
-from swarmd.policy.model import LanguagePolicy
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.types import Rollout, Scored, TaskRef
 
 CONFIGURATION: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json, as far as it shapes the network

@@ -15,13 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from swarmd.checkpoint import Checkpoints
-from swarmd.config import NodeConfig
-from swarmd.exchange.topic import curriculum_of
-from swarmd.policy.model import LanguagePolicy
+from swarmd.config.config import NodeConfig
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import HELD_OUT
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.types import TaskRef
 
 

@@ -26,9 +26,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from swarmd.config import NodeConfig
-from swarmd.policy.load import load_model
-from swarmd.policy.optimizer import MASTER, Optimizer
+from swarmd.config.config import NodeConfig
+from swarmd.policy.models.load import load_model
+from swarmd.policy.training.optimizer import MASTER, Optimizer
 
 
 def main() -> None:

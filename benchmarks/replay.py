@@ -29,15 +29,15 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from swarmd.config import NodeConfig
-from swarmd.exchange.swarm import RolloutExchange
-from swarmd.exchange.topic import curriculum_of, swarm_digest
-from swarmd.node import build
-from swarmd.policy.model import LanguagePolicy
-from swarmd.round import Node, run_round
+from swarmd.config.config import NodeConfig
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.trainer import build
 from swarmd.types import Task, TaskRef
 
 REACHED = 0.9  # of the plain side's gain: the target

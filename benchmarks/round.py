@@ -30,13 +30,13 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from swarmd.config import NodeConfig
-from swarmd.exchange.swarm import RolloutExchange
-from swarmd.exchange.topic import curriculum_of, swarm_digest
-from swarmd.node import build
-from swarmd.policy.model import LanguagePolicy
-from swarmd.round import Node, run_round
+from swarmd.config.config import NodeConfig
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.scoring import Verifier
+from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.trainer import build
 
 WARM_UP = 2  # rounds
 STAGES = ("generate", "score", "share", "collect", "train")

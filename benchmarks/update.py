@@ -28,9 +28,9 @@ from torch import Tensor
 from benchmarks import workload
 from benchmarks.meter import Meter
 from benchmarks.pairs import Pairs, Plan, add_options, alternate, lengths_of, material, parser_of, plan_of, report, result
-from swarmd.policy import losses
-from swarmd.policy.packing import Row
-from swarmd.policy.update import Learner, Learning
+from swarmd.policy.training import losses
+from swarmd.policy.training.learner import Learner, Learning
+from swarmd.policy.training.packing import Row
 
 BUDGET = 16_384
 RATE = 1e-6

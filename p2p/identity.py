@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from p2p import durable
 from p2p.errors import KeyFileCorrupt, KeyFileTooOpen, KeyFileUnusable, NoKeyFile
 from p2p.types import PeerId
-from p2p.words import ADJECTIVES, ANIMALS
 
 SEED_BYTES = 32
 KEY_BYTES = 32
@@ -183,3 +182,22 @@ def _separated(domain: bytes, message: bytes) -> bytes:
     if not 1 <= len(domain) <= 64:
         raise ValueError("a signing domain has 1 to 64 bytes")
     return b"swarmd\0" + bytes([len(domain)]) + domain + message
+
+
+# The words of nicknames. Never reorder: a peer keeps its name.
+ADJECTIVES = (
+    "able", "agile", "amber", "ample", "apt", "arctic", "autumn", "bold", "brave", "breezy", "bright", "brisk", "calm",
+    "candid", "cheery", "civil", "clever", "cosmic", "cosy", "crisp", "curious", "daring", "deft", "eager", "early",
+    "earnest", "fair", "fancy", "fleet", "fluent", "fond", "frank", "fresh", "gentle", "glad", "golden", "grand",
+    "hardy", "honest", "humble", "jolly", "keen", "kind", "lively", "loyal", "lucid", "lucky", "mellow", "merry",
+    "mighty", "modest", "neat", "nimble", "noble", "patient", "placid", "plucky", "polite", "proud", "quick", "quiet",
+    "ready", "robust", "rosy",
+)  # fmt: skip
+
+ANIMALS = (
+    "ant", "badger", "bat", "bear", "beaver", "bee", "bison", "bobcat", "camel", "cat", "condor", "coyote", "crab",
+    "crane", "cricket", "crow", "deer", "dingo", "dolphin", "dove", "duck", "eagle", "eel", "elk", "falcon", "ferret",
+    "finch", "fox", "frog", "gecko", "gibbon", "goat", "horse", "ibex", "jackal", "jay", "koala", "lark", "lemur",
+    "lion", "llama", "lynx", "magpie", "marten", "mole", "moose", "moth", "newt", "ocelot", "orca", "otter", "owl",
+    "panda", "puffin", "raven", "robin", "seal", "stork", "swan", "tiger", "wombat", "wren", "yak", "zebra",
+)  # fmt: skip

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import trio
 
-from p2p.blobs import BlobStore
-from p2p.census import CENSUS, Census
+from p2p.admission.fair_queue import FairQueue
+from p2p.admission.inbox import Inbox, Limits
+from p2p.admission.memory import Recall
+from p2p.blobs.blobs import BlobStore
+from p2p.blobs.fetch import FETCH, Fetcher, Says, Server, Want
+from p2p.blobs.providers import Holders
 from p2p.envelope import seal
 from p2p.errors import OperatorError
-from p2p.fairqueue import FairQueue
-from p2p.fetching import FETCH, Fetcher, Says, Server, Want
-from p2p.holders import Holders
 from p2p.identity import Identity
-from p2p.inbox import Inbox, Limits
+from p2p.nat.dial_back import DIAL_BACK, DialBack
 from p2p.netgroup import group_of
-from p2p.reachability import DIAL_BACK, DialBack
-from p2p.recall import Recall
-from p2p.sharding import Sharding
-from p2p.shards import QUESTION, Shards
+from p2p.peers.census import CENSUS, Census
+from p2p.peers.twins import MAX_CARD, NOTHING, TWINS, Cards, Session, Twin
+from p2p.shards.sharding import Sharding
+from p2p.shards.shards import QUESTION, Shards
 from p2p.topic import Topic
-from p2p.twins import MAX_CARD, NOTHING, TWINS, Cards, Session, Twin
 from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Unanswered, Verdict
 
 LOOK_EVERY = 10.0  # seconds between looks at whom we are connected to
@@ -155,7 +155,7 @@ class Member:
         return Verdict.ACCEPT
 
     def score(self, peer: PeerId) -> float:
-        """What we think of a peer (`p2p.reputation`): for the engine's own choices."""
+        """What we think of a peer (`p2p.admission.reputation`): for the engine's own choices."""
         return self.reputation.score(peer, self._clock())
 
     def standing(self, author: PeerId) -> tuple[str, bool]:

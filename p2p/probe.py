@@ -24,10 +24,10 @@ from typing import Any
 
 import trio
 
-from p2p.blobs import content_id
+from p2p.blobs.blobs import content_id
+from p2p.blobs.fetch import Want
 from p2p.engines import choose, engine
 from p2p.errors import OperatorError
-from p2p.fetching import Want
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sequence import SequenceFile

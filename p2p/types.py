@@ -57,7 +57,7 @@ class Reason(Enum):
 
 _BLAMELESS = frozenset(
     {Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
-    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # blamed by `p2p.reputation`, not by the mesh: the content may be good
+    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # blamed by `p2p.admission.reputation`, not by the mesh: the content may be good
     | {Reason.USELESS}  # costs quota alone: others may learn from it
 )
 _REMEDIES = {
@@ -90,7 +90,7 @@ class Envelope:
     body: bytes
     via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
     group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
-    established: bool = True  # no newcomer (`p2p.reputation`)
+    established: bool = True  # no newcomer (`p2p.admission.reputation`)
     heard: int = 0  # when it came, in whatever the receiver counts its time; 0: it does not say
 
 
@@ -117,7 +117,7 @@ class Transport(Protocol):
         """What was admitted since the last call, oldest first. Bounded: under pressure the oldest are gone."""
 
     def hold(self, blob: bytes) -> None:
-        """Have this blob (`p2p.blobs`) at hand for whoever asks for it by its id: what an offer names must be fetchable."""
+        """Have this blob (`p2p.blobs.blobs`) at hand for whoever asks for it by its id: what an offer names must be fetchable."""
 
     def report(self, author: PeerId, reason: Reason) -> None:
         """What the author sent was admitted, and proved bad when it was looked into."""

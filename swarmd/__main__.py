@@ -2,7 +2,7 @@
 
 import sys
 
-from swarmd.cli import main
+from swarmd.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from p2p.fairqueue import FairQueue
+from p2p.admission.fair_queue import FairQueue
 from p2p.types import Envelope, PeerId, Reason
 
 MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug

@@ -9,8 +9,8 @@ from benchmarks.meter import Meter
 from benchmarks.peers.protocol import serve
 from benchmarks.workload import SYSTEM, read
 from p2p.types import PeerId
-from swarmd.config import NodeConfig
-from swarmd.policy.model import LanguagePolicy
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.types import Rollout, Scored, TaskRef
 
 

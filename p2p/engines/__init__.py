@@ -8,8 +8,8 @@ from p2p.errors import EngineMissing, NoSuchEngine
 from p2p.types import Engine
 
 ENGINES = {
-    "libp2p": "p2p.engines.libp2p:Libp2pEngine",
-    "hivemind": "p2p.engines.hivemind:HivemindEngine",
+    "libp2p": "p2p.engines.libp2p.engine:Libp2pEngine",
+    "hivemind": "p2p.engines.hivemind.engine:HivemindEngine",
     "memory": "p2p.engines.memory:MemoryEngine",
 }
 
@@ -24,7 +24,7 @@ class Choice:
 
 def choose(wanted: str) -> Choice:
     """The engine for "auto", "libp2p" or "hivemind"; imports neither. Raises EngineMissing where hivemind is wanted and cannot run."""
-    from p2p.engines.p2pd import missing
+    from p2p.engines.hivemind.p2pd import missing
 
     if wanted == "libp2p":
         return Choice("libp2p", "as configured")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import trio
 
-from p2p.blobs import BadBlob, unpack
-from p2p.fetching import HEDGE, Said, Says, Want
+from p2p.blobs.blobs import BadBlob, unpack
+from p2p.blobs.fetch import HEDGE, Said, Says, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire

@@ -1,6 +1,6 @@
 """What is on offer, what to fetch, from whom. Pure.
 
-A rollout set too large to be gossiped whole is offered: each rollout is a blob of its own (`p2p.blobs`), and what is gossiped names
+A rollout set too large to be gossiped whole is offered: each rollout is a blob of its own (`p2p.blobs.blobs`), and what is gossiped names
 them. The layout is written down for other implementations in docs/wire.md.
 
     offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids]
@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from p2p.blobs import ID_BYTES, MAX_BLOB, content_id, pack
+from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, content_id, pack
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import wire
 from swarmd.types import Rollout, TaskRef

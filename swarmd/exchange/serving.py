@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from p2p.fetching import Said
+from p2p.blobs.fetch import Said
 from p2p.types import PeerId
 from swarmd.exchange.offers import Choice, Offered
 
@@ -49,7 +49,7 @@ class _Record:
 
 
 class Serving:
-    """wanted: rollouts of a round. has_standing: whether the author has earned it (`p2p.reputation`): then it has served us before."""
+    """wanted: rollouts of a round. has_standing: whether the author earned it (`p2p.admission.reputation`): then it served us before."""
 
     def __init__(self, wanted: int, has_standing: Callable[[PeerId], bool] = lambda _: False) -> None:
         self._wanted, self._has_standing = wanted, has_standing

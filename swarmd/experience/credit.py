@@ -1,4 +1,4 @@
-"""Whose rollouts proved useful to us: what standing is earned with (`p2p.reputation`), and who pays for useless ones. Pure."""
+"""Whose rollouts proved useful to us: what standing is earned with (`p2p.admission.reputation`), and who pays for useless ones. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence

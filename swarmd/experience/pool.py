@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
-from swarmd.experience.shares import DEFAULT
+from swarmd.experience.caps import DEFAULT
 from swarmd.types import Author, Scored, TaskRef, Tokens
 
 CAPACITY = 1024  # rollouts; a swarm that publishes faster than this in max_age rounds loses its oldest here

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from p2p.types import PeerId
+from swarmd.experience.caps import choose, first
 from swarmd.experience.pool import Kept, Pool
-from swarmd.experience.reuse import Schedule
-from swarmd.experience.shares import choose, first
+from swarmd.experience.replay_schedule import Schedule
 from swarmd.types import Author, Completion, Scored
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarmd import control
+from swarmd.daemon import control
+from swarmd.demo.processes import LabFailed, LocalNode, checkpoints, local_swarm
 from swarmd.errors import SwarmdError
-from swarmd.lab.processes import LabFailed, LocalNode, checkpoints, local_swarm
 
 CHECKPOINT = 5.0  # seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
 LOOK = 0.1  # seconds between two looks

@@ -112,7 +112,7 @@ class Verifier:
         return [tuple(Judgement(reason) for reason in row) for row in reasons]
 
     def score(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
-        """One tuple of rewards (0.0 or 1.0) per item, in order (`swarmd.seams.Reward`)."""
+        """One tuple of rewards (0.0 or 1.0) per item, in order (`swarmd.protocols.Reward`)."""
         return [tuple(judgement.reward for judgement in row) for row in self.judge(items)]
 
     __call__ = score

@@ -59,7 +59,7 @@ class Join(_Message, frozen=True):
 class Share(_Message, frozen=True):
     """One step of all trainers, and what of it is yours."""
 
-    rows: bytes  # policy/data_parallel.py reads it
+    rows: bytes  # policy/parallel/data_parallel.py reads it
     check: bool  # tell what the weights are then
 
 

@@ -15,7 +15,7 @@ from p2p.engines import engine
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.probe import say
-from p2p.shards import QUESTION, Estimate, encode_estimate
+from p2p.shards.shards import QUESTION, Estimate, encode_estimate
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 

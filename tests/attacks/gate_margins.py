@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
-from swarmd.experience.gate import Gate
-from swarmd.policy.model import LanguagePolicy
+from swarmd.experience.outliers import Gate
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier

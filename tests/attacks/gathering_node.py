@@ -25,9 +25,9 @@ from p2p.types import Engine, Envelope, Handlers, PeerId
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.serving import Serving
-from swarmd.exchange.swarm import RolloutExchange
-from swarmd.experience.shares import Author, Ration
+from swarmd.experience.caps import Author, Ration
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
 

@@ -14,14 +14,14 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from swarmd.config import NodeConfig
-from swarmd.exchange.swarm import RolloutExchange
-from swarmd.node import build
-from swarmd.policy.model import LanguagePolicy
-from swarmd.round import Node, run_round
+from swarmd.config.config import NodeConfig
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.trainer import build
 from swarmd.types import Rollout, RoundReport, Scored
 
 TOPIC = Topic("attacks", "0123456789abcdef")

@@ -22,8 +22,8 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from p2p.engines.libp2p_asking import GREETING, PROTOCOL
-from p2p.engines.libp2p_stack import MESHSUB, _host
+from p2p.engines.libp2p.stack import MESHSUB, _host
+from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.probe import lines, say
 from p2p.topic import Topic

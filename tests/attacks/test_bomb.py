@@ -1,8 +1,8 @@
 """Bomb: what is small as it travels and 200 MiB when it is inflated; and frames and answers larger than they may be.
 
-The code is the real one: `p2p.blobs`, `p2p.fetching` through a `Member` in a memory swarm, the inbox. The bombs weigh about 200 kB. One
-says how large it is; one says 1 MiB and holds 200; one says nothing; one hides it in a second zstd frame, behind one that may be
-skipped, or asks for a window of 128 MiB. Time and memory are measured in a process of its own: of nine attempts the middle one, and the
+The code is the real one: `p2p.blobs.blobs`, `p2p.blobs.fetch` through a `Member` in a memory swarm, the inbox. The bombs weigh about
+200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing; one hides it in a second zstd frame, behind one that may
+be skipped, or asks for a window of 128 MiB. Time and memory are measured in a process of its own: of nine attempts the middle one, and the
 highest that the process resided in while it made them, so that nothing that was given back is forgotten.
 
 `python -m tests.attacks.test_bomb` prints the figures; `python -m benchmarks.attack bomb --json` gives them as one object.
@@ -25,10 +25,10 @@ import pytest
 import trio
 import zstandard
 
-from p2p.blobs import BadBlob, content_id, unpack
+from p2p.blobs.blobs import BadBlob, content_id, unpack
+from p2p.blobs.fetch import FETCH, Want, answer
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_FRAME
-from p2p.fetching import FETCH, Want, answer
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic

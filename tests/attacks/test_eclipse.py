@@ -1,6 +1,6 @@
 """Eclipse: an attacker that owns nine of ten addresses wants every peer that a node dials to be his. `pytest -s` prints the figures.
 
-The code is the real one: `p2p.addressbook`, `p2p.outbound`, the book's file. Only sockets are played: a hostile address always
+The code is the real one: `p2p.peers.addressbook`, `p2p.peers.outbound`, the book's file. Only sockets are played: a hostile address always
 answers, an honest one where its owner is online, a lie never. The rules are the attacker's: all his peers are always up; they tell of
 his peers alone, and, where he lies, of invented ones, and say that they are in groups where they are not; what honest peers tell is
 nine tenths his as well; a crowd of his dials us, of the honest ones HONEST_INBOUND in a session; the bootstrap is honest, and gone
@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from p2p.address import Endpoint
-from p2p.addressbook import AddressBook
 from p2p.identity import peer_id_of
 from p2p.netgroup import group_of
-from p2p.outbound import Outbound
+from p2p.peers.addressbook import AddressBook
+from p2p.peers.outbound import Outbound
 from p2p.types import PeerId
 
 ME = peer_id_of(b"\xff" * 32)

@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.libp2p_metered import ITEM, NAMED, READ, Meter
-from p2p.engines.p2pd import missing
-from p2p.toll import Toll
+from p2p.engines.hivemind.p2pd import missing
+from p2p.engines.libp2p.metering import ITEM, NAMED, READ, Meter
+from p2p.rate_limit import Toll
 from tests.attacks.flooding import KINDS
 
 RATE = 10_000  # messages a second, to each node

@@ -22,7 +22,7 @@ from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_
 from judge.sessions import Asker, OpenQuestion
 from judge.store import Store
 from p2p.identity import Identity
-from swarmd.judging import Graded, JudgeClient, Question
+from swarmd.daemon.judge_client import Graded, JudgeClient, Question
 from swarmd.tasks.answers import Judgement, Reason
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Task, TaskRef

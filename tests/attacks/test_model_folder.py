@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from swarmd.config import ModelConfig
+from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy import config_json, preflight
-from swarmd.policy.architecture import read_config, skeleton_of
-from swarmd.policy.fitting import fit
-from swarmd.policy.hub import Place
-from swarmd.policy.plan import Work
-from swarmd.policy.template import Frame, TemplateFails, frame_of, render, render_contained
+from swarmd.policy.models import config_json, preflight
+from swarmd.policy.models.architecture import read_config, skeleton_of
+from swarmd.policy.models.chat_template import Frame, TemplateFails, frame_of, render, render_contained
+from swarmd.policy.models.fit import fit
+from swarmd.policy.models.hub import Place
+from swarmd.policy.models.memory_plan import Work
 from tests.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
 
 QWEN = {

@@ -22,14 +22,15 @@ import trio
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import PeerId, Verdict
-from swarmd import control, link
-from swarmd.config import NodeConfig
-from swarmd.daemon import Daemon
+from swarmd import link
+from swarmd.cli.view import PlainView
+from swarmd.config.config import NodeConfig
+from swarmd.daemon import control
+from swarmd.daemon.daemon import Daemon
+from swarmd.daemon.roster import KEPT
+from swarmd.daemon.status import SHOWN
 from swarmd.exchange import wire
-from swarmd.roster import KEPT
-from swarmd.status import SHOWN
 from swarmd.types import Completion, Rollout, TaskRef
-from swarmd.view import PlainView
 
 NAMES = 14_500
 HONEST = Identity.from_seed(b"h" * 32)

@@ -15,7 +15,7 @@ from statistics import fmean
 import pytest
 
 from p2p.types import PeerId
-from swarmd.exchange.swarm import RolloutExchange
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.wire import MAX_COMPLETIONS
 from swarmd.tasks.answers import Reason
 from swarmd.tasks.curriculum import TINY_9

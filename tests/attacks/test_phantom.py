@@ -22,11 +22,11 @@ from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.sharding import LOOK_EVERY
-from p2p.shards import QUESTION, Shards
+from p2p.shards.sharding import LOOK_EVERY
+from p2p.shards.shards import QUESTION, Shards
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
-from swarmd.lab.processes import LocalNode, end, local_swarm
+from swarmd.demo.processes import LocalNode, end, local_swarm
 from tests.attacks.crowding import KIND, RATE, lie, phantoms
 
 TOPIC = Topic("main", "0123456789abcdef")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.exchange.swarm import RolloutExchange
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Verifier

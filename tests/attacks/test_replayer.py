@@ -20,7 +20,7 @@ from zlib import crc32
 
 import pytest
 
-from p2p import seen
+from p2p.admission import replay_log
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
@@ -29,7 +29,7 @@ from p2p.topic import Topic
 from p2p.types import PeerId, Verdict
 
 TOPIC = Topic("main", "0123456789abcdef")
-HEADER = seen._HEADER
+HEADER = replay_log._HEADER
 NOW = 1_700_000_000.0
 AUTHORS, FRAMES = 100, 10_000
 DURATION = 200.0  # seconds in which they are sent
@@ -69,10 +69,11 @@ class Victim:
 def without_power(data: bytes) -> bytes:
     """The file as the next boot finds it: what came after the last fsync is gone."""
     magic, length, _ = HEADER.unpack_from(data)
-    snapshot = data[HEADER.size : HEADER.size + length].replace(seen.boot_id().encode(), b"x" * 36)
+    snapshot = data[HEADER.size : HEADER.size + length].replace(replay_log.boot_id().encode(), b"x" * 36)
     journal = data[HEADER.size + length :]
-    kept = journal.rfind(bytes(32)) // seen.RECORD + 1  # the promise was the last to be made durable
-    return HEADER.pack(magic, length, crc32(snapshot)) + snapshot + journal[: max(kept * seen.RECORD, len(journal) - 40 * seen.RECORD)]
+    kept = journal.rfind(bytes(32)) // replay_log.RECORD + 1  # the promise was the last to be made durable
+    kept_bytes = max(kept * replay_log.RECORD, len(journal) - 40 * replay_log.RECORD)
+    return HEADER.pack(magic, length, crc32(snapshot)) + snapshot + journal[:kept_bytes]
 
 
 def record(victim: Victim, rng: random.Random) -> list[bytes]:

@@ -13,9 +13,9 @@ import pytest
 
 from p2p.types import Reason
 from swarmd.exchange import wire
-from swarmd.round import run_round
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
+from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.learners import Swarm, settings
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.p2pd import missing
-from p2p.fetching import HEDGE
+from p2p.blobs.fetch import HEDGE
+from p2p.engines.hivemind.p2pd import missing
 from tests.attacks.test_flooder import cpu, swarm
 
 STREAMS = 1000

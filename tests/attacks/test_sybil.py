@@ -1,6 +1,6 @@
 """Sybil crowd: one attacker as 100 peers against 10 honest nodes, to fill what a node trains on and to crowd out what the others send.
 
-The code is the real one: `p2p.member` with inbox, reputation and queue, the exchange, `swarmd.round` with its pool, sampler and shares.
+The code is the real one: `p2p.member` with inbox, reputation and queue, the exchange, `swarmd.trainer.round` with pool, sampler and caps.
 Played are the policy (it learns nothing), the rewards (a text that says it is right is) and where peers are. The rules are the
 attacker's: every Sybil is connected to the victim, never breaks a rule that could be seen, and sends more than the honest do. His texts
 are correct and new (he has the answers: ReasoningGYM is open), copies of what honest nodes sent, or garbage; his network groups few or
@@ -30,13 +30,13 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId
-from swarmd.config import NodeConfig
+from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.exchange.swarm import RolloutExchange
-from swarmd.node import build
-from swarmd.round import run_round
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.round import run_round
+from swarmd.trainer.trainer import build
 from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef, Tokens, UpdateReport
 
 TOPIC = Topic("main", "0123456789abcdef")

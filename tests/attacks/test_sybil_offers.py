@@ -17,19 +17,19 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs import BlobStore
+from p2p.admission.reputation import TENURE, USEFUL
+from p2p.blobs.blobs import BlobStore
+from p2p.blobs.fetch import Server
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
-from p2p.fetching import Server
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.reputation import TENURE, USEFUL
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, PeerId, Verdict
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
-from swarmd.experience.shares import Author, Ration
+from swarmd.experience.caps import Author, Ration
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
 

@@ -24,12 +24,12 @@ import trio
 import trio.testing
 
 from benchmarks.probes import ProbeProcess
-from p2p import reputationfile
+from p2p.admission import reputation_file
+from p2p.admission.memory import REPUTATION
+from p2p.admission.reputation import TENURE, USEFUL, Reputation
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.recall import REPUTATION
-from p2p.reputation import TENURE, USEFUL, Reputation
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.exchange import offers
@@ -137,7 +137,7 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, standing: boo
             known.vouch(peer, USEFUL, time.time() - TENURE - 60)
             known.vouch(peer, 1, time.time() - 1)
         for n in range(honest):
-            reputationfile.save(folder / str(n) / REPUTATION, known)
+            reputation_file.save(folder / str(n) / REPUTATION, known)
     with ExitStack() as stack:
         more = ["--every", str(ROUND), "--suspects", json.dumps(suspects)]
         start = partial(ProbeProcess, engine=engine, module="tests.attacks.gathering_node", more=more)

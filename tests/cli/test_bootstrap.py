@@ -17,9 +17,9 @@ import pytest
 
 from benchmarks.probes import ProbeProcess
 from p2p.engines import Choice
-from p2p.engines.p2pd import missing
-from swarmd.bootstrap import announcement, place, relays
-from swarmd.exchange.topic import swarm_digest
+from p2p.engines.hivemind.p2pd import missing
+from swarmd.daemon.bootstrap import announcement, place, relays
+from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
 from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
 from tests.packaging.checkout import ROOT, parse

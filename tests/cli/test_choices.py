@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.choices import recalled, remember
-from swarmd.cli import main
-from swarmd.config import resolve
+from swarmd.cli.app import main
+from swarmd.config.config import resolve
+from swarmd.daemon.choices import recalled, remember
 from swarmd.errors import ConfigError
 
 QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"

@@ -17,10 +17,10 @@ import pytest
 import trio
 
 from p2p.identity import Identity
-from swarmd.cli import main
-from swarmd.cli_tasks import MAX_LINE
-from swarmd.control import serve
-from swarmd.state_folder import IDENTITY_FILE, StateFolder
+from swarmd.cli.app import main
+from swarmd.cli.tasks import MAX_LINE
+from swarmd.daemon.control import serve
+from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import LONGEST_COMPLETION
 from tests.cli.test_view import document
 
@@ -274,7 +274,7 @@ def test_what_is_no_completion_is_refused_by_its_line(run: Run, line: str) -> No
 
 
 def test_help_and_version_import_nothing_heavy() -> None:
-    script = "import sys; from swarmd.cli import main; main(sys.argv[1:]); print(*{m.split('.')[0] for m in sys.modules}, file=sys.stderr)"
+    script = "import sys, swarmd.cli.app; swarmd.cli.app.main(sys.argv[1:]); print(*{m.split('.')[0]for m in sys.modules}, file=sys.stderr)"
     heavy = {"torch", "trio", "libp2p", "reasoning_gym", "transformers", "numpy", "structlog", "cryptography"}
     for arguments in (["--help"], ["join", "--help"], ["version", "--json"]):
         done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=True)

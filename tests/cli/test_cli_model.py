@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.checkpoint import Checkpoints, RunState
 from swarmd.policy.models.tiny import WEIGHTS
-from swarmd.state_folder import StateFolder
+from swarmd.state.folder import StateFolder
+from swarmd.trainer.checkpoint import Checkpoints, RunState
 from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
 from tests.policy.conftest import make_model, open_policy
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trio
 
-from swarmd.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
+from swarmd.daemon.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
-from swarmd.state_folder import StateFolder
+from swarmd.state.folder import StateFolder
 
 pytestmark = pytest.mark.net
 

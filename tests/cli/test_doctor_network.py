@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from swarmd.config import NodeConfig
-from swarmd.exchange.topic import curriculum_of, swarm_digest
-from swarmd.network_doctor import Diagnosis, diagnose, no_network
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.reachability_report import Diagnosis, diagnose, no_network
+from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
 
 BOOT = "/ip4/11.0.0.1/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -180,7 +180,7 @@ def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: 
         assert taken.code == 4 and f"another program is using port {port}" in taken.out
 
         other = member.addresses[0].rpartition("/")[0] + "/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
-        monkeypatch.setattr("swarmd.network_survey.COMPANY", 1.0)
+        monkeypatch.setattr("swarmd.daemon.reachability_survey.COMPANY", 1.0)
         wrong = run("doctor", "network", "--bootstrap", other, *listen)
         assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out
 

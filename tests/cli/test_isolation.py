@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from p2p.types import Reason
-from swarmd.isolation import Facts, why_alone
+from swarmd.daemon.isolation import Facts, why_alone
 
 DEAD = {"address": "/ip4/192.0.2.1/tcp/4001/p2p/x", "answers": False, "says": "nothing listens on that port", "refused": True}
 LIVE = {"address": "/ip4/192.0.2.2/tcp/4001/p2p/y", "answers": True, "says": "answers in 9 ms", "refused": False}

@@ -5,10 +5,10 @@ import tomllib
 
 import pytest
 
-from swarmd.cli import main
-from swarmd.config import NodeConfig
-from swarmd.experience.theory import best_reuse
-from swarmd.lab.plan import ALPHA, RHO, Measured, document, lines, plan
+from swarmd.cli.app import main
+from swarmd.config.config import NodeConfig
+from swarmd.experience.replay_theory import best_reuse
+from swarmd.trainer.replay_plan import ALPHA, RHO, Measured, document, lines, plan
 
 
 def measured(mu: float) -> Measured:

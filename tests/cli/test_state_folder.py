@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.errors import ConfigError, StateFolderInUse
-from swarmd.state_folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
+from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, node_seed, write_atomically
 
 OWNER = """
 import os, sys

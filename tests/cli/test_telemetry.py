@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarmd.telemetry import LOG_BYTES, CannotRecord, MetricsFile, metrics_line, read_metrics, set_up_logging
+from swarmd.state.metrics import LOG_BYTES, CannotRecord, MetricsFile, metrics_line, read_metrics, set_up_logging
 from swarmd.types import RoundReport, UpdateReport
 
 
@@ -182,7 +182,7 @@ def test_a_library_that_tells_every_request_is_not_logged(tmp_path: Path) -> Non
         logging.getLogger("httpx2").info("HTTP Request: POST http://judge.example")
         logging.getLogger("httpcore2.connection").info("connect_tcp.started")
         logging.getLogger("httpx2").warning("kept")
-        logging.getLogger("swarmd.daemon").info("kept too")
+        logging.getLogger("swarmd.daemon.daemon").info("kept too")
     finally:
         for handler in root.handlers:
             handler.close()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from swarmd.journal import LINES, Journal
-from swarmd.view import JsonView, PlainView, peer_lines, round_sentence, state_sentence, status_lines
-from swarmd.view_live import LiveView, Page, braille
+from swarmd.cli.view import JsonView, PlainView, peer_lines, round_sentence, state_sentence, status_lines
+from swarmd.cli.view_live import LiveView, Page, braille
+from swarmd.cli.view_log import LINES, LogView
 
 PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
 LAST = {
@@ -187,7 +187,7 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
 
 NO_READER = """
 import sys
-from swarmd.journal import LINES, Journal
+from swarmd.cli.view_log import LINES, LogView
 from swarmd.view import JsonView, PlainView
 view = JsonView(sys.stdout, PlainView(sys.stderr))
 sys.stdin.readline()
@@ -286,17 +286,17 @@ def test_the_status_and_the_peers_as_lines() -> None:
 def test_the_log_has_the_story_and_rounds_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now, out = [0.0], io.StringIO()
-    journal = Journal(PlainView(out), lambda: now[0])
+    log_view = LogView(PlainView(out), lambda: now[0])
     shown = document(state="starting", cause="loading the model tiny", remedy="wait", judge=None)
-    journal.status(shown)
-    journal.talk("connected to brave-otter (1 connected)")
+    log_view.status(shown)
+    log_view.talk("connected to brave-otter (1 connected)")
     shown = document(saved=100)
     for number in range(1, 1201):  # ten a second, for two minutes
         now[0] += 0.1
-        journal.round(LAST | {"round": number})
-        journal.status(shown)
-    journal.status(document(state="paused", cause="you paused it", remedy="swarmd resume"))
-    journal.flush()
+        log_view.round(LAST | {"round": number})
+        log_view.status(shown)
+    log_view.status(document(state="paused", cause="you paused it", remedy="swarmd resume"))
+    log_view.close()
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:4] == [
         f"brave-otter {PEER}, swarm main, model tiny 0.9 M cpu float32, engine libp2p: as configured",
@@ -314,10 +314,10 @@ def test_the_log_has_the_story_and_rounds_once_a_minute(caplog: pytest.LogCaptur
 def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now = [0.0]
-    journal = Journal(PlainView(io.StringIO()), lambda: now[0])
+    log_view = LogView(PlainView(io.StringIO()), lambda: now[0])
     for _ in range(10_000):
-        journal.talk("3 refused: bad signature")
+        log_view.talk("3 refused: bad signature")
     now[0] = 61.0
-    journal.talk("the end")
+    log_view.talk("the end")
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == LINES + 2 and lines[-2:] == ["9940 lines were left out: more than 60 in a minute", "the end"]

@@ -20,13 +20,13 @@ from swarmd_engine_vllm.client import Client
 from swarmd_engine_vllm.engine import ADAPTER, VllmEngine, open_engine
 from swarmd_engine_vllm.server import RANKS, SERVED, command
 
-from swarmd.config import GenerateConfig
-from swarmd.policy.decode import Sampling
-from swarmd.policy.device import seeded
-from swarmd.policy.engine import GROUP, Asked, EngineFailed, NoEngine, open_plugin
-from swarmd.policy.engine_own import OwnEngine
-from swarmd.policy.engine_weights import NetworkWeights
-from swarmd.policy.model import LanguagePolicy
+from swarmd.config.config import GenerateConfig
+from swarmd.policy.inference.decode import Sampling
+from swarmd.policy.inference.engine import GROUP, Asked, EngineFailed, NoEngine, open_plugin
+from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.weights import NetworkWeights
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import seeded
 from tests.policy.conftest import config_of, local, make_model, open_policy
 from tests.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
 

@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs import MAX_BLOB
+from p2p.blobs.blobs import MAX_BLOB
+from p2p.blobs.fetch import AGAIN
 from p2p.engines.memory import MemoryEngine, MemorySwarm
-from p2p.fetching import AGAIN
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
@@ -22,8 +22,8 @@ from p2p.types import Envelope, PeerId, Reason, Unanswered
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer
 from swarmd.exchange.offers import Board
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.serving import Serving
-from swarmd.exchange.swarm import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs import content_id, unpack
+from p2p.blobs.blobs import content_id, unpack
 from p2p.identity import Identity
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire

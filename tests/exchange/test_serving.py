@@ -7,9 +7,9 @@ import pytest
 import trio
 import trio.testing
 
+from p2p.admission.reputation import TENURE, USEFUL
+from p2p.blobs.fetch import Said
 from p2p.engines.memory import MemorySwarm
-from p2p.fetching import Said
-from p2p.reputation import TENURE, USEFUL
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
 from swarmd.exchange.offers import Board, Offered, uniform

@@ -8,7 +8,7 @@ from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Reason
 from swarmd.exchange import wire
-from swarmd.exchange.swarm import RolloutExchange
+from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
 

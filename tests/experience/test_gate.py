@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from p2p.types import PeerId
-from swarmd.experience.gate import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, part, traits
+from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, part, traits
 from swarmd.experience.pool import Limits, Pool
 from swarmd.experience.sampling import uniform
-from swarmd.policy import losses
+from swarmd.policy.training import losses
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME, OTHER = PeerId("me"), PeerId("other")

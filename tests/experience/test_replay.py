@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2p.types import PeerId
 from swarmd.experience.pool import Kept, Limits, Pool
-from swarmd.experience.reuse import FIRST_REST, GuardState, Schedule
+from swarmd.experience.replay_schedule import FIRST_REST, GuardState, Schedule
 from swarmd.experience.sampling import STRATEGIES, Replay, draw, uniform
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
+from swarmd.experience.caps import Author, Ration, choose, first
 from swarmd.experience.credit import useful
 from swarmd.experience.pool import Kept, Limits, Pool
 from swarmd.experience.sampling import STRATEGIES, draw, uniform
-from swarmd.experience.shares import Author, Ration, choose, first
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 

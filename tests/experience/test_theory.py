@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarmd.experience.theory import Reuse, best_reuse, compute_ratio, cost
+from swarmd.experience.replay_theory import Reuse, best_reuse, compute_ratio, cost
 
 MUS = (0.05, 0.6, 1.0, 2.0, 5.28, 6.84, 10.0, 20.0)
 RHOS = (0.0, 0.01, 0.1, 0.5, 1.0)  # 1/mu = rho at (10, 0.1), (2, 0.5), (1, 1): there the printed form divides by zero

@@ -12,8 +12,7 @@ import trio
 import trio.testing
 
 from p2p.identity import Identity
-from swarmd.errors import SwarmdError
-from swarmd.judging import (
+from swarmd.daemon.judge_client import (
     FIRST_WAIT,
     LONGEST_WAIT,
     MAX_RESPONSE,
@@ -27,6 +26,7 @@ from swarmd.judging import (
     backoff_seconds,
     judge_origin,
 )
+from swarmd.errors import SwarmdError
 from swarmd.types import Completion
 
 pytestmark = pytest.mark.net

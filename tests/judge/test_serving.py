@@ -26,7 +26,7 @@ from judge.serving import PatientProtocol, Server, listening_socket, serve, url_
 from judge.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from swarmd.judging import Graded, JudgeClient, Question, Silence
+from swarmd.daemon.judge_client import Graded, JudgeClient, Question, Silence
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
 from swarmd.types import Completion
 
@@ -310,7 +310,7 @@ def test_the_version_as_an_option() -> None:
     ("modules", "absent"),
     [
         ("judge.app, judge.cli, judge.serving", {"torch", "libp2p", "hivemind", "trio"}),
-        ("swarmd.judging", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
+        ("swarmd.daemon.judge_client", {"torch", "libp2p", "hivemind", "reasoning_gym", "fastapi"}),
     ],
 )
 def test_what_is_not_loaded(modules: str, absent: set[str]) -> None:

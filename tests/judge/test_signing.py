@@ -8,7 +8,7 @@ from judge.refusals import Refusal
 from judge.signing import HEADERS, Sequences, Signed, verify_request
 from p2p.identity import Identity
 from p2p.types import PeerId
-from swarmd.judging import JudgeClient
+from swarmd.daemon.judge_client import JudgeClient
 from tests.judge.peers import ORIGIN, SigningPeer
 
 TARGET, BODY = "/v1/evaluations", b'{"round":17,"model":"tiny","curriculum":"0123456789abcdef"}'

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p.engines.p2pd import missing as no_p2pd
-from swarmd.control import call
+from p2p.engines.hivemind.p2pd import missing as no_p2pd
+from swarmd.daemon.control import call
 from tests.nat.figures import PORT, SECONDS, Net, cut_and_heal, exchange, obtain
 from tests.nat.lab import BootstrapProcess, Lab, missing
 

@@ -13,13 +13,13 @@ from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import Verdict
 from swarmd import link
-from swarmd.config import NodeConfig
-from swarmd.daemon import Daemon
+from swarmd.cli.view import JsonView, PlainView
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.daemon import Daemon
+from swarmd.daemon.trainer_process import Death
 from swarmd.exchange import offers, wire
-from swarmd.supervision import Death
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
-from swarmd.view import JsonView, PlainView
 
 OTHER = Identity.from_seed(b"o" * 32)
 

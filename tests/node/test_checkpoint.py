@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from p2p.types import PeerId
-from swarmd.checkpoint import DAY, CheckpointRefused, Checkpoints, DiskFull, RunState, Timetable
 from swarmd.errors import SwarmdError
+from swarmd.trainer.checkpoint import DAY, CheckpointRefused, Checkpoints, DiskFull, RunState, Timetable
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 

@@ -8,18 +8,18 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from p2p.member import Member
-from swarmd.checkpoint import Checkpoints
-from swarmd.config import NodeConfig
+from swarmd.cli.view import round_sentence
+from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.experience.gate import MEASURED_TO
-from swarmd.node import build, resume, run_state
-from swarmd.policy.model import LanguagePolicy
-from swarmd.round import Node, run_round
+from swarmd.experience.outliers import MEASURED_TO
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.state.metrics import metrics_line
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
-from swarmd.telemetry import metrics_line
+from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.trainer import build, resume, run_state
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef, Tokens
-from swarmd.view import round_sentence
 from tests.cli.test_telemetry import report
 from tests.node.test_round import join, without_seconds
 

@@ -11,15 +11,15 @@ import pytest
 import trio
 
 from p2p.engines import engine
+from p2p.engines.hivemind.p2pd import missing
 from p2p.engines.memory import MemorySwarm
-from p2p.engines.p2pd import missing
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Engine, Handlers, PeerId
-from swarmd import judge_records
+from swarmd.daemon import judge_discovery
+from swarmd.daemon.judge_discovery import JUDGES, MAX_URLS, Found, Notice, Seeker, advertised, choose, judges_topic, pack, unpack, usable
 from swarmd.errors import ConfigError
-from swarmd.judge_records import JUDGES, MAX_URLS, Found, Notice, Seeker, advertised, choose, judges_topic, pack, unpack, usable
 
 TOPIC = Topic("main", "0123456789abcdef")
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -107,10 +107,10 @@ async def test_a_name_leads_to_public_addresses_or_nowhere() -> None:
         Names(good=["11.0.0.1", "2a00::1"], mixed=mixed, inside=["10.1.2.3"], metadata=["169.254.169.254"], six=["::ffff:127.0.0.1"])
     )
     try:
-        assert await judge_records.public_addresses("good", 443) == ["11.0.0.1", "2a00::1"]
+        assert await judge_discovery.public_addresses("good", 443) == ["11.0.0.1", "2a00::1"]
         for name in ("mixed", "inside", "metadata", "six", "nobody"):
             with pytest.raises(OSError, match=r"no public address|unknown"):
-                await judge_records.public_addresses(name, 443)
+                await judge_discovery.public_addresses(name, 443)
     finally:
         trio.socket.set_custom_hostname_resolver(before)
 
@@ -178,7 +178,7 @@ PARAMS = ["memory"] + [
 @pytest.mark.trio
 @pytest.mark.parametrize("net", PARAMS)
 async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_records, "FIRST", 0.5)
+    monkeypatch.setattr(judge_discovery, "FIRST", 0.5)
     url = JUDGE if net == "memory" else HERE  # in memory there are no addresses, so nobody is on this machine
     build = NETS[net]()
     identities = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
@@ -202,7 +202,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
 
 @pytest.mark.trio
 async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_records, "FIRST", 0.01)
+    monkeypatch.setattr(judge_discovery, "FIRST", 0.01)
     build = build_memory()
     members = [
         Member(identity, TOPIC, build(identity, ()), sequence=itertools.count(), clock=time.time)

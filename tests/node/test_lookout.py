@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 import trio
 import trio.testing
 
-from p2p.census import CENSUS, Census
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
+from p2p.peers.census import CENSUS, Census
 from p2p.topic import Topic
-from swarmd.config import NodeConfig
-from swarmd.exchange.topic import swarm_digest
-from swarmd.lookout import QUIET, Lookout
-from swarmd.roster import Roster
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.isolation_watch import QUIET, Lookout
+from swarmd.daemon.roster import Roster
+from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
 
 TINY, SAPO = (Topic("main", swarm_digest(curriculum)) for curriculum in (TINY_9, SAPO_9))

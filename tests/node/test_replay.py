@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from swarmd.checkpoint import Checkpoints
-from swarmd.config import NodeConfig
-from swarmd.experience.reuse import GuardState
-from swarmd.node import build, resume, reuse_figures, run_state
-from swarmd.policy.model import LanguagePolicy
-from swarmd.round import Node, run_round
+from swarmd.config.config import NodeConfig
+from swarmd.experience.replay_schedule import GuardState
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
+from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.trainer import build, resume, reuse_figures, run_state
 from swarmd.types import RoundReport, Scored, Tokens
 from tests.node.test_round import join, weights, without_seconds
 

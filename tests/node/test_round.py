@@ -14,15 +14,15 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Envelope, Reason
-from swarmd.checkpoint import Checkpoints
-from swarmd.config import NodeConfig
+from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.exchange.swarm import RolloutExchange
-from swarmd.node import build, resume, run_state
-from swarmd.policy.model import LanguagePolicy
-from swarmd.round import SCORED_PER_ROUND, Node, run_round
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.scoring import Verifier
+from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
+from swarmd.trainer.trainer import build, resume, run_state
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 TOPIC = Topic("test", "0123456789abcdef")

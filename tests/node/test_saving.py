@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from p2p.identity import Identity
-from swarmd import link, node
-from swarmd.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
-from swarmd.config import NodeConfig
-from swarmd.telemetry import read_metrics
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.state.metrics import read_metrics
+from swarmd.trainer import trainer as node
+from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
 from swarmd.types import Completion, Generation
 from tests.node.test_checkpoint import policy, state, written
 

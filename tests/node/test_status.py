@@ -6,9 +6,9 @@ from p2p.identity import Identity, nickname
 from p2p.topic import Topic
 from p2p.types import Peer, Reason
 from swarmd import link
-from swarmd.config import NodeConfig
-from swarmd.status import REWARDS_KEPT, StatusBoard
-from swarmd.view import status_lines
+from swarmd.cli.view import status_lines
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.status import REWARDS_KEPT, StatusBoard
 
 ME = Identity.from_seed(bytes(32)).peer_id
 OTHER = Identity.from_seed(b"\1" * 32).peer_id

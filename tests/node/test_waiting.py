@@ -6,7 +6,7 @@ from pathlib import Path
 
 from p2p.identity import Identity
 from swarmd import link
-from swarmd.telemetry import read_metrics
+from swarmd.state.metrics import read_metrics
 from tests.node.test_saving import published, trainer_in
 
 OTHER = Identity.from_seed(b"\1" * 32).peer_id

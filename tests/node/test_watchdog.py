@@ -10,9 +10,9 @@ import trio
 
 from p2p.identity import Identity
 from swarmd import link
-from swarmd.config import NodeConfig
-from swarmd.supervision import HOPELESS, Death, Deaths, TrainerChild
-from swarmd.watchdog import Patience, Stuck, Watchdog
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.trainer_process import HOPELESS, Death, Deaths, TrainerChild
+from swarmd.daemon.watchdog import Patience, Stuck, Watchdog
 
 TRAINING, ALIVE, ROUND = link.State("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
 

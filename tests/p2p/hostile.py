@@ -8,7 +8,7 @@ import multiaddr
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
 from p2p.address import parse_listen
-from p2p.engines.libp2p_stack import Stack, open_stack
+from p2p.engines.libp2p.stack import Stack, open_stack
 from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Verdict

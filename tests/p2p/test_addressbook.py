@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.address import parse_endpoint
-from p2p.addressbook import ANCHORS, MAX_ADDRESSES, MAX_PEERS, TOLD_BURST, AddressBook
-from p2p.addresstable import LOCAL_REACH, NEW_REACH, SHARE, SIZE
 from p2p.identity import peer_id_of
 from p2p.netgroup import LOCAL, NAME, group_of, group_of_host, only_here
+from p2p.peers.addressbook import ANCHORS, MAX_ADDRESSES, MAX_PEERS, TOLD_BURST, AddressBook
+from p2p.peers.buckets import LOCAL_REACH, NEW_REACH, SHARE, SIZE
 from p2p.types import PeerId
 
 NOW = 1_700_000_000.0
@@ -407,8 +407,8 @@ def test_a_damaged_file_is_set_aside(change: dict[str, Any], tmp_path: Path, cap
 
 
 def test_the_largest_book_can_be_read_again(tmp_path: Path) -> None:
-    from p2p.addressfile import MAX_FILE, read, write
-    from p2p.addresstable import Known
+    from p2p.peers.addressbook_file import MAX_FILE, read, write
+    from p2p.peers.buckets import Known
 
     long = [f"/ip6/ffff:ffff:ffff:ffff:ffff:ffff:ffff:{n:x}/tcp/65535" for n in range(0x1000, 0x1000 + MAX_ADDRESSES)]
     peers = {

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.address import EXAMPLE, Endpoint, parse_bootstrap, parse_endpoint, parse_listen
-from p2p.addressbook import MAX_ADDRESSES, MAX_PEERS, AddressBook
 from p2p.errors import BadAddress
 from p2p.identity import Identity, peer_id_of
-from p2p.toll import Toll
+from p2p.peers.addressbook import MAX_ADDRESSES, MAX_PEERS, AddressBook
+from p2p.rate_limit import Toll
 
 NOW = 1_700_000_000.0
 ME, A, B = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))

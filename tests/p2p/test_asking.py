@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.engines.asking import (
+from p2p.engines.common.request_response import (
     AT_ONCE,
     IDLE,
     IDLE_AT_ONCE,

@@ -2,7 +2,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.census import CENSUS, MAX_ANSWER, Census, answered, ask, question
+from p2p.peers.census import CENSUS, MAX_ANSWER, Census, answered, ask, question
 from p2p.topic import Topic
 from p2p.types import PeerId, Unanswered
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.doorstep import _KNOWN, CLOSED, EVERY, PEERS, Doorstep
+from p2p.admission.host_bans import _KNOWN, CLOSED, EVERY, PEERS, Doorstep
 from p2p.netgroup import machine_of_host
 from p2p.types import PeerId
 

@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from p2p.engines import ENGINES, engine
+from p2p.engines.common.network_engine import QUESTIONS_AT_ONCE
+from p2p.engines.hivemind.p2pd import missing
 from p2p.engines.memory import MemorySwarm
-from p2p.engines.networked import QUESTIONS_AT_ONCE
-from p2p.engines.p2pd import missing
 from p2p.errors import NoSuchEngine
 from p2p.identity import Identity
 from p2p.member import Member

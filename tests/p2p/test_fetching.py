@@ -8,9 +8,9 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs import ID_BYTES, BlobStore, content_id
-from p2p.fetching import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Said, Server, Want, answer, answered, asked, question
-from p2p.holders import HOLDERS
+from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
+from p2p.blobs.fetch import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Said, Server, Want, answer, answered, asked, question
+from p2p.blobs.providers import HOLDERS
 from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
 
 BLOB = b"blob" * 100

@@ -23,11 +23,11 @@ import trio.testing
 
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
-from p2p.doorstep import PEERS
+from p2p.admission.host_bans import PEERS
 from p2p.engines import choose, engine
-from p2p.engines import p2pd as p2pd_module
-from p2p.engines.libp2p_stack import Stack
-from p2p.engines.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
+from p2p.engines.hivemind import p2pd as p2pd_module
+from p2p.engines.hivemind.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
+from p2p.engines.libp2p.stack import Stack
 from p2p.errors import BadAddress, CannotListen, EngineMissing, PortInUse
 from p2p.identity import Identity
 from p2p.member import Member
@@ -292,7 +292,7 @@ async def test_the_swarms_provider_record_is_one_for_both_engines() -> None:
     from libp2p.kad_dht.provider_store import ProviderStore
     from libp2p.peer.peerinfo import info_from_p2p_addr
 
-    from p2p.engines.libp2p_stack import open_stack
+    from p2p.engines.libp2p.stack import open_stack
 
     key = b"\x12\x20" + sha256(b"swarmd:/swarmd/1/main/0123456789abcdef/0").digest()
     identities = [Identity.from_seed(bytes([n]) * 32) for n in (66, 67)]
@@ -333,7 +333,7 @@ async def test_who_sends_what_is_no_frame_is_cut_off_before_it_costs_us_our_neig
     """A neighbour with the other engine charges us for what we passed on, and has had too little of it to cut us off."""
     from libp2p.peer.peerinfo import info_from_p2p_addr
 
-    from p2p.engines.libp2p_stack import open_stack
+    from p2p.engines.libp2p.stack import open_stack
 
     a = member(1)
     async with trio.open_nursery() as nursery:
@@ -429,7 +429,7 @@ async def test_another_machine_is_told_that_it_has_no_p2pd(monkeypatch: pytest.M
 @NEEDS_P2PD
 async def test_neither_hivemind_nor_torch_nor_libp2p_is_imported() -> None:
     program = (
-        "import sys; from p2p.engines import engine; engine('hivemind'); from p2p.engines.p2pd import messages; messages()\n"
+        "import sys; from p2p.engines import engine; engine('hivemind'); from p2p.engines.hivemind.p2pd import messages; messages()\n"
         "sys.exit(bool({'libp2p', 'torch', 'hivemind'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

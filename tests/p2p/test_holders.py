@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.holders import HEARD, HOLDERS, STRANGERS, Holders
+from p2p.blobs.providers import HEARD, HOLDERS, STRANGERS, Holders
 from p2p.types import PeerId
 
 PEERS = [PeerId(f"peer {n}") for n in range(100)]

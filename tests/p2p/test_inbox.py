@@ -5,10 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from p2p.admission.inbox import Inbox, Limits
+from p2p.admission.reputation import TENURE, USEFUL, Reputation
 from p2p.envelope import MAX_FRAME, seal
 from p2p.identity import Identity
-from p2p.inbox import Inbox, Limits
-from p2p.reputation import TENURE, USEFUL, Reputation
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
 

@@ -18,20 +18,20 @@ import pytest
 import trio
 from libp2p.peer.peerinfo import PeerInfo
 
-from p2p import neighbours, outbound
 from p2p.address import parse_bootstrap, parse_listen
-from p2p.doorstep import PEERS
-from p2p.engines import libp2p_network
-from p2p.engines.asking import SERVED_EACH
-from p2p.engines.libp2p import Libp2pEngine
-from p2p.engines.libp2p_asking import GREETING, PROTOCOL
-from p2p.engines.libp2p_network import Network
-from p2p.engines.libp2p_stack import STREAMS, Stack, open_stack
+from p2p.admission.host_bans import PEERS
+from p2p.engines.common.request_response import SERVED_EACH
+from p2p.engines.libp2p import network as libp2p_network
+from p2p.engines.libp2p.engine import Libp2pEngine
+from p2p.engines.libp2p.network import Network
+from p2p.engines.libp2p.stack import STREAMS, Stack, open_stack
+from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.errors import BadAddress, CannotListen, OperatorError, PortInUse
 from p2p.identity import Identity
-from p2p.listening import dialable
 from p2p.member import Member
 from p2p.netgroup import LOCAL
+from p2p.peers import outbound, shard_peers
+from p2p.peers.listen import dialable
 from p2p.topic import Topic
 from p2p.types import Engine, Handlers, PeerId, Verdict
 from tests.p2p.hostile import hostile_stack
@@ -466,7 +466,7 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_not_let_in
 
 async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it opens without a word is cut off beyond a limit."""
-    monkeypatch.setattr("p2p.engines.asking.PATIENCE", 10 * SECONDS)  # else a slow machine cuts off the first before the last is there
+    monkeypatch.setattr("p2p.engines.common.request_response.PATIENCE", 10 * SECONDS)  # for a slow machine
     a_engine = engine(1, Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: question * 1000))
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(a_engine.run)
@@ -579,7 +579,7 @@ async def test_members_of_a_shard_find_each_other_in_a_large_swarm(monkeypatch: 
     """Large enough, that is, for its members not to know each other: here that is the case at one connection each."""
     monkeypatch.setattr(outbound, "TARGET", 1)
     monkeypatch.setattr(outbound, "GROUPS", 1)
-    monkeypatch.setattr(neighbours, "SETTLED", 0.5)
+    monkeypatch.setattr(shard_peers, "SETTLED", 0.5)
     real = Network.new_stream
 
     async def no_dial(self: Network, peer: Any) -> Any:  # or the library's DHT, which asks everybody, would connect us to all of them
@@ -639,7 +639,7 @@ async def test_a_restart_within_a_second_repeats_no_message_id() -> None:
 
 async def test_importing_p2p_loads_neither_libp2p_nor_torch() -> None:
     program = (
-        "import sys, p2p.member, p2p.engines, p2p.address, p2p.addressbook, p2p.engines.memory, p2p.probe\n"
+        "import sys, p2p.member, p2p.engines, p2p.address, p2p.peers.addressbook, p2p.engines.memory, p2p.probe\n"
         "sys.exit(bool({'libp2p', 'torch', 'hivemind', 'swarmd'} & set(sys.modules)))"
     )
     done = await trio.run_process([sys.executable, "-c", program], check=False, stderr=subprocess.DEVNULL)

@@ -13,9 +13,9 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, TYPE_DATA, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
-from p2p.engines import libp2p_discovery
-from p2p.engines.libp2p_network import WITHHELD, Muxer, Stream
-from p2p.engines.libp2p_stack import Router
+from p2p.engines.libp2p import discovery as libp2p_discovery
+from p2p.engines.libp2p.network import WITHHELD, Muxer, Stream
+from p2p.engines.libp2p.stack import Router
 from p2p.member import Member
 from tests.p2p.test_libp2p import TOPIC, member
 from tests.p2p.waiting import SECONDS, heard, until

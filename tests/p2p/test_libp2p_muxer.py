@@ -10,7 +10,7 @@ import trio.testing
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
-from p2p.engines.libp2p_network import OWED, WRITE_TIMEOUT, Muxer
+from p2p.engines.libp2p.network import OWED, WRITE_TIMEOUT, Muxer
 
 pytestmark = pytest.mark.trio
 

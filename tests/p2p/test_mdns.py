@@ -9,9 +9,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p import mdns
 from p2p.identity import Identity
-from p2p.mdns import ADDRESSES, Mdns, own_networks, read_text, swarm_tag, text_of
+from p2p.peers import mdns
+from p2p.peers.mdns import ADDRESSES, Mdns, own_networks, read_text, swarm_tag, text_of
 from p2p.topic import Topic
 from p2p.types import PeerId
 

@@ -3,13 +3,13 @@ import random
 
 import pytest
 
-from p2p.blobs import content_id, pack
+from p2p.admission.fair_queue import FairQueue
+from p2p.admission.inbox import Limits
+from p2p.blobs.blobs import content_id, pack
+from p2p.blobs.fetch import Fetcher, Want, answer
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import MAX_BODY, seal
-from p2p.fairqueue import FairQueue
-from p2p.fetching import Fetcher, Want, answer
 from p2p.identity import Identity
-from p2p.inbox import Limits
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Reason, Unanswered, Verdict

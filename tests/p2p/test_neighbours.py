@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Collection
 
-from p2p.neighbours import (
+from p2p.peers.shard_peers import (
     AGAIN,
     ANNOUNCE_EVERY,
     DIALS,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.address import parse_endpoint
-from p2p.addressbook import AddressBook
 from p2p.netgroup import LOCAL, group_of
-from p2p.outbound import ALONE, DIALS, FEEL_EVERY, GROUPS, LASTED, OUTBOUND, STRANGER, TARGET, Outbound
+from p2p.peers.addressbook import AddressBook
+from p2p.peers.outbound import ALONE, DIALS, FEEL_EVERY, GROUPS, LASTED, OUTBOUND, STRANGER, TARGET, Outbound
 from p2p.types import PeerId
 from tests.p2p.test_addressbook import KEY, ME, NOW, at, dial, peer
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.p2pd import missing
+from p2p.engines.hivemind.p2pd import missing
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 SECONDS = 60.0  # patience; the machine may be busy

@@ -15,12 +15,11 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from p2p.engines import engine
+from p2p.engines.hivemind.p2pd import missing
 from p2p.engines.memory import MemorySwarm
-from p2p.engines.p2pd import missing
 from p2p.identity import Identity
-from p2p.knock import Handshake, Silent, Stranger, knock
 from p2p.member import Member
-from p2p.reachability import (
+from p2p.nat.dial_back import (
     AT_ONCE,
     BURST,
     DIAL_BACK,
@@ -35,6 +34,7 @@ from p2p.reachability import (
     question,
     seen_at,
 )
+from p2p.nat.noise_probe import Handshake, Silent, Stranger, knock
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId
 

@@ -9,14 +9,14 @@ import pytest
 import trio
 import trio.testing
 
-from p2p import reputationfile
+from p2p.admission import reputation_file
+from p2p.admission.fair_queue import FairQueue
+from p2p.admission.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, QUIET, REPEATS, SHUNNED, TENURE, USEFUL, Reputation
+from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
-from p2p.fairqueue import FairQueue
-from p2p.fetching import Fetcher, Want
 from p2p.identity import Identity, peer_id_of
 from p2p.member import Member
-from p2p.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, QUIET, REPEATS, SHUNNED, TENURE, USEFUL, Reputation
 from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, Peer, PeerId, Reason, Unanswered, Verdict
 
@@ -135,18 +135,18 @@ def test_what_is_known_survives_a_restart(tmp_path_factory: pytest.TempPathFacto
     reputation.met(A, "11.0", now)
     for _ in range(5):
         reputation.saw(B, Reason.NOT_ASKED_FOR, now)
-    reputationfile.save(path, reputation)
+    reputation_file.save(path, reputation)
     again = Reputation()
-    reputationfile.load(path, again, now + 10)
+    reputation_file.load(path, again, now + 10)
     assert again.established(A, now + 10) and not again.established(C, now + 10) and again.group(A) == "11.0"
     assert again.banned(now + 10) == {B: 50} and path.stat().st_mode & 0o777 == 0o600
     data = bytearray(path.read_bytes())
     data[30] ^= 1
     path.write_bytes(data)
     clean = Reputation()
-    reputationfile.load(path, clean, now)
+    reputation_file.load(path, clean, now)
     assert clean.group(A) == "" and path.with_name("reputation.corrupt").read_bytes() == data
-    reputationfile.load(path, clean, now)  # and none is none
+    reputation_file.load(path, clean, now)  # and none is none
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000])
@@ -280,7 +280,7 @@ def test_bad_frames_by_one_connection_shut_it_out_and_not_their_author(tmp_path:
 @pytest.mark.net
 async def test_the_mesh_hears_what_we_think() -> None:
     id_of = pytest.importorskip("libp2p.peer.id").ID.from_base58
-    libp2p = pytest.importorskip("p2p.engines.libp2p")
+    libp2p = pytest.importorskip("p2p.engines.libp2p.engine")
     topic = TOPIC
     handlers = Handlers(lambda *_: Verdict.ACCEPT, lambda *_: b"", lambda peer: SHUNNED - 1 if peer == A else SHUNNED)
     engine = libp2p.Libp2pEngine(

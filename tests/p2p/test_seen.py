@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p.admission.inbox import Inbox, Limits
+from p2p.admission.replay_log import JOURNAL, RECORD, SeenFile
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.inbox import Inbox, Limits
-from p2p.seen import JOURNAL, RECORD, SeenFile
 from p2p.topic import Topic
 from p2p.types import Envelope, Reason, Rejected
 

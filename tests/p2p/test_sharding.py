@@ -13,8 +13,8 @@ from p2p.envelope import seal
 from p2p.errors import StateUnwritable
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.sharding import LOOK_EVERY
-from p2p.shards import COMPANY, COUNTED, PATIENCE, QUESTION, Shards
+from p2p.shards.sharding import LOOK_EVERY
+from p2p.shards.shards import COMPANY, COUNTED, PATIENCE, QUESTION, Shards
 from p2p.topic import Topic
 from p2p.types import PeerId, Reason
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.headcount import FAR, GROUP, Headcount, Met
 from p2p.netgroup import LOCAL
-from p2p.shards import (
+from p2p.shards.headcount import FAR, GROUP, Headcount, Met
+from p2p.shards.shards import (
     ASK,
     BRIDGE,
     COMPANY,

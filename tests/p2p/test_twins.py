@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import TWINS_EVERY, Member
+from p2p.peers.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, Cards, Session, decoded
 from p2p.topic import Topic
-from p2p.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, Cards, Session, decoded
 from p2p.types import PeerId
 
 KEY = Identity.from_seed(b"k" * 32)

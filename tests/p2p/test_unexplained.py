@@ -14,10 +14,10 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.engines import hivemind_watch
-from p2p.engines.hivemind_watch import Watch
-from p2p.engines.p2pd_sockets import sockets_of
-from p2p.unexplained import BURST, RATE, Unexplained
+from p2p.engines.hivemind import flood_watch
+from p2p.engines.hivemind.flood_watch import Watch
+from p2p.engines.hivemind.p2pd_sockets import sockets_of
+from p2p.engines.hivemind.unexplained_bytes import BURST, RATE, Unexplained
 
 HERE = ("a", "b", "c")
 LINUX = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts bytes by connection on Linux only")
@@ -134,7 +134,7 @@ async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says
     def forbidden(pid: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(hivemind_watch, "sockets_of", forbidden)
+    monkeypatch.setattr(flood_watch, "sockets_of", forbidden)
     cut: list[str] = []
     p2pd: Any = SimpleNamespace(pid=os.getpid())
     with caplog.at_level(logging.INFO), trio.fail_after(60):

@@ -10,11 +10,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 import judge.cli
-import swarmd.cli
-from swarmd.config import FLAGS, NodeConfig, load
+import swarmd.cli.app
+from swarmd.config.config import FLAGS, NodeConfig, load
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = {"swarmd": swarmd.cli.app, "swarmd-judge": judge.cli.app}
+PROGRAMS = {"swarmd": swarmd.cli.app.app, "swarmd-judge": judge.cli.app}
 
 
 def entrypoint() -> ModuleType:

@@ -15,7 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from p2p.address import parse_bootstrap
-from swarmd.config import NodeConfig
+from swarmd.config.config import NodeConfig
 from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
 
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from p2p.engines.p2pd import INSTALL
+from p2p.engines.hivemind.p2pd import INSTALL
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.daemon import GRACE
+from swarmd.daemon.daemon import GRACE
 from tests.packaging.checkout import ROOT, node_config
 
 UNIT = ROOT / "packaging" / "swarmd.service"

@@ -67,5 +67,5 @@ def test_its_metadata_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert len(required) == len(project["dependencies"])
     assert "Apache License" in wheel.read(f"{folder}/licenses/LICENSE").decode()
     scripts = wheel.read(f"{folder}/entry_points.txt").decode()
-    assert "swarmd = swarmd.cli:main" in scripts
+    assert "swarmd = swarmd.cli.app:main" in scripts
     assert "swarmd-judge = judge.cli:main" in scripts

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from p2p.types import PeerId
-from swarmd.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
-from swarmd.policy.model import LanguagePolicy
+from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef
 
 CHAT = (

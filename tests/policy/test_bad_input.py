@@ -10,12 +10,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from swarmd.config import ConfigError, ModelConfig, NodeConfig, load
+from swarmd.config.config import ConfigError, ModelConfig, NodeConfig, load
 from swarmd.errors import NoModel
-from swarmd.policy.doctor import examine
-from swarmd.policy.hub import locate
+from swarmd.policy.models.doctor import examine
+from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
-from swarmd.policy.tokenizer import PROBES, load_tokenizer
+from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
 from swarmd.types import Scored
 from tests.policy.conftest import CHAT, SPECIALS, edit_json, external, local, make_model, open_policy
 

@@ -3,7 +3,7 @@
 import pytest
 
 from swarmd.errors import NoModel
-from swarmd.policy.chat import SYSTEM_PROMPT, Chat
+from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.types import Completion
 from tests.policy.conftest import NO_SYSTEM_ROLE, THINKING, make_tokenizer
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from swarmd.policy.attention import NAME, adopt, covers
-from swarmd.policy.chat import Chat
-from swarmd.policy.decode import Sample, Sampling, cache_bytes, decode, decode_rows
-from swarmd.policy.device import seeded
+from swarmd.policy.attention.attention import NAME, adopt, covers
+from swarmd.policy.inference.decode import Sample, Sampling, cache_bytes, decode, decode_rows
+from swarmd.policy.models.chat import Chat
+from swarmd.policy.models.device import seeded
 from tests.policy.conftest import ALL_FAMILIES, external, make_model, open_policy
 
 CPU = torch.device("cpu")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarmd.policy.chat import Chat
-from swarmd.policy.losses import k3
-from swarmd.policy.model import LanguagePolicy
-from swarmd.seams import Remembering
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.chat import Chat
+from swarmd.policy.training.losses import k3
+from swarmd.protocols import Remembering
 from swarmd.types import Scored, UpdateReport
 from tests.policy.conftest import external, local, make_model, open_policy
 

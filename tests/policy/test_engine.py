@@ -13,17 +13,17 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from swarmd.config import GenerateConfig, ReplayConfig, TrainConfig
+from swarmd.config.config import GenerateConfig, ReplayConfig, TrainConfig
 from swarmd.errors import NoModel
-from swarmd.policy.decode import Sample, Sampling
-from swarmd.policy.device import seeded
-from swarmd.policy.engine import GROUP, Asked, EngineFailed, NoEngine, checked, draw_seed, open_plugin
-from swarmd.policy.engine_choice import importance_cap, open_engine
-from swarmd.policy.engine_continuous import ContinuousEngine
-from swarmd.policy.engine_driver import Driver
-from swarmd.policy.engine_own import OwnEngine
-from swarmd.policy.engine_weights import NetworkWeights
-from swarmd.policy.load import load_model
+from swarmd.policy.inference.continuous import ContinuousEngine
+from swarmd.policy.inference.decode import Sample, Sampling
+from swarmd.policy.inference.driver import Driver
+from swarmd.policy.inference.engine import GROUP, Asked, EngineFailed, NoEngine, checked, draw_seed, open_plugin
+from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.select import importance_cap, open_engine
+from swarmd.policy.inference.weights import NetworkWeights
+from swarmd.policy.models.device import seeded
+from swarmd.policy.models.load import load_model
 from tests.policy.conftest import ALL_FAMILIES, config_of, external, make_model, open_policy
 
 CPU = torch.device("cpu")

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from swarmd.policy import engine_probe
-from swarmd.policy.decode import Sampling
-from swarmd.policy.engine import EngineFailed
-from swarmd.policy.engine_choice import quickest
-from swarmd.policy.engine_continuous import ContinuousEngine
-from swarmd.policy.engine_own import OwnEngine
-from swarmd.policy.engine_probe import Conditions, choose, measure, pick, recall, remember
-from swarmd.policy.load import load_model
+from swarmd.policy.inference import benchmark
+from swarmd.policy.inference.benchmark import Conditions, choose, measure, pick, recall, remember
+from swarmd.policy.inference.continuous import ContinuousEngine
+from swarmd.policy.inference.decode import Sampling
+from swarmd.policy.inference.engine import EngineFailed
+from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.select import quickest
+from swarmd.policy.models.load import load_model
 from tests.policy.conftest import config_of
 
 HERE = Conditions("H200", "2.13.0", "5.23.0", "0.1.0", "abc", "bfloat16")
@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path: Path, c
 
 def test_the_real_engines_are_measured(folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What happens at the start on CUDA, made to happen on this CPU."""
-    monkeypatch.setattr(engine_probe, "NEW_TOKENS", 6)
+    monkeypatch.setattr(benchmark, "NEW_TOKENS", 6)
     loaded = load_model(config_of(folders["qwen2"]).model, 0)
     file, sampling = tmp_path / "engines.json", Sampling(12, 128, frozenset({0}), 1.0)
     engine = quickest(loaded, sampling, 100_000, file)

@@ -14,14 +14,14 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarmd.checkpoint import Checkpoints, RunState
 from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
-from swarmd.policy.export import FILES, CannotExport, base_of, export
-from swarmd.policy.model import LanguagePolicy
-from swarmd.policy.model_card import figures_of
-from swarmd.policy.saved import CheckpointUnfit
-from swarmd.policy.upload import NotUploaded, upload
-from swarmd.snapshot import NothingSaved, read_snapshot
+from swarmd.policy.export.export import FILES, CannotExport, base_of, export
+from swarmd.policy.export.model_card import figures_of
+from swarmd.policy.export.upload import NotUploaded, upload
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.checkpoint import CheckpointUnfit
+from swarmd.trainer.checkpoint import Checkpoints, RunState
+from swarmd.trainer.snapshot import NothingSaved, read_snapshot
 from tests.policy.conftest import edit_json, local, make_model, open_policy
 
 QUESTIONS = ["one?", "and another one", "zzz"]

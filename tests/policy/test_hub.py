@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from swarmd.policy.download import Progress, progress_words
+from swarmd.policy.models.download import Progress, progress_words
 from tests.policy.conftest import make_model
 
 COMMIT = "c0ffee" + 34 * "0"

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarmd.config import ModelConfig
+from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16
-from swarmd.policy.load import load_model
-from swarmd.policy.plan import WORKSPACE
+from swarmd.policy.models.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16
+from swarmd.policy.models.load import load_model
+from swarmd.policy.models.memory_plan import WORKSPACE
 from tests.policy.conftest import edit_json, make_model, open_policy
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarmd.policy import losses
+from swarmd.policy.training import losses
 
 LOGPROB = st.floats(-8, 0, allow_nan=False, width=32)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from swarmd.policy import optimizer
-from swarmd.policy.load import load_model
-from swarmd.policy.optimizer import NoOptimizer, Optimizer, rounded_at_random
-from swarmd.policy.plan import Work
+from swarmd.policy.models.load import load_model
+from swarmd.policy.models.memory_plan import Work
+from swarmd.policy.training import optimizer
+from swarmd.policy.training.optimizer import NoOptimizer, Optimizer, rounded_at_random
 from tests.policy.conftest import config_of, open_policy
 
 installed = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'")

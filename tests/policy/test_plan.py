@@ -13,17 +13,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarmd.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
+from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import NoModel
-from swarmd.policy import device
-from swarmd.policy.architecture import shape_of, skeleton_of
-from swarmd.policy.attention import adopt
-from swarmd.policy.doctor import examine
-from swarmd.policy.fitting import fit, require, work_of
-from swarmd.policy.head import Decoder, recomputing
-from swarmd.policy.load import with_adapter
-from swarmd.policy.packing import Row, pack
-from swarmd.policy.plan import MOST_TOKENS, Shape, Work, make_plan
+from swarmd.policy.attention.attention import adopt
+from swarmd.policy.models import device
+from swarmd.policy.models.architecture import shape_of, skeleton_of
+from swarmd.policy.models.doctor import examine
+from swarmd.policy.models.fit import fit, require, work_of
+from swarmd.policy.models.load import with_adapter
+from swarmd.policy.models.memory_plan import MOST_TOKENS, Shape, Work, make_plan
+from swarmd.policy.training.chunked_head import Decoder, recomputing
+from swarmd.policy.training.packing import Row, pack
 from tests.policy.conftest import FAMILIES, VOCABULARY, make_model
 
 GB = 10**9

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmd.config import ModelConfig
+from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
-from swarmd.policy import preflight
+from swarmd.policy.models import preflight
 
 MODEL = {"model_type": "qwen2", "num_hidden_layers": 2}
-JOIN = "import sys; from swarmd.cli import main; code = main(sys.argv[1:]); print(*{m.split('.')[0] for m in sys.modules}); sys.exit(code)"
+JOIN = "import sys, swarmd.cli.app; code = swarmd.cli.app.main(sys.argv[1:]); print(*{n.split('.')[0]for n in sys.modules}); sys.exit(code)"
 
 
 def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:

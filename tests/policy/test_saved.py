@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarmd.policy.model import LanguagePolicy
-from swarmd.policy.saved import CheckpointUnfit
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.checkpoint import CheckpointUnfit
 from swarmd.types import UpdateReport
 from tests.policy.conftest import config_of, edit_json, external, local, make_model, open_policy
 

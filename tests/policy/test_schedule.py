@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarmd.policy.schedule import Schedule, learning_rate
+from swarmd.policy.training.schedule import Schedule, learning_rate
 
 
 def rates(schedule: Schedule, count: int) -> list[float]:

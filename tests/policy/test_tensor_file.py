@@ -1,7 +1,7 @@
 import torch
 from safetensors.torch import load, save
 
-from swarmd.policy.tensor_file import tensor_file
+from swarmd.policy.training.safetensors_bytes import tensor_file
 
 TENSORS = {
     "weight": torch.arange(15, dtype=torch.float32).view(3, 5),

@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarmd.errors import NoModel
-from swarmd.policy import losses
-from swarmd.policy.attention import NAME
-from swarmd.policy.chat import Chat
-from swarmd.policy.packing import Row, micro_batches, pack, packed_tokens, pad, padded_micro_batches
-from swarmd.policy.packing import rows_of as all_rows_of
-from swarmd.policy.stream import shared_prefix
-from swarmd.policy.update import Diverged, Learner, Learning
+from swarmd.policy.attention.attention import NAME
+from swarmd.policy.attention.packed_layout import shared_prefix
+from swarmd.policy.models.chat import Chat
+from swarmd.policy.training import losses
+from swarmd.policy.training.learner import Diverged, Learner, Learning
+from swarmd.policy.training.packing import Row, micro_batches, pack, packed_tokens, pad, padded_micro_batches
+from swarmd.policy.training.packing import rows_of as all_rows_of
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 from tests.policy.conftest import ALL_FAMILIES, external, local, open_policy
 

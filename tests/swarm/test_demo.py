@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.lab.figures import Curve, moving_mean, reward_figure
-from swarmd.telemetry import read_metrics
+from swarmd.demo.figures import Curve, moving_mean, reward_figure
+from swarmd.state.metrics import read_metrics
 
 ROUNDS = 12
 

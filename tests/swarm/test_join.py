@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from p2p.engines.p2pd import missing
-from swarmd import control
-from swarmd.checkpoint import Checkpoints, saved_in
-from swarmd.lab.processes import checkpoints
-from swarmd.telemetry import read_metrics
+from p2p.engines.hivemind.p2pd import missing
+from swarmd.daemon import control
+from swarmd.demo.processes import checkpoints
+from swarmd.state.metrics import read_metrics
+from swarmd.trainer.checkpoint import Checkpoints, saved_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 

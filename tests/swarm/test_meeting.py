@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2p.engines.p2pd import missing
+from p2p.engines.hivemind.p2pd import missing
 from tests.swarm.test_join import COMMON, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]

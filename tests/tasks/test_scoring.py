@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.errors import ConfigError
-from swarmd.seams import Reward
+from swarmd.protocols import Reward
 from swarmd.tasks.answers import LONGEST_COMPLETION
 from swarmd.tasks.catalogue import BadLine, NoSuchTask, score_lines, show, specialties
 from swarmd.tasks.curriculum import CURRICULA, TINY_9

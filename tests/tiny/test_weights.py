@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swarmd.policy.chat import Chat
+from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tiny.corpus import honest_answer
 from swarmd.policy.models.tiny.evaluation import MAX_NEW_TOKENS, Skill, mean, measure

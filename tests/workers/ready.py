@@ -1,7 +1,7 @@
 """A worker that says it is ready and does nothing: `python -m tests.workers.ready FD`."""
 
-from swarmd.workers.inside import Inside, run
 from swarmd.workers.messages import Begin, Ready
+from swarmd.workers.worker_main import Inside, run
 
 
 def wait(_: Begin, inside: Inside) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmd.policy import decode
-from swarmd.policy.adapter import StandingMerge, merged
-from swarmd.policy.handover import Handover, Pickup
-from swarmd.policy.model import LanguagePolicy
+from swarmd.policy.inference import decode
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.lora import StandingMerge, merged
+from swarmd.policy.parallel.weight_sync import Handover, Pickup
 from tests.policy.conftest import open_policy
 
 QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?"]

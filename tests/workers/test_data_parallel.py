@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from swarmd.config import NodeConfig
-from swarmd.policy import data_parallel
-from swarmd.policy.data_parallel import Trainers, combine, deal
-from swarmd.policy.model import LanguagePolicy
-from swarmd.policy.packing import Row, packed_tokens
-from swarmd.policy.update import Sums
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.parallel import data_parallel
+from swarmd.policy.parallel.data_parallel import Trainers, combine, deal
+from swarmd.policy.training.learner import Sums
+from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import Scored, UpdateReport
-from swarmd.workers.child import Child
 from swarmd.workers.messages import Begin
+from swarmd.workers.worker_process import Child
 from tests.policy.conftest import external, local
 
 CONFIG = NodeConfig.model_validate({"model": {"name": "tiny", "device": "cpu"}})
@@ -78,7 +78,7 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(tmp_path:
     alone.learner.combine = lambda parameters, sums: watch("one", parameters)
 
     def start(rank: int) -> Child:
-        return Child("swarmd.policy.rank", Begin(CONFIG.model_dump_json(), 1, str(tmp_path), 2), {})
+        return Child("swarmd.policy.parallel.rank", Begin(CONFIG.model_dump_json(), 1, str(tmp_path), 2), {})
 
     pids = []
     with Trainers(2, shared, start, tmp_path, check_every=1) as trainers:

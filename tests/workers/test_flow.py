@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from swarmd.types import Completion, Generation, Task, TaskRef, Tokens
-from swarmd.workers.flow import PASSED_OVER, TRIES, Flow
+from swarmd.workers.question_queue import PASSED_OVER, TRIES, Flow
 
 
 def flow(ahead: int = 4, enough: int = 100) -> Flow:

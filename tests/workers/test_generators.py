@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from swarmd.config import NodeConfig
-from swarmd.crew import check_workers, open_crew, processes_on
+from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
-from swarmd.policy.model import LanguagePolicy
+from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.workers import check_workers, open_crew, processes_on
 from swarmd.types import Generation, Rollout, Scored, Task
-from swarmd.workers import generators
-from swarmd.workers.child import Child
-from swarmd.workers.flow import Flow
-from swarmd.workers.generators import Generators, WorkerFailed
+from swarmd.workers import generator_pool
+from swarmd.workers.generator_pool import Generators, WorkerFailed
 from swarmd.workers.messages import Begin
+from swarmd.workers.question_queue import Flow
+from swarmd.workers.worker_process import Child
 from tests.exchange.test_wire import ME
 
 
@@ -83,7 +83,7 @@ def flow() -> Iterator[Flow]:
 def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: Flow, tmp_path: Path) -> None:
     begin = Begin(config(model={"name": "/no/such/model"}).model_dump_json(), 1, str(tmp_path), 1)
     with (
-        Generators(1, lambda number, life: Child("swarmd.policy.generator", begin, {}), flow, lambda: None) as working,
+        Generators(1, lambda number, life: Child("swarmd.policy.parallel.generator", begin, {}), flow, lambda: None) as working,
         pytest.raises(WorkerFailed, match="/no/such/model") as failure,
     ):
         working.wait(1, 60)
@@ -92,7 +92,7 @@ def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: Flo
 
 @pytest.mark.net
 def test_a_generator_that_always_dies_is_given_up(flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generators, "backoff", lambda deaths: 0.0)
+    monkeypatch.setattr(generator_pool, "backoff", lambda deaths: 0.0)
     begin, lives = Begin("", 1, str(tmp_path), 1), []
 
     def start(number: int, life: int) -> Child:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmd.policy.handover import Handover, Pickup, private_folder
+from swarmd.policy.parallel.weight_sync import Handover, Pickup, private_folder
 
 # Hands over versions 1, 2, 3, … of four tensors, each full of its version, until it is killed.
 WRITER = """

@@ -1,6 +1,6 @@
 """How workers are shown."""
 
-from swarmd.view import workers_words
+from swarmd.cli.view import workers_words
 
 WORKERS = {
     "generators": {"alive": 2, "of": 2, "restarts": 1, "pids": [1, 2]},

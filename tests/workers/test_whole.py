@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from swarmd import control
-from swarmd.telemetry import read_metrics
+from swarmd.daemon import control
+from swarmd.state.metrics import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import httpx2
 
-from swarmd.policy.engine import EngineFailed
+from swarmd.policy.inference.engine import EngineFailed
 
 # Nothing that would make the distribution another one than softmax(logits / temperature).
 _PLAIN: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import httpx2
 
-from swarmd.policy.engine import Asked, EngineFailed, Sample, Sampling, Weights, draw_seed
+from swarmd.policy.inference.engine import Asked, EngineFailed, Sample, Sampling, Weights, draw_seed
 from swarmd_engine_vllm.client import Client
 from swarmd_engine_vllm.server import SERVED, Child, command
 
@@ -59,7 +59,7 @@ def _connected(asked: Asked, scratch: Path) -> "VllmEngine":
 
 
 class VllmEngine:
-    """Implements `swarmd.policy.engine.Engine`."""
+    """Implements `swarmd.policy.inference.engine.Engine`."""
 
     foreign: Final = True
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from swarmd.policy.engine import Asked, EngineFailed, NoEngine
+from swarmd.policy.inference.engine import Asked, EngineFailed, NoEngine
 from swarmd_engine_vllm import guard
 
 SERVED: Final = "base"  # what the base model is called in requests

@@ -1,13 +1,13 @@
-"""Fetching a chosen blob: whom `p2p.holders` would ask, with the hedge and the patience of `p2p.fetching`, over simulated lines.
+"""Fetching a chosen blob: whom `p2p.blobs.providers` would ask, with the hedge and the patience of `p2p.blobs.fetch`, over simulated lines.
 
-Whoever is asked and not connected is dialled first, and the connection is kept for a while (`p2p.neighbours.Visits`).
+Whoever is asked and not connected is dialled first, and the connection is kept for a while (`p2p.peers.shard_peers.Visits`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from p2p.fetching import HEDGE, answer, question
-from p2p.neighbours import IDLE
+from p2p.blobs.fetch import HEDGE, answer, question
+from p2p.peers.shard_peers import IDLE
 from p2p.types import PeerId
 from swarmd.exchange.offers import Offered
 from swarmd.lab.simulation.events import Events

@@ -1,17 +1,17 @@
-"""Connections and GossipSub 1.1 between simulated nodes, after py-libp2p 0.8.1 with the settings of `p2p/engines/libp2p_stack.py`.
+"""Connections and GossipSub 1.1 between simulated nodes, after py-libp2p 0.8.1 with the settings of `p2p/engines/libp2p/stack.py`.
 
 Eager push to the mesh, IHAVE to others in the topic at each heartbeat, IWANT for what was missed, GRAFT and PRUNE between 4 and 12,
-no flood-publish. Heartbeats at which nothing would happen are left out. Whom a node dials follows `p2p/outbound.py` (ten members of the
-swarm) and `p2p/neighbours.py` (four in each shard).
+no flood-publish. Heartbeats at which nothing would happen are left out. Whom a node dials follows `p2p/peers/outbound.py`
+(ten members of the swarm) and `p2p/peers/shard_peers.py` (four in each shard).
 """
 
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from p2p.neighbours import DIALS, EXTRA, LOOK_FIRST, LOOK_LAST, NEIGHBOURS
-from p2p.outbound import DIALS as OUTBOUND_DIALS
-from p2p.outbound import GROUPS
+from p2p.peers.outbound import DIALS as OUTBOUND_DIALS
+from p2p.peers.outbound import GROUPS
+from p2p.peers.shard_peers import DIALS, EXTRA, LOOK_FIRST, LOOK_LAST, NEIGHBOURS
 from swarmd.lab.simulation.events import Events
 from swarmd.lab.simulation.internet import Internet
 from swarmd.lab.simulation.ledger import Ledger

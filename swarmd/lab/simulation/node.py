@@ -4,13 +4,13 @@ import random
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from p2p.blobs import content_id
+from p2p.admission.inbox import Inbox
+from p2p.admission.reputation import Reputation
+from p2p.blobs.blobs import content_id
+from p2p.blobs.providers import Holders
 from p2p.envelope import Frame, check, seal
-from p2p.holders import Holders
 from p2p.identity import Identity
-from p2p.inbox import Inbox
-from p2p.reputation import Reputation
-from p2p.shards import Placement, Shards
+from p2p.shards.shards import Placement, Shards
 from p2p.types import Envelope, PeerId, Rejected
 from swarmd.exchange import offers
 from swarmd.exchange.offers import Board, Offered

@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p.holders import Holders
-from p2p.shards import Shards, authors_of, shards_of
+from p2p.blobs.providers import Holders
+from p2p.shards.shards import Shards, authors_of, shards_of
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId
 from swarmd.exchange import offers
@@ -38,7 +38,7 @@ class Plan:
     arriving: float = 60.0  # the nodes come one by one within so long
     session: float = 0.0  # mean time until a node goes away; 0: it stays
     absence: float = 120.0  # mean time until it is back
-    authors: float | None = None  # of a shard; by default as p2p.shards has it
+    authors: float | None = None  # of a shard; by default as p2p.shards.shards has it
     formed: bool = False  # the swarm is there already: each node knows into how many shards it is cut, and whom it hears
     useful: float = 0.5  # share of what is fetched that proves useful, and its author with it
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from swarmd.policy.chat import Chat
-from swarmd.policy.decode import Sampling, decode
+from swarmd.policy.inference.decode import Sampling, decode
+from swarmd.policy.models.chat import Chat
 from swarmd.tasks.answers import Reason
 from swarmd.tasks.curriculum import TRAINING_TASKS
 from swarmd.tasks.grading import grade_text, solution

@@ -1,0 +1,255 @@
+"""Admission: which frames are let in. Pure: `now` is an argument, nothing is read or written. The rules as a table: docs/admission.md.
+
+Rules go from cheap to dear: what the peer that handed it over may still send, size, form, version, swarm, our own echo, time window,
+repetition, repute and quota of the author it names, and last the signature. What an author is charged for and remembered by is only
+what it really signed, so nobody can use up another's quota; what nobody signed is charged to the connection it came by.
+
+Why a frame is never let in twice, however much is thrown at us: its content id is remembered until its own time of sending leaves
+the window, at most twice the window after it came. Where memory runs out sooner, the frames that were sent first are forgotten, and
+from then on anything sent as early as they were is stale: under a flood the window shrinks, but it never opens. `p2p.seen` keeps this
+memory over restarts.
+"""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import NamedTuple, Protocol
+
+from p2p.envelope import MAX_FRAME, Frame, check, parse
+from p2p.identity import peer_id_of, public_key_of
+from p2p.rate_limit import Bucket
+from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
+
+_SEQUENCES = 1024  # of an author's latest sequence numbers that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one node takes in. A bucket holds its burst when full."""
+
+    max_frame: int = MAX_FRAME  # bytes
+    window: float = 300.0  # seconds that an author's clock may be off ours, or its frame be on its way
+    # Of one author.
+    frames_per_second: float = 20.0
+    frames_burst: float = 200.0
+    bytes_per_second: float = 512 * 1024.0
+    bytes_burst: float = 8 * 1024 * 1024.0
+    # Of one connection, by which everybody's frames come.
+    via_frames_per_second: float = 200.0
+    via_frames_burst: float = 600.0
+    via_bytes_per_second: float = 4 * 1024 * 1024.0
+    via_bytes_burst: float = 32 * 1024 * 1024.0
+    via_broken_per_second: float = 1.0
+    via_broken_burst: float = 30.0
+    # Of all newcomers together, once somebody is established.
+    newcomers_per_second: float = 100.0
+    newcomers_burst: float = 1000.0
+    # Remembered at once.
+    authors: int = 8_192
+    frames: int = 65_536  # content ids
+    vias: int = 1_024
+
+
+class Opinion(Protocol):
+    """What we think of peers: `p2p.admission.reputation.Reputation`."""
+
+    def shunned(self, peer: PeerId, now: float) -> bool: ...
+
+    def established(self, peer: PeerId, now: float) -> bool: ...
+
+
+class Trace(NamedTuple):
+    """What is remembered of one admitted frame."""
+
+    author: bytes  # its key
+    sequence: int
+    sent_at: int  # ms
+    content_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What must outlive a restart so that no frame is let in twice."""
+
+    horizon: int = 0  # ms; what was sent before is stale
+    contents: Sequence[tuple[int, bytes]] = ()  # sent_at in ms, content id
+    authors: Sequence[tuple[bytes, int, int]] = ()  # key, newest sequence number, and bit i: newest − i came; least recent first
+
+
+def came(newest: int, seen: int, sequence: int) -> tuple[int, int]:
+    """The newest sequence number and the bits of those that came, after one more."""
+    ahead = sequence - newest
+    if ahead > 0:
+        return sequence, ((seen << ahead if ahead < _SEQUENCES else 0) | 1) & ((1 << _SEQUENCES) - 1)
+    return newest, seen | (1 << -ahead if -ahead < _SEQUENCES else 0)
+
+
+class _Author:
+    """What is remembered of one author: its quota, and which of its latest sequence numbers came."""
+
+    __slots__ = ("bytes", "frames", "newest", "seen")
+
+    def __init__(self, limits: Limits, now: float, newest: int = -1, seen: int = 0) -> None:
+        self.frames, self.bytes = Bucket(limits.frames_burst, now), Bucket(limits.bytes_burst, now)
+        self.newest, self.seen = newest, seen
+
+    def affords(self, size: int, limits: Limits, now: float) -> bool:
+        frames = self.frames.refill(limits.frames_per_second, limits.frames_burst, now)
+        return self.bytes.refill(limits.bytes_per_second, limits.bytes_burst, now) >= size and frames >= 1
+
+    def repeats(self, sequence: int) -> bool:
+        """Whether it came, as far as it is remembered. Of what is further behind the content alone is known: there a second node with the
+        same key, started later and so with larger numbers, would else keep the first out long after it is gone.
+        """
+        behind = self.newest - sequence
+        return 0 <= behind < _SEQUENCES and bool(self.seen >> behind & 1)
+
+    def remember(self, sequence: int) -> None:
+        self.newest, self.seen = came(self.newest, self.seen, sequence)
+
+
+class _Via:
+    """What a connected peer may still hand us."""
+
+    __slots__ = ("broken", "bytes", "frames")
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self.frames, self.bytes = Bucket(limits.via_frames_burst, now), Bucket(limits.via_bytes_burst, now)
+        self.broken = Bucket(limits.via_broken_burst, now)
+
+    def pays(self, size: int, limits: Limits, now: float) -> bool:
+        """Frames that it could not pay for cost it nothing more: it is heard again as soon as it is slower."""
+        frames = self.frames.refill(limits.via_frames_per_second, limits.via_frames_burst, now)
+        in_bytes = self.bytes.refill(limits.via_bytes_per_second, limits.via_bytes_burst, now)
+        broken = self.broken.refill(limits.via_broken_per_second, limits.via_broken_burst, now)
+        if frames < 1 or in_bytes < size or broken < 1:
+            return False
+        self.frames.take(1, limits.via_frames_burst)
+        self.bytes.take(size, limits.via_bytes_burst)
+        return True
+
+
+class Inbox:
+    """The admission of one member of one swarm.
+
+    not_before: frames sent earlier are stale, so that a restart without `memory` opens no door to replays. note: hears of every frame
+    that is let in, before `receive` returns. verify: `envelope.check`, or its memory where many members in one process see one frame.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        swarm_id: bytes,
+        limits: Limits | None = None,
+        *,
+        not_before: float = 0.0,
+        memory: Memory | None = None,
+        opinion: Opinion | None = None,
+        note: Callable[[Trace], None] = lambda _: None,
+        verify: Callable[[Frame, bytes], Envelope | Rejected] = check,
+    ) -> None:
+        self._own_key = public_key_of(me)
+        self.swarm_id = swarm_id
+        self.limits = limits or Limits()
+        self.counts: Counter[Reason] = Counter()
+        self.admitted = 0
+        self._opinion, self._note, self._verify = opinion, note, verify
+        memory = memory or Memory()
+        self._authors = OrderedDict(  # least recently admitted first
+            (key, _Author(self.limits, 0.0, newest, seen)) for key, newest, seen in memory.authors
+        )
+        self._vias: OrderedDict[PeerId, _Via] = OrderedDict()  # least recently heard first
+        self._newcomers = Bucket(self.limits.newcomers_burst, 0.0)
+        self._oldest = list(memory.contents)  # heap of (sent_at in ms, content id), one for each in _seen
+        heapq.heapify(self._oldest)
+        self._seen = {content_id for _, content_id in self._oldest}
+        self._horizon = max(memory.horizon, int(not_before * 1000))  # ms
+
+    def receive(self, frame: bytes, now: float, via: PeerId | None = None, swarm_id: bytes | None = None) -> Envelope | Rejected:
+        """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known; swarm_id: of
+        the shard that it came in, where that is not shard 0.
+        """
+        outcome = self._from(via, frame, now, swarm_id or self.swarm_id)
+        if isinstance(outcome, Rejected):
+            self.counts[outcome.reason] += 1
+        else:
+            self.admitted += 1
+        return outcome
+
+    def charge(self, author: PeerId, frames: float, now: float) -> None:
+        """Take `frames` off an author's quota, for what it sent was admitted and proved bad. Down to one burst below zero."""
+        state = self._authors.get(public_key_of(author))
+        if state is not None:
+            state.frames.refill(self.limits.frames_per_second, self.limits.frames_burst, now)
+            state.frames.take(frames, self.limits.frames_burst)
+
+    def memory(self) -> Memory:
+        """What the next life of this inbox must be given."""
+        authors = [(key, author.newest, author.seen) for key, author in self._authors.items()]
+        return Memory(self._horizon, list(self._oldest), authors)
+
+    def _from(self, via: PeerId | None, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
+        if via is None:  # the engine does not know: only the author can be charged
+            return self._admit(frame, now, swarm_id)
+        purse = self._vias.get(via) or self._vias.setdefault(via, _Via(self.limits, now))
+        self._vias.move_to_end(via)
+        if len(self._vias) > self.limits.vias:
+            self._vias.popitem(last=False)
+        if not purse.pays(len(frame), self.limits, now):
+            return Rejected(Reason.FLOODING)
+        if self._opinion is not None and self._opinion.shunned(via, now):
+            return Rejected(Reason.SHUNNED)
+        outcome = self._admit(frame, now, swarm_id)
+        if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
+            purse.broken.take(1, self.limits.via_broken_burst)
+        return outcome
+
+    def _admit(self, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
+        if len(frame) > self.limits.max_frame:
+            return Rejected(Reason.TOO_LARGE)
+        parsed = parse(frame, swarm_id)
+        if isinstance(parsed, Rejected):
+            return parsed
+        if parsed.author == self._own_key:
+            return Rejected(Reason.OWN_ECHO)
+        if abs(now - parsed.sent_at_ms / 1000) > self.limits.window or parsed.sent_at_ms < self._horizon:
+            return Rejected(Reason.STALE)
+        content_id = sha256(frame).digest()[:16]
+        author = self._authors.get(parsed.author) or _Author(self.limits, now)
+        if content_id in self._seen or author.repeats(parsed.sequence):
+            return Rejected(Reason.DUPLICATE)
+        if not author.affords(len(frame), self.limits, now):
+            return Rejected(Reason.OVER_QUOTA)
+        newcomer = False
+        if self._opinion is not None:
+            name = peer_id_of(parsed.author)
+            if self._opinion.shunned(name, now):
+                return Rejected(Reason.SHUNNED)
+            newcomer = not self._opinion.established(name, now)
+            if newcomer and self._newcomers.refill(self.limits.newcomers_per_second, self.limits.newcomers_burst, now) < 1:
+                return Rejected(Reason.CROWDED)
+        envelope = self._verify(parsed, frame)
+        if isinstance(envelope, Envelope):
+            if newcomer:
+                self._newcomers.take(1, self.limits.newcomers_burst)
+            self._remember(parsed, author, content_id, len(frame), now)
+        return envelope
+
+    def _remember(self, parsed: Frame, author: _Author, content_id: bytes, size: int, now: float) -> None:
+        author.frames.take(1, self.limits.frames_burst)
+        author.bytes.take(size, self.limits.bytes_burst)
+        author.remember(parsed.sequence)
+        self._authors[parsed.author] = author
+        self._authors.move_to_end(parsed.author)
+        while len(self._authors) > self.limits.authors:
+            self._authors.popitem(last=False)  # what it sent is still known by content id
+        self._seen.add(content_id)
+        heapq.heappush(self._oldest, (parsed.sent_at_ms, content_id))
+        expired = int((now - self.limits.window) * 1000)
+        while self._oldest and (self._oldest[0][0] < expired or len(self._oldest) > self.limits.frames):
+            sent_at_ms, forgotten = heapq.heappop(self._oldest)
+            self._seen.discard(forgotten)
+            self._horizon = max(self._horizon, sent_at_ms + 1)
+        self._note(Trace(parsed.author, parsed.sequence, parsed.sent_at_ms, content_id))

@@ -1,0 +1,194 @@
+"""What was let in, on disk, so that a restart lets nothing in twice and yet keeps nobody out.
+
+Theory of operation. The file is one msgpack snapshot of the inbox's memory (`inbox.Memory`) and after it a journal: a record of
+RECORD bytes for each frame let in since, appended before the frame is handed on. What the process wrote is in the kernel's hands, so
+kill -9 loses none of it, and a life that reads it in the same boot of the machine (or after a clean end) knows everything: it
+refuses what it knows, and hears a peer with a slow clock at once. A power cut may lose the journal's end. For that the file keeps a
+promise, made durable (fsync) before it is needed and about once a minute: no frame sent after PROMISED was let in. A life that may
+have lost something treats everything sent up to then as stale. Where there is no file, or a damaged one, what was sent before now is
+stale; so it is where the file is from the future, for the clock was set back since.
+
+    magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot | records: author's key 32, sequence 8, sent at 8, content id 16, CRC-32 4
+
+A record with the promise alone has zeros for the rest. Numbers are big-endian. What cannot be written makes the file go: the next
+life then knows nothing and is strict. At the limits of `inbox.Limits` the file has at most MAX_FILE bytes.
+"""
+
+import contextlib
+import errno
+import logging
+import math
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+
+from p2p import durable
+from p2p.admission.inbox import Memory, Trace, came
+
+MAGIC = b"swseen\x00\x01"  # the last byte is the version
+MAX_FILE = 16 * 1024 * 1024  # bytes
+JOURNAL = 256 * 1024  # bytes of journal after which the file is written anew
+PROMISE = 60.0  # seconds of times of sending that one fsync covers
+RETRY = 60.0  # seconds after which a file that could not be written is tried again
+WINDOW = 300.0  # seconds; `inbox.Limits.window`: what is later than this from now, no clock that was right has let in
+_HEADER = struct.Struct(">8sII")
+_RECORD = struct.Struct(">32sQQ16s")
+_CRC = struct.Struct(">I")
+RECORD = _RECORD.size + _CRC.size
+_NOBODY = bytes(32)
+
+log = logging.getLogger(__name__)
+
+
+class _Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    boot: str  # of the machine, under which it was written
+    closed: bool  # the life that wrote it ended cleanly
+    promised: int  # ms
+    horizon: int  # ms
+    contents: list[tuple[int, bytes]]
+    authors: list[tuple[bytes, int, bytes]]  # key, newest sequence number, bits of those that came, big-endian
+
+
+def boot_id() -> str:
+    """Of this boot of the machine; empty where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
+class SeenFile:
+    """Of one member. `load` once, then `note` what is let in, and `save` when `due` and at the end."""
+
+    def __init__(self, path: Path, clock: Callable[[], float], *, boot: str | None = None) -> None:
+        self._path, self._clock = path, clock
+        self._boot = boot_id() if boot is None else boot
+        self._journal: int | None = None  # file descriptor
+        self._written = 0  # bytes of journal
+        self._promised = 0  # ms
+        self._retry_at = math.inf
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to `save`."""
+        return self._written > JOURNAL or (self._journal is None and self._clock() >= self._retry_at)
+
+    def load(self) -> Memory:
+        """What the lives before let in, as far as it matters. From here on the file is this life's."""
+        memory = self._read()
+        now = self._ms()
+        if memory is None:
+            memory = Memory(horizon=now)
+        elif memory.horizon > now + int(2 * WINDOW * 1000):
+            log.warning("the clock was set back since %s was written: what was sent before now is not taken", self._path)
+            memory = Memory(now, memory.contents, memory.authors)
+        self.save(memory)
+        return memory
+
+    def note(self, trace: Trace) -> None:
+        """A frame is let in, and may be handed on when this returns."""
+        if self._journal is None:
+            return
+        if trace.sent_at > self._promised:
+            self._promised = trace.sent_at + int(PROMISE * 1000)
+            self._append(Trace(_NOBODY, 0, self._promised, bytes(16)), sync=True)
+        self._append(trace)
+
+    def save(self, memory: Memory, *, closed: bool = False) -> None:
+        """Write the file anew. closed: nothing more will be noted."""
+        self._close()
+        self._retry_at = math.inf
+        self._promised = max(self._promised, self._ms())
+        authors = [(key, newest, bits.to_bytes((bits.bit_length() + 7) // 8, "big")) for key, newest, bits in memory.authors]
+        snapshot = msgspec.msgpack.encode(
+            _Snapshot(self._boot, closed, self._promised, memory.horizon, list(memory.contents), authors)
+        )
+        try:
+            durable.replace(self._path, _HEADER.pack(MAGIC, len(snapshot), crc32(snapshot)) + snapshot)
+            if not closed:
+                self._journal = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            self._give_up(error)
+
+    def _append(self, trace: Trace, *, sync: bool = False) -> None:
+        if self._journal is None:
+            return
+        record = _RECORD.pack(*trace)
+        try:
+            if os.write(self._journal, record + _CRC.pack(crc32(record))) != RECORD:
+                self._give_up(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+                return
+            if sync:
+                os.fsync(self._journal)
+            self._written += RECORD
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Half a memory would open a door to replays, none does not."""
+        log.warning("cannot write %s: %s; after a restart only what is sent from then on is taken", self._path, error.strerror)
+        self._close()
+        with contextlib.suppress(OSError):  # on a full disk a file can still be removed
+            self._path.unlink(missing_ok=True)
+        self._retry_at = self._clock() + RETRY
+
+    def _close(self) -> None:
+        if self._journal is not None:
+            os.close(self._journal)
+        self._journal, self._written = None, 0
+
+    def _ms(self) -> int:
+        return int(self._clock() * 1000)
+
+    def _read(self) -> Memory | None:
+        """None where there is nothing that could be used."""
+        try:
+            with self._path.open("rb") as file:
+                return self._understood(file.read(MAX_FILE))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, msgspec.MsgspecError, struct.error) as error:
+            with contextlib.suppress(OSError):  # a folder that nothing can be done in; `save` says so next
+                aside = durable.set_aside(self._path)
+                log.warning("%s was damaged (%s) and is now %s; what was sent before now is not taken", self._path, error, aside)
+            return None
+
+    def _understood(self, data: bytes) -> Memory:
+        """Raises ValueError, MsgspecError or struct.error."""
+        magic, length, checksum = _HEADER.unpack_from(data)
+        body = data[_HEADER.size : _HEADER.size + length]
+        if magic != MAGIC or len(body) != length or crc32(body) != checksum:
+            raise ValueError("not what was written")
+        snapshot = msgspec.msgpack.decode(body, type=_Snapshot)
+        contents = {content_id: sent_at for sent_at, content_id in snapshot.contents}
+        authors = OrderedDict((key, (newest, int.from_bytes(bits, "big"))) for key, newest, bits in snapshot.authors)
+        self._promised = snapshot.promised
+        journal = data[_HEADER.size + length :]
+        traces = _records(journal)
+        for trace in traces:
+            if trace.author == _NOBODY:
+                self._promised = max(self._promised, trace.sent_at)
+                continue
+            contents[trace.content_id] = trace.sent_at
+            authors[trace.author] = came(*authors.pop(trace.author, (-1, 0)), trace.sequence)
+        horizon = snapshot.horizon
+        if len(traces) < len(journal) // RECORD:  # damaged, and what came after the damage is lost
+            horizon = max(horizon, self._promised + 1, self._ms())
+        elif not snapshot.closed and (self._boot == "" or snapshot.boot != self._boot):
+            horizon = max(horizon, self._promised + 1)
+        return Memory(horizon, [(at, name) for name, at in contents.items()], [(key, *said) for key, said in authors.items()])
+
+
+def _records(journal: bytes) -> list[Trace]:
+    """Up to the first that is not whole. Half a record at the end was never noted: the process was killed while it wrote."""
+    traces: list[Trace] = []
+    for at in range(0, len(journal) - RECORD + 1, RECORD):
+        record = journal[at : at + _RECORD.size]
+        if _CRC.unpack_from(journal, at + _RECORD.size)[0] != crc32(record):
+            break
+        traces.append(Trace(*_RECORD.unpack(record)))
+    return traces

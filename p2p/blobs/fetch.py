@@ -1,0 +1,268 @@
+"""Asking peers for blobs, and answering them.
+
+Question: byte 1, then content ids of 12 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as four bytes, big-endian,
+and the blob; length zero where it is not at hand. A peer that knows no such question answers nothing.
+"""
+
+import logging
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import trio
+
+from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BlobStore, content_id
+from p2p.blobs.providers import HOLDERS
+from p2p.types import PeerId, Reason, Unanswered
+
+FETCH = 1
+MAX_ASKED = 64  # blobs in one question
+MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
+TOGETHER = 128 * 1024  # bytes of an answer to several ids that we ask for: more would take a slow line too long
+ASK_AT_ONCE = 64  # questions under way: those to peers that are gone may take a while, and must not keep others waiting
+HEDGE = 0.5  # seconds after which the next holder is asked too
+HOPELESS = 0.05  # the same, where the likeliest holder said that it has it not: then hardly anybody has
+PATIENCE = 10.0  # seconds for one holder
+AGAIN = 1.0  # seconds after which a holder that could not be asked is asked once more: it may be the only one
+_LENGTH = struct.Struct(">I")
+_PEERS = 4096  # whose use of our upload is remembered
+
+log = logging.getLogger(__name__)
+
+
+def question(ids: Sequence[bytes]) -> bytes:
+    """Raises ValueError where nobody would answer it."""
+    if not 0 < len(ids) <= MAX_ASKED or any(len(name) != ID_BYTES for name in ids):
+        raise ValueError(f"one to {MAX_ASKED} ids of {ID_BYTES} bytes")
+    return bytes([FETCH]) + b"".join(ids)
+
+
+def asked(message: bytes) -> Sequence[bytes]:
+    """The ids of a question; empty where it is none."""
+    if len(message) < 1 or message[0] != FETCH or (len(message) - 1) % ID_BYTES or len(message) > 1 + MAX_ASKED * ID_BYTES:
+        return ()
+    return [message[i : i + ID_BYTES] for i in range(1, len(message), ID_BYTES)]
+
+
+def answer(blobs: Sequence[bytes | None]) -> bytes:
+    parts, size = [], 0
+    for blob in blobs:
+        fits = blob is not None and size + _LENGTH.size + len(blob) <= MAX_ANSWER
+        part = blob if fits and blob is not None else b""
+        parts += [_LENGTH.pack(len(part)), part]
+        size += _LENGTH.size + len(part)
+    return b"".join(parts)
+
+
+def answered(message: bytes, count: int) -> Sequence[bytes | None] | None:
+    """What `answer` was given; None where it is no such answer."""
+    blobs: list[bytes | None] = []
+    at = 0
+    for _ in range(count):
+        if len(message) < at + _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(message, at)
+        at += _LENGTH.size
+        if length > MAX_BLOB or len(message) < at + length:
+            return None
+        blobs.append(message[at : at + length] or None)
+        at += length
+    return blobs if at == len(message) else None
+
+
+class Server:
+    """Answers questions from a store, each peer within its share of our upload. Pure."""
+
+    def __init__(
+        self, store: BlobStore, clock: Callable[[], float], *, rate: float = 512 * 1024.0, burst: float = 8 * 1024 * 1024.0
+    ) -> None:
+        self._store, self._clock = store, clock
+        self._rate, self._burst = rate, burst  # bytes a second, bytes
+        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # peer -> bytes it may still have, and when that was so
+        self.sent = 0  # bytes
+
+    def __call__(self, peer: PeerId, message: bytes) -> bytes:
+        """Empty for what is no question of ours, and for a peer that has had its share."""
+        ids = asked(message)
+        now = self._clock()
+        left, since = self._left.get(peer, (self._burst, now))
+        left = min(self._burst, left + max(0.0, now - since) * self._rate)
+        if not ids or left <= 0:
+            return b""
+        reply = answer([self._store.get(name) for name in ids])
+        self._left[peer] = (left - len(reply), now)
+        self._left.move_to_end(peer)
+        if len(self._left) > _PEERS:
+            self._left.popitem(last=False)
+        self.sent += len(reply)
+        return reply
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A blob we chose, as it was offered."""
+
+    id: bytes
+    size: int  # bytes as it travels
+    holders: Sequence[PeerId]  # who may have it, the likeliest first
+
+
+class Said(Enum):
+    """What a holder has said to our question for one blob."""
+
+    NOTHING = "nothing yet"  # the question was sent
+    YES = "here it is"
+    NO = "I have it not"
+    FAILED = "could not be asked, or hung up"
+
+
+Says = MutableMapping[PeerId, Said]  # by holder; whoever was not asked is not in it
+
+
+class Asking(Protocol):
+    """`Engine.request`."""
+
+    async def __call__(self, peer: PeerId, question: bytes, limit: int) -> bytes: ...
+
+
+class _Question:
+    """What is wanted of one holder at one moment."""
+
+    def __init__(self) -> None:
+        self.wants: dict[bytes, int] = {}  # content id -> bytes
+        self.size = 0  # bytes of the answer, as offered
+        self.over = trio.Event()
+        self.blobs: dict[bytes, bytes | None] | None = None  # None: it was given up before there was an answer, or a refusal
+        self.failed: Unanswered | None = None  # in place of an answer
+        self.says: list[Says] = []  # of those who wait for it
+        self.refused = False  # what is missing in the answer the holder has not: it did not let us wait, and there was room for it
+
+    @property
+    def limit(self) -> int:
+        """Bytes of the answer. Of several blobs one may be larger than its author says, and must not cost us the others."""
+        return self.size if len(self.wants) == 1 else MAX_ANSWER
+
+    def takes(self, want: Want) -> bool:
+        size = 0 if want.id in self.wants else _LENGTH.size + want.size
+        if self.wants and (len(self.wants) >= MAX_ASKED or self.size + size > TOGETHER):
+            return False
+        self.wants[want.id] = want.size
+        self.size += size
+        return True
+
+
+class Fetcher:
+    """Fetches blobs into a store. `blame` hears of peers that answer with something else."""
+
+    def __init__(self, ask: Asking, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE) -> None:
+        self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
+        self._at_once = trio.Semaphore(ASK_AT_ONCE)
+        self._unsent: dict[PeerId, _Question] = {}
+        self.received = 0  # bytes of answers
+
+    async def fetch(self, want: Want, says: Says | None = None) -> bytes | None:
+        """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
+
+        A holder that lets us wait is not given up when the next is asked: whoever answers first wins, the others are hung up on. One
+        that could not be asked is asked once more, while the others go on. says: gets what each holder has said so far.
+        """
+        found = self._store.get(want.id)
+        if found is not None:
+            return found
+        told = {} if says is None else says
+        async with trio.open_nursery() as nursery:
+
+            async def ask(holder: PeerId, settled: trio.Event) -> None:
+                nonlocal found
+                try:
+                    blob = await self._ask_up_to_twice(holder, want, settled, told)
+                    if blob is not None and found is None:
+                        found = blob
+                        self._store.put(blob)
+                        nursery.cancel_scope.cancel()
+                    elif holder == holders[0] and told.get(holder) is Said.NO:
+                        nursery.cancel_scope.deadline = trio.current_time() + AGAIN  # for all others together
+                finally:
+                    settled.set()
+
+            holders = list(dict.fromkeys(want.holders))[:HOLDERS]
+            for holder in holders:
+                settled = trio.Event()
+                nursery.start_soon(ask, holder, settled)
+                hopeless = told.get(holders[0]) is Said.NO
+                with trio.move_on_after(min(HOPELESS, self._hedge) if hopeless else self._hedge):
+                    await settled.wait()
+        return found
+
+    async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event, says: Says) -> bytes | None:
+        """settled: set where it could not be asked the first time, for nobody else is to wait for the second."""
+        try:
+            return await self._ask_one(holder, want, says)
+        except Unanswered:
+            settled.set()
+        await trio.sleep(AGAIN)
+        try:
+            return await self._ask_one(holder, want, says)
+        except Unanswered:
+            return None
+
+    async def _ask_one(self, holder: PeerId, want: Want, says: Says) -> bytes | None:
+        """Blobs that are wanted of one holder at one moment are one question: who wants the first asks, the others wait.
+
+        Raises Unanswered where the holder could not be asked.
+        """
+        while True:
+            shared = self._unsent.get(holder)
+            if shared is not None and shared.takes(want):
+                shared.says.append(says)
+                await shared.over.wait()
+            else:
+                shared = self._unsent[holder] = _Question()
+                shared.takes(want)
+                shared.says.append(says)
+                try:
+                    async with self._at_once:  # a checkpoint: those who choose at the same moment join in
+                        self._close(holder, shared)
+                        for each in shared.says:
+                            each[holder] = Said.NOTHING
+                        shared.blobs = await self._asked(holder, shared)
+                except Unanswered as error:
+                    log.debug("%d blobs were not fetched from %s: %s", len(shared.wants), holder, error)
+                    shared.failed = error
+                finally:
+                    self._close(holder, shared)
+                    shared.over.set()
+            if shared.failed is not None:
+                says[holder] = Said.FAILED
+                raise Unanswered(str(shared.failed))
+            if shared.blobs is not None:
+                blob = shared.blobs[want.id]
+                if blob is not None or shared.refused:
+                    says[holder] = Said.NO if blob is None else Said.YES
+                return blob
+
+    def _close(self, holder: PeerId, shared: _Question) -> None:
+        if self._unsent.get(holder) is shared:
+            del self._unsent[holder]
+
+    async def _asked(self, holder: PeerId, wanted: _Question) -> dict[bytes, bytes | None]:
+        """Raises Unanswered where it could not be asked; that it took too long is an answer, too."""
+        ids, nothing = list(wanted.wants), dict[bytes, bytes | None].fromkeys(wanted.wants)
+        with trio.move_on_after(PATIENCE):
+            reply = await self._ask(holder, question(ids), wanted.limit)
+            self.received += len(reply)
+            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER - MAX_BLOB  # nothing at all is what is said to who asked too much
+            if not reply:
+                return nothing
+            blobs = answered(reply, len(ids))
+            if blobs is None or any(blob is not None and content_id(blob) != name for name, blob in zip(ids, blobs, strict=True)):
+                self._blame(holder, Reason.NOT_ASKED_FOR)
+                return nothing
+            return {
+                name: blob if blob is not None and len(blob) <= wanted.wants[name] else None for name, blob in zip(ids, blobs, strict=True)
+            }
+        log.debug("%d blobs were not fetched from %s: no answer in %.0f s", len(ids), holder, PATIENCE)
+        return nothing

@@ -1,0 +1,203 @@
+"""The engine that goes over the network, on the Go daemon that hivemind ships. Meets `Libp2pEngine`s in the same swarm.
+
+What differs from `Libp2pEngine`, because p2pd's control socket knows no validators and does not say who forwarded a message:
+
+- A frame is admitted after p2pd has passed it on. Each frame's libp2p signature is checked before that, ours and all other rules
+  after. So what a hostile peer signs travels through nodes with this engine, once, and is stopped by the others; the others may
+  cut off the node that passed it on (`p2p.rate_limit`). Here its author pays, and is disconnected as often as it connects to us. What p2pd
+  itself drops has no author that it tells us of: who sends that is found by what the kernel counts (`hivemind_watch`).
+- Whether a peer dialled us or p2pd's DHT dialled it cannot be told: only what we dialled is "outbound".
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+
+from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
+from p2p.engines.common.network_engine import Networked
+from p2p.engines.hivemind.discovery import HEARTBEAT, Discovery, direct, texts
+from p2p.engines.hivemind.flood_watch import Watch
+from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
+from p2p.engines.hivemind.streams import Asker, serve
+from p2p.errors import EngineMissing
+from p2p.identity import Identity
+from p2p.peers.listen import dialable, with_ports
+from p2p.rate_limit import Toll
+from p2p.topic import Topic
+from p2p.types import Handlers, Peer, PeerId, Started, Verdict
+
+IDENTIFY_EVERY = 10.0  # seconds between looks at where others see us
+RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
+# Signed and verified, as py-libp2p's default is: both engines drop what is not. TCP alone is listened on: the address book knows
+# nothing else. A relay passes on at most 64 MiB for each pair and keeps 64 KiB; p2pd's defaults are 4 GiB and 16 MiB.
+FLAGS = (
+    "-pubsub",
+    "-pubsubRouter=gossipsub",
+    "-pubsubSign=true",
+    "-pubsubSignStrict=true",
+    f"-gossipsubHeartbeatInterval={HEARTBEAT}s",
+    "-dhtServer",
+    "-connManager",
+    "-connLo=128",
+    "-connHi=160",
+    "-autonat",  # answers others' questions whether they can be dialled, and punches holes
+    "-relayDataLimit=67108864",
+    "-relayBufferSize=65536",
+)
+
+log = logging.getLogger(__name__)
+
+
+class HivemindEngine(Networked):
+    """Implements `Engine`. TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
+
+    The arguments are those of `Networked`. public: the operator says that others can dial this node; it relays from the start, and
+    does not wait for AutoNAT, which takes peers that can be dialled themselves. Raises also EngineMissing where p2pd
+    cannot run.
+    """
+
+    def __init__(
+        self, identity: Identity, topic: Topic, handlers: Handlers, *, bootstrap: Sequence[str], public: bool = False, **options: Any
+    ) -> None:
+        if (reason := missing()) is not None:
+            raise EngineMissing(reason)
+        of_one_author = Toll(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
+        super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
+        self._public = public
+        self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
+        self._addresses: list[str] = []
+        self.relayed: Sequence[str] = ()  # multiaddresses through relays that have taken us in, since nobody can dial us
+        self._discovery: Discovery | None = None
+
+    async def run(self, task_status: Started | None = None) -> None:
+        """Be in the swarm until cancelled. Reports its addresses when it listens. Raises PortInUse or CannotListen at the start."""
+        with_ports(self._listen)
+        self._file.load()
+        await self._lasting.run(self._live, self.addresses, task_status)
+
+    def peers(self) -> Sequence[Peer]:
+        """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
+        return self._discovery.peers() if self._discovery is not None else []
+
+    def addresses(self) -> Sequence[str]:
+        return self._addresses
+
+    async def _live(self, up: Callable[[], None]) -> None:
+        listen = with_ports(self._listen)
+        try:
+            async with open_p2pd(self._identity, self._flags(listen)) as p2pd, p2pd.wire() as inbox, p2pd.wire() as outbox:
+                await self._check_ports(p2pd, listen)
+                await self._note_addresses(p2pd, listen)
+                self._listen = listen  # and so the ports are the same after a restart
+                topics = [self._topic, *self._handlers.also]
+                await self._subscribe(p2pd, inbox, self._topic)
+                discovery = Discovery(p2pd, topics, self._shards, self._book, self._clock, self._rng, self._shut_out, self._doorstep)
+                self._finding = self._discovery = discovery
+                watch = Watch(p2pd, self._cut_off_for_junk)
+                self._asking = asking = Asker(p2pd, discovery.visit, watch.came)
+
+                async with asking, trio.open_nursery() as nursery:
+                    nursery.start_soon(self._receive, p2pd, inbox, discovery, watch)
+                    nursery.start_soon(self._keep_subscribed, p2pd, discovery, watch)
+                    nursery.start_soon(watch.run)
+                    nursery.start_soon(serve, p2pd, self._desk)
+                    nursery.start_soon(self._outbox.send_all, lambda shard: not discovery.members(shard), partial(self._send, p2pd, outbox))
+                    nursery.start_soon(discovery.run)
+                    nursery.start_soon(self._file.save_now_and_then)
+                    nursery.start_soon(self._keep_addresses, p2pd, listen)
+                    up()
+        finally:
+            self._discovery = self._finding = self._asking = None
+            self._addresses, self.relayed = [], ()
+            self._file.save()
+
+    def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
+        flags = [*FLAGS, f"-hostAddrs={','.join(map(str, listen))}"]
+        if self._public:
+            flags += ["-forceReachabilityPublic"]
+        elif self._relays:
+            flags += ["-autoRelay", "-relayDiscovery=false", f"-trustedRelays={','.join(self._relays)}"]
+        return flags
+
+    async def _identify(self, p2pd: P2pd) -> list[str]:
+        """Where p2pd says it can be reached, without relays. Raises P2pdGone where it is not us."""
+        identified = (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify
+        if peer_of(identified.id) != self.me:
+            raise P2pdGone("p2pd runs under another key than ours")
+        found = texts(identified.addrs)
+        self.relayed = [text for text in found if "/p2p-circuit" in text]
+        return [str(endpoint) for text in direct(found) if (endpoint := parse_endpoint(text)) is not None]
+
+    async def _check_ports(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
+        """At the start alone: when nobody can dial us, p2pd no longer names its public addresses. Raises P2pdGone."""
+        ports = {int(text.rsplit("/", 1)[1]) for text in await self._identify(p2pd)}
+        if absent := {endpoint.port for endpoint in listen} - ports:
+            raise P2pdGone(f"p2pd does not listen on port {', '.join(map(str, sorted(absent)))}")
+
+    async def _note_addresses(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
+        """Where others can dial us: our own addresses first, then those that others see us at."""
+        addresses = [*dialable([str(endpoint) for endpoint in listen]), *await self._identify(p2pd)]
+        self._addresses = [f"{address}/p2p/{self.me}" for address in dict.fromkeys(addresses)]
+
+    async def _keep_addresses(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
+        while True:
+            await trio.sleep(IDENTIFY_EVERY)
+            await self._note_addresses(p2pd, listen)
+
+    async def _subscribe(self, p2pd: P2pd, inbox: Wire, topic: Topic) -> None:
+        """For as long as this connection is open."""
+        pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(topic)}
+        await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
+
+    async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery, watch: Watch) -> None:
+        """Enter and leave topics as `subscribe` said last."""
+        inside: dict[int, trio.CancelScope] = {}
+
+        async def be_in(topic: Topic, scope: trio.CancelScope) -> None:
+            with scope:
+                async with p2pd.wire() as inbox:
+                    await self._subscribe(p2pd, inbox, topic)
+                    await self._receive(p2pd, inbox, discovery, watch)
+
+        async with trio.open_nursery() as nursery:
+            for topic in self._handlers.also:
+                nursery.start_soon(be_in, topic, trio.CancelScope())
+            while True:
+                wanted, changed = self._shards.wanted, self._shards.changed
+                for shard in inside.keys() - wanted:
+                    inside.pop(shard).cancel()
+                for shard in wanted - inside.keys():
+                    inside[shard] = trio.CancelScope()
+                    nursery.start_soon(be_in, self._topic.of(shard), inside[shard])
+                await changed.wait()
+
+    async def _send(self, p2pd: P2pd, outbox: Wire, frame: bytes, shard: int) -> None:
+        pubsub = {"type": p2pd.pb.PSRequest.PUBLISH, "topic": str(self._topic.of(shard)), "data": frame}
+        try:
+            await p2pd.answer(outbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
+        except P2pdRefused as error:
+            log.warning("p2pd did not send a frame: %s", error)
+
+    async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: Watch) -> None:
+        """p2pd keeps 32 messages for us and drops what comes beyond: nothing here may wait for long."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                message = await inbox.receive(p2pd.pb.PSMessage)
+                watch.came(len(message.data))
+                author = peer_of(getattr(message, "from"))  # proved by the signature that p2pd checked
+                if author is None or author == self.me:
+                    continue
+                if self._shut_out(author):  # it is back; p2pd passes on what it says until it is gone again
+                    nursery.start_soon(discovery.hang_up, author)
+                    continue
+                verdict = self._hear(message.data, None, message.topicIDs)
+                if not self._toll.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
+                    log.warning("cut off %s: too many messages, or too many broken ones", author)
+                    nursery.start_soon(discovery.hang_up, author)
+
+    def _cut_off_for_junk(self, peer: PeerId) -> None:
+        log.warning("cut off %s: it sends much that p2pd has no use for", peer)
+        self.shut_out(peer, self._toll.ran_dry(peer, self._clock()))

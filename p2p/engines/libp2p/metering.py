@@ -1,0 +1,72 @@
+"""What a peer makes py-libp2p's pubsub do besides handling messages, charged to it: RPCs of nothing, gossip about messages, subscriptions.
+
+The library reads a stream, and then, without awaiting in between, goes through what the RPC holds. So who is read last is who is at work,
+and each message is paid for (`p2p.rate_limit`) before there is a task for it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from p2p.rate_limit import Toll
+
+AHEAD = 65536  # bytes
+READ = 1.0  # an RPC takes two or three reads, a large one a few more
+ITEM = 10.0  # a subscription, or an entry of gossip
+NAMED = 1.0  # a message id in such an entry
+RATE, BURST = 3000.0, 12_000.0  # of these, a second: some 200 RPCs with an entry each, as many as messages may come
+
+
+class Metered:
+    """A stream of the library, read in large pieces: it would ask for the length of each message byte by byte. heard: called with the peer
+    after each of these reads.
+    """
+
+    def __init__(self, stream: Any, heard: Callable[[Any], None]) -> None:
+        self._stream, self._heard = stream, heard
+        self._ahead = b""
+
+    async def read(self, n: int | None = None) -> bytes:
+        if not self._ahead:
+            self._ahead = bytes(await self._stream.read(AHEAD))
+        self._heard(self._stream.muxed_conn.peer_id)
+        data, self._ahead = (self._ahead, b"") if n is None else (self._ahead[:n], self._ahead[n:])
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def cost(control: Any) -> float:
+    """Of the control message of an RPC."""
+    named = sum(len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part)
+    entries = (control.ihave, control.iwant, control.idontwant, control.graft, control.prune)
+    return NAMED * named + ITEM * sum(map(len, entries))
+
+
+class Meter:
+    """cut_off: called with a peer that has used up what it may send, and the reason."""
+
+    def __init__(self, toll: Toll, clock: Callable[[], float], cut_off: Callable[[Any, str], None]) -> None:
+        self._toll, self._clock, self._cut_off = toll, clock, cut_off
+        self._talk = Toll(rate=RATE, burst=BURST)
+
+    def pays(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
+        """For messages. False: it is shut out, perhaps from now on."""
+        now = self._clock()
+        if self._toll.banned(str(peer), now):
+            return False
+        paid = self._toll.pay(str(peer), now, frames=frames, broken=broken)
+        if not paid:
+            self._cut_off(peer, "too many messages, or too many broken ones")
+        return paid
+
+    def talks(self, peer: Any, amount: float) -> bool:
+        """For what is no message. False: the same."""
+        now = self._clock()
+        if self._toll.banned(str(peer), now):
+            return False
+        paid = self._talk.pay(str(peer), now, frames=amount)
+        if not paid:
+            self._toll.ban(str(peer), now, self._toll.ban_seconds)
+            self._cut_off(peer, "too much that is no message")
+        return paid

@@ -1,0 +1,214 @@
+"""The library's network, with connections as we want them: who may come in, who is dialled, and how a connection ends."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import trio
+from libp2p.custom_types import TProtocol
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.swarm import Swarm
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.stream_muxer.yamux import yamux
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux, YamuxStream
+
+from p2p.admission.host_bans import Doorstep
+from p2p.netgroup import group_of_host
+from p2p.types import PeerId
+
+MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
+WITHHELD = 64 * 1024  # bytes
+WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
+OWED = 64 * 1024  # bytes, of frames of 12
+CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
+
+log = logging.getLogger(__name__)
+
+
+class Stream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
+    """Tells the peer how much more it may send when that is worth a frame of its own. After every read, as the library does, it would be
+    three frames for each small message. And the window stays at 256 KiB, enough for what is sent here: the library doubles it with the
+    first reads, up to 16 MiB that a peer could make us hold.
+    """
+
+    _untold = 0  # bytes that were read, and that the peer has not been told of
+
+    async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
+        self._untold += bytes_read
+        if self._untold >= WITHHELD:
+            increment, self._untold = self._untold, 0
+            self.recv_window += increment
+            await self.send_window_update(increment)
+
+
+yamux.YamuxStream = Stream  # the library makes its streams itself
+
+
+class Muxer(Yamux):  # type: ignore[misc]
+    """What is written is written whole. A write that is cancelled half way, or after Noise has counted it, would break the connection
+    for everything else on it, and an opening that is cancelled would keep one of its 256 places for good.
+
+    The task that reads the connection never waits for a write: what it owes the peer (an ACK for a stream, the answer to a ping) goes out
+    behind it. Else, where both sides have more to say than the connection holds, each would wait for the other to read.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._reader: trio.lowlevel.Task | None = None
+        self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
+
+    async def handle_incoming(self) -> None:
+        self._reader = trio.lowlevel.current_task()
+        await super().handle_incoming()
+
+    async def _write_frame(self, data: bytes) -> None:
+        if trio.lowlevel.current_task() is self._reader:
+            await self._owe(data)
+            return
+        owed = bytes(self._owed)  # first: the ACK before what is written on a stream
+        self._owed.clear()
+        await self._write(owed + data)
+
+    async def _owe(self, frame: bytes) -> None:
+        """Raises MuxedConnUnavailable on a peer that makes us owe it more and more, and takes none of it."""
+        if len(self._owed) > OWED:
+            await self._give_up()
+        self._owed += frame
+        if not self._paying and self._nursery is not None:
+            self._paying = True
+            self._nursery.start_soon(self._pay)
+        await trio.lowlevel.checkpoint()
+
+    async def _pay(self) -> None:
+        with contextlib.suppress(Exception):  # the connection is closed then, which its reader finds
+            while self._owed:
+                owed = bytes(self._owed)
+                self._owed.clear()
+                await self._write(owed)
+        self._paying = False
+
+    async def _write(self, frames: bytes) -> None:
+        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
+            await super()._write_frame(frames)
+            return
+        await self._give_up()
+
+    async def _give_up(self) -> NoReturn:
+        """Raises MuxedConnUnavailable. With the socket everything on the connection ends."""
+        await self.secured_conn.conn.read_writer.close()
+        raise MuxedConnUnavailable("the peer takes nothing")
+
+    async def open_stream(self) -> Any:
+        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
+            return await super().open_stream()
+        raise MuxedConnUnavailable("no stream could be opened")
+
+
+class Muxing(MuxerMultistream):  # type: ignore[misc]
+    """The library makes its own Yamux, whatever class it is given for it."""
+
+    async def new_conn(self, conn: Any, peer_id: Any) -> Any:
+        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
+
+
+class Network(Swarm):  # type: ignore[misc]
+    """Connections are made by our own discovery, which knows who is of this swarm, limited here where they come in, and end at once."""
+
+    max_inbound = 112  # of the library's 160 in all: whoever dials us leaves room for those that we dial
+
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__  # who is hung up on; `libp2p_stack` knows
+        self.doorstep = Doorstep()
+        self.auto_connector = _NoAutoConnector(swarm=self)
+        self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
+
+    async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
+        """The library keeps a place and a task for every connection that ever came in: after the 160th in its life nobody is let in."""
+        host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
+        group = group_of_host(host) or ""
+        if not self.doorstep.open_to(host, trio.current_time()) or not await self._make_room(group):
+            await read_write_closer.close()
+            return
+        self.inbound.setdefault(group, []).append(read_write_closer)
+        raw = RawConnection(read_write_closer, False)
+        try:
+            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+            while not muxed.event_closed.is_set() and self._keeps(muxed):
+                with trio.move_on_after(10.0):
+                    await muxed.event_closed.wait()
+        except Exception as error:  # any peer that fails to prove who it is, in any way
+            log.debug("a connection that came in failed: %r", error)
+        finally:
+            self._gone(group, read_write_closer)
+            if muxed is not None and self.shut_out(str(muxed.peer_id)):
+                self.doorstep.shut_out(PeerId(str(muxed.peer_id)), host, trio.current_time())
+            with contextlib.suppress(Exception), trio.CancelScope(shield=True):  # it may be closed already
+                await read_write_closer.close()
+
+    def _keeps(self, muxed: Any) -> bool:
+        return not self.shut_out(str(muxed.peer_id)) and any(connection.muxed_conn is muxed for connection in self.get_connections())
+
+    async def _make_room(self, group: str) -> bool:
+        """Where all places are taken, the network group with the most of them gives up its youngest to a group with fewer."""
+        if sum(map(len, self.inbound.values())) < self.max_inbound:
+            return True
+        largest = max(self.inbound.values(), key=len)
+        if len(largest) <= len(self.inbound.get(group, ())) + 1:
+            return False
+        youngest = largest[-1]
+        self._gone(next(name for name, those in self.inbound.items() if those is largest), youngest)
+        await youngest.close()
+        return True
+
+    def _gone(self, group: str, read_write_closer: Any) -> None:
+        those = self.inbound.get(group, [])
+        if read_write_closer in those:
+            those.remove(read_write_closer)
+        if not those:
+            self.inbound.pop(group, None)
+
+    async def new_stream(self, peer_id: Any) -> Any:
+        """Where there is a connection, not to be cancelled in between: the stream would be left open."""
+        with trio.CancelScope(shield=bool(self.get_connections(peer_id))):
+            return await super().new_stream(peer_id)
+
+    async def close_peer(self, peer_id: Any) -> None:
+        """The library says goodbye before it closes the socket, and so waits on a peer that does not read."""
+        for connection in self.get_connections(peer_id):
+            await close_socket(connection)
+        await super().close_peer(peer_id)
+
+    async def close_sockets(self) -> None:
+        """What is cancelled closes no socket: the peers would think us connected as long as this process lives. And the library listens in
+        system tasks, which nothing else ends: on a port that is listened on twice, every second peer would reach nobody.
+        """
+        for connection in self.get_connections():
+            await close_socket(connection)
+        with trio.CancelScope(deadline=trio.current_time() + CLOSE_TIMEOUT, shield=True):
+            for listener in list(self.listeners.values()):
+                await listener.close()
+
+
+def remote(connection: Any) -> tuple[str, int]:
+    """Host and port of the other end, ("", 0) where the library does not know them."""
+    found = getattr(getattr(connection, "muxed_conn", connection), "get_remote_address", lambda: None)()
+    return (str(found[0]), int(found[1])) if found is not None else ("", 0)
+
+
+def remote_host(connection: Any) -> str:
+    return remote(connection)[0]
+
+
+async def close_socket(connection: Any) -> None:
+    with trio.CancelScope(shield=True):  # the socket is closed at once; what follows is only a checkpoint
+        await connection.muxed_conn.secured_conn.conn.read_writer.close()
+
+
+class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
+    async def maybe_connect(self) -> None:
+        """The library's dials whatever is in its peer store, up to half the high watermark."""

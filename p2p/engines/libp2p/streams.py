@@ -1,0 +1,130 @@
+"""Questions and answers (`p2p.engines.common.request_response`) over py-libp2p's streams."""
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from libp2p.custom_types import TProtocol
+from libp2p.network.stream.exceptions import StreamEOF
+from libp2p.peer.id import ID
+
+from p2p.engines.common.request_response import CHUNK, Broken, Desk, KeptStreams
+from p2p.topic import ASK
+from p2p.types import PeerId, Unanswered
+
+PROTOCOL = TProtocol(ASK)
+
+# Both lines of the negotiation (multistream-select) go out with the question, and are compared when they come back: one round trip
+# instead of three.
+GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\n", ASK.encode() + b"\n"))
+
+log = logging.getLogger(__name__)
+
+
+class Taken:
+    """A stream of the library that came in. Implements `asking.Stream`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def read(self) -> bytes:
+        try:
+            return bytes(await self._stream.read(CHUNK))
+        except StreamEOF:
+            return b""
+        except Exception as error:  # reset, or closed underneath, in the words of whichever layer finds it first
+            raise Broken(repr(error)) from None
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.write(data)
+        except Exception as error:  # likewise
+            raise Broken(repr(error)) from None
+
+    async def end(self, well: bool) -> None:
+        """Closed, or cut off. Never fails, and is not cancelled."""
+        with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # it may have ended by itself
+            await (self._stream.close() if well else self._stream.reset())
+
+
+class Opened(Taken):
+    """A stream that we opened and have not negotiated."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._greeting, self._expected = GREETING, GREETING
+
+    async def write(self, data: bytes) -> None:
+        greeting, self._greeting = self._greeting, b""
+        await super().write(greeting + data)
+
+    async def read(self) -> bytes:
+        data = await super().read()
+        while data and self._expected:
+            length = min(len(data), len(self._expected))
+            if data[:length] != self._expected[:length]:
+                raise Broken("knows no questions")
+            self._expected, data = self._expected[length:], data[length:]
+            if not data:
+                data = await super().read()
+        return data
+
+
+def serve(desk: Desk) -> Callable[[Any], Awaitable[None]]:
+    """The handler of the streams that come in."""
+
+    async def handler(stream: Any) -> None:
+        taken, well = Taken(stream), False
+        try:
+            well = await desk.serve(PeerId(str(stream.muxed_conn.peer_id)), taken)
+        finally:
+            await taken.end(well)
+
+    return handler
+
+
+class Asker:
+    """Asks in a task of its own: whoever waits for the answer may go at once, and the stream is ended behind it.
+
+    reach: makes sure that there is a connection; False where none can be made.
+    """
+
+    def __init__(self, network: Any, reach: Callable[[PeerId], Awaitable[bool]], nursery: trio.Nursery) -> None:
+        self._network, self._visit, self._nursery = network, reach, nursery
+        self._streams = KeptStreams(self._reach, self._new)
+
+    async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        """Raises Unanswered."""
+        asked, outcome = trio.CancelScope(), list[bytes | str]()
+        done = trio.Event()
+
+        async def run() -> None:
+            try:
+                with asked:
+                    outcome.append(await self._streams.ask(peer, question, limit))
+            except Unanswered as error:
+                outcome.append(str(error))
+            finally:
+                done.set()
+
+        self._nursery.start_soon(run)
+        try:
+            await done.wait()
+        finally:
+            asked.cancel()
+        answer = outcome[0] if outcome else f"{peer}: the engine stopped"
+        if isinstance(answer, str):
+            raise Unanswered(answer)
+        return answer
+
+    async def _reach(self, peer: PeerId) -> None:
+        if not await self._visit(peer):
+            raise Broken("not connected, and not to be reached")
+
+    async def _new(self, peer: PeerId) -> Opened:
+        try:
+            return Opened(await self._network.new_stream(ID.from_string(peer)))
+        except Exception as error:  # the connection ended meanwhile, in the words of whichever layer finds it first
+            raise Broken(repr(error)) from None

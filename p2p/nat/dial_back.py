@@ -1,0 +1,163 @@
+"""Whether others can reach a node: it asks members that it is connected to, and each knocks at its door over a new connection.
+
+Question: byte 3 and a port as two bytes, big-endian. Answer: one byte, then the IP address that the asker's connection comes from, 4
+or 16 bytes: 0, it will not be tried; 1, it is being tried, ask again; 2, the asker itself answered there; 3, it did not.
+
+Whoever answers dials only the address that the connection came from, at a port from 1024 up, seldom, and tells no more than whether
+the asker's own key answered there: nobody can be made to dial or to look at somebody else (as in AutoNAT of libp2p:
+github.com/libp2p/specs, autonat, autonat-v1.md, "Security Considerations").
+"""
+
+import ipaddress
+import logging
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import trio
+
+from p2p.address import parse_endpoint
+from p2p.nat.noise_probe import Silent, Stranger, knock
+from p2p.types import Peer, PeerId, Unanswered
+
+DIAL_BACK = 3
+MIN_PORT = 1024
+KEPT = 30.0  # seconds an outcome is good for; as long the same peer is tried no more than PORTS times
+PORTS = 2  # of one peer
+RATE, BURST = 1.0, 8.0  # dials a second for all peers together, and at once
+AT_ONCE = 4
+ASK_AGAIN = 0.5  # seconds
+PATIENCE = 8.0  # seconds for one member's answer
+ASKED = 4  # members
+_PORT = struct.Struct(">H")
+_REMEMBERED = 1024  # peers
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Knock = Callable[[str, int], Awaitable[PeerId]]
+
+log = logging.getLogger(__name__)
+
+
+class Outcome(IntEnum):
+    REFUSED = 0
+    TRYING = 1
+    REACHED = 2
+    NOT_REACHED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    outcome: Outcome
+    seen_at: Address | None  # where the asked peer sees us
+
+
+def question(port: int) -> bytes:
+    return bytes([DIAL_BACK]) + _PORT.pack(port)
+
+
+def answered(message: bytes) -> Answered | None:
+    """None where it is no such answer."""
+    if len(message) not in (1, 5, 17) or message[0] > max(Outcome):
+        return None
+    return Answered(Outcome(message[0]), ipaddress.ip_address(message[1:]) if len(message) > 1 else None)
+
+
+def seen_at(peer: Peer | None) -> Address | None:
+    """Where the peer's connection comes from; None through a relay, whose address that would be."""
+    endpoint = parse_endpoint(peer.address) if peer is not None and "/p2p-circuit" not in peer.address else None
+    if endpoint is None or not endpoint.kind.startswith("ip"):
+        return None
+    address = ipaddress.ip_address(endpoint.host)
+    return address.ipv4_mapped or address if isinstance(address, ipaddress.IPv6Address) else address
+
+
+class DialBack:
+    """Answers the question. `run` does the dialling; until it runs, nothing is tried."""
+
+    def __init__(self, peers: Callable[[], Sequence[Peer]], clock: Callable[[], float], *, knock: Knock = knock) -> None:
+        self._peers, self._clock, self._knock = peers, clock, knock
+        self._outcomes: OrderedDict[tuple[PeerId, int], tuple[float, Outcome]] = OrderedDict()
+        self._left, self._since = BURST, clock()
+        self._nursery: trio.Nursery | None = None
+        self._under_way = 0
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await trio.sleep_forever()
+
+    def __call__(self, peer: PeerId, message: bytes) -> bytes:
+        """Empty for what is no such question."""
+        if len(message) != 1 + _PORT.size or message[0] != DIAL_BACK:
+            return b""
+        (port,) = _PORT.unpack(message[1:])
+        address = seen_at(next((known for known in self._peers() if known.id == peer), None))
+        return bytes([self._outcome(peer, address, port)]) + (address.packed if address is not None else b"")
+
+    def _outcome(self, peer: PeerId, address: Address | None, port: int) -> Outcome:
+        now = self._clock()
+        while self._outcomes and (now - next(iter(self._outcomes.values()))[0] > KEPT or len(self._outcomes) > _REMEMBERED):
+            self._outcomes.popitem(last=False)
+        if (peer, port) in self._outcomes:
+            return self._outcomes[peer, port][1]
+        tried = Counter(asker for asker, _ in self._outcomes)[peer]
+        if address is None or port < MIN_PORT or tried >= PORTS or self._nursery is None or not self._may_dial(now):
+            return Outcome.REFUSED
+        self._outcomes[peer, port] = now, Outcome.TRYING
+        self._under_way += 1
+        self._nursery.start_soon(self._try, peer, str(address), port, now)
+        return Outcome.TRYING
+
+    def _may_dial(self, now: float) -> bool:
+        self._left = min(BURST, self._left + max(0.0, now - self._since) * RATE)
+        self._since = now
+        if self._left < 1 or self._under_way >= AT_ONCE:
+            return False
+        self._left -= 1
+        return True
+
+    async def _try(self, peer: PeerId, host: str, port: int, asked: float) -> None:
+        outcome = Outcome.NOT_REACHED
+        try:
+            if await self._knock(host, port) == peer:
+                outcome = Outcome.REACHED
+        except (Silent, Stranger) as error:
+            log.debug("%s cannot be dialled back at %s, port %d: %s", peer, host, port, error)
+        finally:
+            self._under_way -= 1
+        if (peer, port) in self._outcomes:
+            self._outcomes[peer, port] = asked, outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one member found."""
+
+    by: PeerId
+    outcome: Outcome
+    seen_at: Address | None
+
+
+async def ask_members(
+    ask: Callable[[PeerId, bytes, int], Awaitable[bytes]], members: Collection[PeerId], port: int, *, patience: float = PATIENCE
+) -> list[Verdict]:
+    """Has up to ASKED members dial us back, at the same time. Those that do not know the question, or do not answer, are left out."""
+    verdicts: list[Verdict] = []
+
+    async def one(member: PeerId) -> None:
+        answer: Answered | None = None
+        with trio.move_on_after(patience):
+            try:
+                while (answer := answered(await ask(member, question(port), 17))) is not None and answer.outcome is Outcome.TRYING:
+                    await trio.sleep(ASK_AGAIN)
+            except Unanswered as error:
+                log.debug("%s does not dial back: %s", member, error)
+        if answer is not None:
+            verdicts.append(Verdict(member, answer.outcome, answer.seen_at))
+
+    async with trio.open_nursery() as nursery:
+        for member in list(members)[:ASKED]:
+            nursery.start_soon(one, member)
+    return verdicts

@@ -1,0 +1,324 @@
+"""Which peers we know and which of them to dial next. Pure but for `load` and `save`; `now` and the randomness are arguments."""
+
+import itertools
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from p2p import durable
+from p2p.address import Endpoint, parse_endpoint
+from p2p.netgroup import LOCAL, group_of, only_here
+from p2p.peers import addressbook_file
+from p2p.peers.addressbook_file import MAX_ADDRESSES, MAX_FILE
+from p2p.peers.buckets import MISS_EVERY, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Known, Tables
+from p2p.types import PeerId
+
+MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE  # beside those that the operator named
+ANCHORS = 2
+TRIED_FIRST = 0.95  # how often a peer that we reached before is preferred to one that we only heard of
+TOLD_RATE, TOLD_BURST = 0.1, 40.0  # unknown peers that one peer may tell us of: a second, and at once
+HEARSAY_EVERY = 3600.0  # seconds between two times that hearing of a peer makes it younger
+NEARBY = PeerId("nearby")  # a teller: whoever announces peers on our own network, all together
+_TELLERS, _CONTESTED = 1024, 16
+
+Candidate = tuple[PeerId, list[str]]
+
+log = logging.getLogger(__name__)
+
+
+class AddressBook:
+    """At most MAX_PEERS peers, in buckets by network group (`addresstable`).
+
+    key: 16 or more secret random bytes, for a book without a file; a file brings its own.
+    """
+
+    def __init__(self, me: PeerId, key: bytes) -> None:
+        self.me = me
+        self.changed = False  # since the last `save`
+        self.anchors: Sequence[PeerId] = ()  # whom we were connected to for long: dialled first after a restart
+        self._known: dict[PeerId, Known] = {}
+        self._tables = Tables(key)
+        self._purses: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # teller -> what it may still tell, and since when
+        self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()  # in a full bucket of `tried` -> who would have its place
+        self._last_success = 0.0  # of any dial
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._known
+
+    def __getitem__(self, peer: PeerId) -> Known:
+        return self._known[peer]
+
+    def pin(self, peer: PeerId, endpoint: Endpoint) -> None:
+        """A bootstrap address: from the operator, so it outlives everything."""
+        if peer != self.me:
+            known = self._known.setdefault(peer, Known())
+            self._tables.remove(peer)
+            known.pinned = [*dict.fromkeys([*known.pinned, str(endpoint)])]
+            self._set(known, [*known.addresses, str(endpoint)])
+
+    def heard(self, peer: PeerId, addresses: Iterable[str], now: float, *, teller: PeerId | None = None, source: str | None = None) -> None:
+        """Somebody says this peer is at these addresses. Those that nobody could dial are left out, and names: we would look up
+        whatever they want.
+
+        teller: who says so, or None where it is the peer itself, over a connection that proves it. source: the network group of
+        the teller's own connection; None counts as the group of the first address.
+        """
+        itself = teller is None or teller == peer
+        known = self._known.get(peer)
+        if peer == self.me or (known is None and not itself and not self._may_tell(teller or peer, now)):
+            return
+        said = _dialable(addresses, source)
+        if not said:
+            return
+        near = itself and group_of(said[0]) == source
+        if known is None:
+            self._take_in(peer, Known(said, source=source or group_of(said[0]) or "", heard=now, itself=near), now)
+        elif itself:
+            known.heard, known.itself = now, known.itself or near
+            self._set(known, [*filter(None, [known.proved]), *known.pinned, *said])
+        else:
+            if now - known.heard > HEARSAY_EVERY:
+                known.heard = now
+            if known.failures or not known.last_success:
+                self._set(known, [*known.addresses, *said])
+
+    def succeeded(self, peer: PeerId, address: str | None, now: float) -> None:
+        """We are connected. `address`: the one we dialled, or None where the peer dialled us: that proves nothing about addresses."""
+        if address is not None:
+            self._last_success = now
+        known = self._known.get(peer)
+        if known is None:
+            return
+        known.last_success, known.failures, known.misses, self.changed = now, 0, 0, True
+        self._contested.pop(peer, None)
+        if address in known.addresses:
+            known.proved = address or ""
+            self._set(known, [known.proved, *known.addresses])
+
+    def met(self, peer: PeerId, now: float) -> None:
+        """We dialled it and it is of our swarm: from now on it is among those to come back to."""
+        known = self._known.get(peer)
+        if known is None:
+            return
+        if known.pinned:
+            known.tried = True
+            return
+        full = self._tables.tried(peer, known)
+        if full:
+            # Whoever was there first stays, unless it is gone: `feeler` finds that out.
+            incumbent = min(full, key=lambda one: self._known[one].last_success)
+            if not self._known[incumbent].terrible(now):
+                if len(self._contested) < _CONTESTED:
+                    self._contested.setdefault(incumbent, peer)
+                return
+            self._forget(incumbent)
+            self._tables.tried(peer, known)
+        known.tried = self.changed = True
+
+    def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
+        """At none of these addresses the peer answered; the others have their turn next."""
+        known = self._known.get(peer)
+        if known is None:
+            return
+        self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
+        if self._last_success > known.last_failure and now - known.missed > MISS_EVERY:  # otherwise our own network may be gone
+            known.misses, known.missed = known.misses + 1, now
+        known.last_failure, known.failures = now, known.failures + 1
+        newcomer = self._contested.pop(peer, None)
+        if known.terrible(now):
+            self._forget(peer)
+        elif newcomer in self._known and known.tried:
+            known.tried = False
+            if self._tables.new(peer, known):
+                self._forget(peer)
+        if newcomer is not None:
+            self.met(newcomer, now)
+
+    def lost(self, peer: PeerId, now: float) -> None:
+        """The connection ended: the peer is dialled again soon, for it may be restarting."""
+        if peer in self._known:
+            known = self._known[peer]
+            known.last_success, known.failures, self.changed = now, 0, True
+
+    def stranger(self, peer: PeerId, now: float) -> None:
+        """It answered and is not of our swarm: forgotten, unless the operator named it."""
+        if peer in self._known:
+            known = self._known[peer]
+            known.last_failure, known.failures = now, max(known.failures, 10)
+            self._forget(peer)
+
+    def anchor(self, peers: Sequence[PeerId]) -> None:
+        """Those to dial first after a restart; where they are fewer than ANCHORS, the ones before them stay."""
+        anchors = tuple(dict.fromkeys([*peers, *self.anchors]))[:ANCHORS]
+        if anchors != tuple(self.anchors):
+            self.anchors, self.changed = anchors, True
+
+    def candidates(
+        self, now: float, rng: random.Random, without: Collection[PeerId] = (), avoid: Collection[str] = (), count: int | None = None
+    ) -> list[Candidate]:
+        """Peers that are due, at most `count`, each with addresses of one group, best first: a peer that says it is in many groups
+        is drawn as of one of them, and then dialled in that one. No address is of a group in `avoid`.
+
+        Anchors first. Then a group is drawn, and a peer of it, until each group had its turn, and again: ten thousand addresses of
+        one group are drawn no more often than one. Those reached before are preferred. Of those only heard of, half are drawn from
+        those that came to us from where they say they are, a quarter by the group of who told us of them, a quarter by their own: a
+        liar has as many groups to tell of as there are.
+        """
+        tried: dict[str, list[PeerId]] = {}
+        new: dict[str, list[PeerId]] = {}
+        told: dict[str, list[PeerId]] = {}
+        came: dict[str, list[PeerId]] = {}
+        groups: dict[PeerId, str] = {}
+        for peer, known in self._known.items():
+            if peer in without or known.due() > now or known.terrible(now):
+                continue
+            group = next((group for address in known.addresses if (group := group_of(address)) not in avoid), None)
+            if group is None:
+                continue
+            groups[peer] = group
+            if known.tried or known.pinned:
+                tried.setdefault(group, []).append(peer)
+            else:
+                new.setdefault(group, []).append(peer)
+                told.setdefault(known.source, []).append(peer)
+                if known.itself:
+                    came.setdefault(group, []).append(peer)
+        found = dict.fromkeys(peer for peer in self.anchors if peer in groups)
+        reached, heard, tellers, visitors = (_Turns(lists, rng) for lists in (tried, new, told, came))
+        wanted = len(self._known) if count is None else count
+        while len(found) < wanted and (reached or heard):
+            turns = reached
+            if not reached or (heard and rng.random() >= TRIED_FIRST):
+                turns = rng.choice([turns for turns in (visitors, visitors, tellers, heard) if turns])
+            found[turns.draw()] = None
+        return [
+            (peer, [address for address in self._known[peer].addresses if group_of(address) == groups[peer]])
+            for peer in itertools.islice(found, wanted)
+        ]
+
+    def bootstraps(self, now: float, without: Collection[PeerId] = ()) -> list[Candidate]:
+        """Those that the operator named and that are due."""
+        return [(peer, list(k.addresses)) for peer, k in self._known.items() if k.pinned and peer not in without and k.due() <= now]
+
+    def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
+        """One to dial only to see whether it is there: first whose place another would have, else one that we only heard of."""
+        for peer in self._contested:
+            if peer not in without and self._known[peer].due() <= now:
+                return peer, list(self._known[peer].addresses)
+        proved = {peer for peer, known in self._known.items() if known.tried or known.pinned}
+        return next(iter(self.candidates(now, rng, without=proved.union(without), count=1)), None)
+
+    def tried(self) -> int:
+        return sum(known.tried for known in self._known.values())
+
+    def save(self, path: Path) -> None:
+        """Raises OSError; then the file is as it was."""
+        durable.replace(path, addressbook_file.write(self._tables.key, self.anchors, self._known))
+        self.changed = False
+
+    def load(self, path: Path) -> None:
+        """Add what the file knows, into a book that has at most pinned peers. A damaged file is set aside with a warning: peers can be
+        found again. Raises OSError.
+        """
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE + 1)
+            written = path.stat().st_mtime
+        except FileNotFoundError:
+            return
+        try:
+            contents = addressbook_file.read(content, written, 2 * MAX_PEERS)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            log.warning("the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, durable.set_aside(path))
+            return
+        if contents.key is not None:
+            self._tables = Tables(contents.key)
+        self.anchors = contents.anchors[:ANCHORS]
+        for peer, known in contents.peers:
+            self._add(peer, known)
+
+    def _add(self, peer: PeerId, known: Known) -> None:
+        if peer in self._known:
+            mine = self._known[peer]
+            mine.tried, mine.heard = mine.tried or known.tried, max(mine.heard, known.heard)
+            self._set(mine, [*mine.addresses, *known.addresses])
+        elif peer != self.me and known.addresses and not (self._tables.tried if known.tried else self._tables.new)(peer, known):
+            self._known[peer] = known
+
+    def _take_in(self, peer: PeerId, known: Known, now: float) -> None:
+        full = self._tables.new(peer, known)
+        if full:
+            gone = next((one for one in full if self._known[one].terrible(now)), None)
+            if gone is None:
+                return
+            self._forget(gone)
+            self._tables.new(peer, known)
+        self._known[peer] = known
+        self.changed = True
+
+    def _forget(self, peer: PeerId) -> None:
+        """All but those that the operator named."""
+        self._tables.remove(peer)
+        self._contested.pop(peer, None)
+        if not self._known[peer].pinned:
+            del self._known[peer]
+        self.changed = True
+
+    def _set(self, known: Known, addresses: Iterable[str]) -> None:
+        wanted = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
+        if wanted != known.addresses:
+            known.addresses, self.changed = wanted, True
+
+    def _may_tell(self, teller: PeerId, now: float) -> bool:
+        left, since = self._purses.get(teller, (TOLD_BURST, now))
+        left = min(TOLD_BURST, left + max(0.0, now - since) * TOLD_RATE)
+        self._purses[teller] = (left - 1 if left >= 1 else left, now)
+        self._purses.move_to_end(teller)
+        if len(self._purses) > _TELLERS:
+            self._purses.popitem(last=False)
+        return left >= 1
+
+
+def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
+    """Those of a peer's addresses that may lead there from here, likely ones first, at most MAX_ADDRESSES."""
+    said: dict[str, str] = {}  # with their groups
+    for address in itertools.islice(addresses, 4 * MAX_ADDRESSES):
+        endpoint = parse_endpoint(address)
+        if endpoint is not None and endpoint.kind in ("ip4", "ip6") and (group := group_of(str(endpoint))):
+            said[str(endpoint)] = group
+    if source is None:
+        return list(said)[:MAX_ADDRESSES]
+    if source != LOCAL:
+        said = {address: group for address, group in said.items() if group != LOCAL or not only_here(address)}
+    # Where the teller is, we can go; from afar, private networks are hardly ever ours.
+    return sorted(said, key=lambda address: (said[address] != source, said[address] == LOCAL))[:MAX_ADDRESSES]
+
+
+class _Turns:
+    """One of each list after the other, lists and what is in them in random order."""
+
+    def __init__(self, lists: dict[str, list[PeerId]], rng: random.Random) -> None:
+        self._rng = rng
+        self._turn = list(lists.values())
+        self._after: list[list[PeerId]] = []
+        rng.shuffle(self._turn)
+
+    def __bool__(self) -> bool:
+        return bool(self._turn)
+
+    def draw(self) -> PeerId:
+        some = self._turn.pop()
+        at = self._rng.randrange(len(some))
+        some[at], some[-1] = some[-1], some[at]
+        drawn = some.pop()
+        if some:
+            self._after.append(some)
+        if not self._turn:
+            self._turn, self._after = self._after, []
+            self._rng.shuffle(self._turn)
+        return drawn

@@ -1,0 +1,127 @@
+"""Whom we dial, and what we keep of those we dialled: the connections that nobody but us chose. Pure; `now` and `rng` are arguments.
+
+Whoever would surround a node can fill the places for those that dial it, and most of what it hears of others. So connections that
+came in count for having company, never for being safe: there are to be GROUPS members of the swarm that we dialled ourselves, each
+in a network group of its own, where so many groups are known (Heilman et al., "Eclipse Attacks on Bitcoin's Peer-to-Peer Network",
+USENIX Security 2015, and the counter-measures of Bitcoin Core).
+"""
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from p2p.netgroup import group_of
+from p2p.peers.addressbook import ANCHORS, AddressBook, Candidate
+from p2p.types import PeerId
+
+TARGET = 8  # members of the swarm to be connected to, whoever dialled
+GROUPS = 10  # network groups to have dialled a member in
+OUTBOUND = 20  # at most, those included that turn out to be of no use
+DIALS = 4  # at once
+LASTED = 300.0  # seconds after which a connection makes an anchor
+STRANGER = 30.0  # seconds in which a peer that we dialled is to show that it is of our swarm
+ALONE = 10.0  # seconds without a member before bootstrap addresses are asked again
+FEEL_EVERY = 60.0  # seconds
+
+
+@dataclass(slots=True)
+class Link:
+    """A connection that we made."""
+
+    group: str  # of the address that answered
+    since: float
+    feeler: bool = False
+    met: bool = False  # it is of our swarm
+
+
+class Outbound:
+    def __init__(self, book: AddressBook, now: float) -> None:
+        self.links: dict[PeerId, Link] = {}
+        self.dialling: dict[PeerId, list[str]] = {}
+        self._feelers: set[PeerId] = set()
+        self._anchors: list[PeerId] = []
+        self._book = book
+        self._company = now  # when there was a member last
+        self._felt = now
+
+    def choose(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[Candidate]:
+        """Whom to dial now; each is `dialling` until `reached` or `missed`."""
+        self._company = now if members else self._company
+        free = min(DIALS - len(self.dialling), OUTBOUND - len(self.links) - len(self.dialling))
+        taken = {group for addresses in self.dialling.values() for address in addresses if (group := group_of(address))}
+        taken |= {link.group for link in self.links.values()}
+        chosen: list[Candidate] = []
+        lacking = TARGET - len(members) - len(self.dialling)
+
+        def more(avoid: Collection[str], count: int) -> list[Candidate]:
+            busy = {*connected, *self.dialling, *(peer for peer, _ in chosen)}
+            return self._book.candidates(now, rng, busy, avoid, count) if count > 0 else []
+
+        if not members and free > 0 and now - self._company >= ALONE:
+            named = self._book.bootstraps(now, {*connected, *self.dialling})
+            chosen = rng.sample(named, min(free, len(named)))
+        for peer, addresses in more(taken, min(free - len(chosen), GROUPS - len(taken))):
+            if (group := group_of(addresses[0]) or "") not in taken:
+                taken.add(group)
+                chosen.append((peer, addresses))
+        chosen += more((), min(free, lacking) - len(chosen))
+        self.dialling.update(chosen)
+        return chosen
+
+    def feeler(self, connected: Collection[PeerId], now: float, rng: random.Random) -> Candidate | None:
+        """One to dial only to see whether it is there, now and then, when nobody else is dialled."""
+        if self.dialling or now - self._felt < FEEL_EVERY or len(self.links) >= OUTBOUND:
+            return None
+        self._felt = now
+        found = self._book.feeler(now, rng, {*connected})
+        if found is not None:
+            self.dialling[found[0]] = found[1]
+            self._feelers.add(found[0])
+        return found
+
+    def reached(self, peer: PeerId, address: str, group: str, now: float) -> None:
+        """The dial succeeded, at this address of the book, which led into this network group."""
+        self.dialling.pop(peer, None)
+        self._book.succeeded(peer, address, now)
+        self.links[peer] = Link(group, now, feeler=peer in self._feelers)
+        self._feelers.discard(peer)
+
+    def missed(self, peer: PeerId, now: float) -> None:
+        """The dial failed."""
+        self._book.failed(peer, now, self.dialling.pop(peer, []))
+        self._feelers.discard(peer)
+
+    def crossed(self, peer: PeerId) -> None:
+        """The peer dialled us while we dialled it: there is a connection, and it says nothing about the address."""
+        self.dialling.pop(peer, None)
+        self._feelers.discard(peer)
+
+    def look(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[PeerId]:
+        """Take note of who is connected and who of them is of our swarm. Returns those to hang up on: whom we dialled for nothing, and
+        feelers that did their work.
+        """
+        for peer in [peer for peer in self.links if peer not in connected]:
+            del self.links[peer]
+        over: list[PeerId] = []
+        for peer, link in self.links.items():
+            if peer in members and not link.met:
+                link.met = True
+                self._book.met(peer, now)
+                if link.feeler and len(members) > TARGET:
+                    over.append(peer)
+            elif not link.met and now - link.since > STRANGER and not (peer in self._book and self._book[peer].pinned):
+                self._book.stranger(peer, now)
+                over.append(peer)
+        self._anchor(members, now, rng)
+        return over
+
+    def _anchor(self, members: Collection[PeerId], now: float, rng: random.Random) -> None:
+        """Drawn anew in each life of the process from those that lasted: were it the oldest, whoever was an anchor once would stay one
+        for good.
+        """
+        lasted = [peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED]
+        self._anchors = [peer for peer in self._anchors if peer in lasted]
+        for peer in rng.sample(lasted, len(lasted)):
+            if len(self._anchors) < ANCHORS and self.links[peer].group not in {self.links[one].group for one in self._anchors}:
+                self._anchors.append(peer)
+        self._book.anchor(self._anchors)

@@ -1,0 +1,263 @@
+"""The command line: parse, call, print. What takes long to import is imported by the command that needs it.
+
+Data goes to standard output, talk to standard error. Exit codes: 0 done, 2 usage or configuration, 3 no usable device or model,
+4 cannot reach what was asked for, 5 another node owns the state folder, 6 not running, 130 interrupted.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from p2p.errors import OperatorError
+from swarmd.cli import inspect, model, network, plan, tasks
+from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
+
+if TYPE_CHECKING:
+    from swarmd.protocols import View
+
+app = typer.Typer(
+    name="swarmd",
+    epilog="Example: swarmd join --model tiny. Every command has --help; those that answer have --json.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a fault of ours shows an ordinary traceback, without the values of variables
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(inspect.config_app, name="config")
+app.add_typer(inspect.identity_app, name="identity")
+app.add_typer(tasks.app, name="task")
+app.add_typer(model.doctor_app, name="doctor")
+app.command(epilog="Example: swarmd export --out my-model")(model.export)
+model.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(network.doctor_network)
+app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(network.bootstrap)
+app.add_typer(plan.app, name="plan")
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from swarmd.state.metrics import installed_version
+
+        print(f"swarmd {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")] = False,
+) -> None:
+    """Train a language model together with others: your node trains, and shares what it tried with a swarm that has no centre."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console entry. An OperatorError is told without a traceback; anything else is a fault of ours and keeps its own."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # questions hold ∧ and →; a terminal may have no such letters
+    try:
+        app(arguments, prog_name="swarmd")
+    except OperatorError as error:
+        text = str(error)
+        print(text if "\n" in text else f"swarmd: {text}", file=sys.stderr)
+        return error.exit_code
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
+    return 0
+
+
+@app.command(
+    epilog="Example: swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
+)
+def join(
+    model: Annotated[
+        str | None, typer.Option(help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.", show_default="tiny")
+    ] = None,
+    swarm: Annotated[str | None, typer.Option(help="The swarm's name; others never meet.", show_default="main")] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="A member to dial first, /ip4/…/tcp/…/p2p/<peer id>. May be given again.")
+    ] = None,
+    judge: Annotated[str | None, typer.Option(help="The judge that evaluates this node, as a web address.", show_default="none")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after so many rounds; 0: go on for ever.", show_default="0")] = None,
+    local: Annotated[int | None, typer.Option(help="Questions asked and answered here each round.", show_default="4")] = None,
+    external: Annotated[int | None, typer.Option(help="Rollouts of others to train on each round, at most.", show_default="4")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cuda, mps or cpu.", show_default="auto")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of every random choice.", show_default="drawn once and kept")] = None,
+    state_dir: StateDir = None,
+    listen: Annotated[
+        list[str] | None, typer.Option(help="Listen here, /ip4/…/tcp/<port>. May be given again.", show_default="any free port")
+    ] = None,
+    config: ConfigFile = None,
+    pace: Annotated[
+        float | None, typer.Option(help="Seconds a round takes at least: leaves the machine to others.", show_default="0")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line a round on standard output.")] = False,
+) -> None:
+    """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and leaves; the next join goes on from there."""
+    from swarmd.config.config import resolve
+    from swarmd.daemon.choices import recalled, remember
+    from swarmd.policy.models import preflight
+    from swarmd.state.folder import StateFolder
+
+    flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
+    flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace}
+    resolved = resolve(inspect.config_file(config), os.environ, flags)
+    folder = as_state_dir(state_dir)
+    node_config, notes = recalled(resolved, folder)
+    for note in notes:
+        print(note, file=sys.stderr)
+    preflight.check(node_config.model)
+    with StateFolder.open(folder) as state:
+        from swarmd.cli.view_log import LogView
+        from swarmd.daemon.daemon import run_node
+
+        remember(resolved, folder)
+        view = LogView(_view(as_json))
+        try:
+            code = run_node(node_config, state, view)
+        finally:
+            view.close()
+    raise typer.Exit(code)
+
+
+def _view(as_json: bool) -> "View":
+    """JSON where it is asked for; the live page where standard error is a terminal that can show it; else plain lines."""
+    from swarmd.cli.view import JsonView, PlainView
+
+    if as_json:
+        return JsonView(sys.stdout, PlainView(sys.stderr))
+    if sys.stderr.isatty() and os.environ.get("TERM") not in (None, "dumb") and sys.stderr.encoding.lower().replace("-", "") == "utf8":
+        from swarmd.cli.view_live import LiveView
+
+        return LiveView()
+    return PlainView(sys.stderr)
+
+
+@app.command(epilog="Example: swarmd status --watch")
+def status(
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay, and show every change.")] = False,
+) -> None:
+    """How the node of this state folder is doing: state, cause and remedy, round, reward, peers, what was refused."""
+    from swarmd.cli.view import status_lines
+    from swarmd.daemon.control import call
+
+    folder = as_state_dir(state_dir)
+    if watch:
+        _watch(folder, as_json)
+    document = call(folder, "status")
+    if as_json:
+        print_json(document)
+    else:
+        print("\n".join(status_lines(document)))
+
+
+def _watch(folder: Path, as_json: bool) -> None:
+    """Until interrupted, or until the node is gone (NotRunning, exit code 6)."""
+    from swarmd.cli.view import PlainView
+    from swarmd.daemon.control import call
+
+    view: View = PlainView(sys.stdout)
+    if not as_json and sys.stdout.isatty():
+        from rich.console import Console
+
+        from swarmd.cli.view_live import LiveView
+
+        view = LiveView(Console())
+    shown: Mapping[str, Any] | None = None
+    try:
+        while True:
+            document = call(folder, "status")
+            if as_json and document != shown:
+                print_json(document)
+            elif not as_json:
+                view.status(document)
+                if shown is not None and document["last"] and document["last"] != shown["last"]:
+                    view.round(document["last"])
+            shown = document
+            time.sleep(1)
+    finally:
+        view.close()
+
+
+@app.command(epilog="Example: swarmd peers --json")
+def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Who this node is connected to, and whose rollouts reach it."""
+    from swarmd.cli.view import peer_lines
+    from swarmd.daemon.control import call
+
+    document = call(as_state_dir(state_dir), "peers")
+    if as_json:
+        print_json(document)
+    else:
+        print("\n".join(peer_lines(document)))
+
+
+@app.command(epilog="Example: swarmd pause; swarmd resume")
+def pause(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Let the node finish its round and then rest. It stays in the swarm."""
+    _tell(state_dir, "pause", as_json, "pausing after the round in hand; `swarmd resume` goes on")
+
+
+@app.command(epilog="Example: swarmd resume")
+def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Let a paused node train again."""
+    _tell(state_dir, "resume", as_json, "training again")
+
+
+@app.command(epilog="Example: swarmd stop")
+def stop(
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for it to finish its round, save and leave.", min=0)] = 660.0,
+) -> None:
+    """Let the node finish its round, save and leave; wait until it is gone."""
+    from swarmd.daemon.control import wait_until_gone
+    from swarmd.errors import Unreachable
+
+    _tell(state_dir, "stop", False, "finishing the round in hand, then leaving …", quiet=as_json)
+    folder = as_state_dir(state_dir)
+    if not wait_until_gone(folder, timeout):
+        raise Unreachable(f"{folder}: the node is still there after {timeout:g} s. Wait longer with --timeout, or look at `swarmd status`.")
+    if as_json:
+        print_json({"schema": 1, "stopped": True})
+    else:
+        print("it is gone", file=sys.stderr)
+
+
+def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, quiet: bool = False) -> None:
+    from swarmd.daemon.control import call
+
+    document = call(as_state_dir(state_dir), operation)
+    if as_json:
+        print_json(document)
+    elif not quiet:
+        print(said, file=sys.stderr)
+
+
+@app.command(epilog="Example: swarmd demo --nodes 3 --rounds 30")
+def demo(
+    nodes: Annotated[int, typer.Option(help="How many nodes.", min=1, max=16)] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds each of them trains.", min=2)] = 30,
+    as_json: AsJson = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for everything the demo leaves.", show_default="demo-<time>")] = None,
+) -> None:
+    """A whole swarm on this machine: nodes and a judge, one node killed halfway and back again; ends with a table and a plot."""
+    from swarmd.demo.demo import run
+
+    raise typer.Exit(run(nodes, rounds, out, as_json))
+
+
+@app.command(epilog="Example: swarmd version --json")
+def version(as_json: AsJson = False) -> None:
+    """Versions of swarmd and of what a report of a fault should name."""
+    from swarmd.state.metrics import installed_version
+
+    packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
+    versions = {"python": sys.version.split()[0]} | {package: installed_version(package) for package in packages}
+    if as_json:
+        print_json({"schema": 1, "versions": versions})
+    else:
+        print("\n".join(f"{package} {number}" for package, number in versions.items()))

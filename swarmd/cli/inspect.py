@@ -1,0 +1,116 @@
+"""`swarmd config` and `swarmd identity`: what a node would run with, and who it is."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
+
+config_app = typer.Typer(help="What a node would be configured with.", no_args_is_help=True)
+identity_app = typer.Typer(help="Who this node is: one key, made at the first join.", no_args_is_help=True)
+
+
+def default_config_file() -> Path:
+    """`~/.config/swarmd/node_config.toml` or where the platform keeps such things (XDG, through platformdirs)."""
+    from platformdirs import user_config_path
+
+    return user_config_path("swarmd") / "node_config.toml"
+
+
+def config_file(given: Path | None) -> Path | None:
+    """The file to read: the given one, which must be there; else the user's, where there is one."""
+    if given is not None:
+        return given.expanduser()
+    return path if (path := default_config_file()).exists() else None
+
+
+@config_app.command("check", epilog="Example: swarmd config check node.toml")
+def check_config(
+    file: Annotated[Path | None, typer.Argument(help="The file to check.", show_default="the one `swarmd config path` names")] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read the configuration as `swarmd join` would, and tell every mistake in it. Exit code 2 where there is one."""
+    from swarmd.config.config import resolve
+    from swarmd.errors import ConfigError
+
+    path = config_file(file or config)
+    try:
+        resolve(path, os.environ, {})
+    except ConfigError as mistakes:
+        if not as_json:
+            raise
+        print_json({"schema": 1, "file": str(path) if path else None, "mistakes": str(mistakes).splitlines()})
+        raise typer.Exit(mistakes.exit_code) from None
+    if as_json:
+        print_json({"schema": 1, "file": str(path) if path else None, "mistakes": []})
+    else:
+        print(
+            f"{path}: no mistakes"
+            if path
+            else f"no file at {default_config_file()}: the defaults and the environment hold, without mistakes"
+        )
+
+
+@config_app.command("show", epilog="Example: swarmd config show --json")
+def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
+    """Every key, the value a node would run with, and where it comes from."""
+    import json
+
+    from swarmd.config.config import flatten, resolve
+
+    resolved = resolve(config_file(config), os.environ, {})
+    values = flatten(resolved.config)
+    if as_json:
+        print_json({"schema": 1, "keys": {key: {"value": value, "origin": resolved.origins[key]} for key, value in values.items()}})
+        return
+    lines = {key: f"{key} = {'(none)' if value is None else json.dumps(value, ensure_ascii=False)}" for key, value in values.items()}
+    width = max(map(len, lines.values()))
+    for key, line in lines.items():
+        print(f"{line:<{width}}  # {resolved.origins[key]}")
+
+
+@config_app.command("path", epilog="Example: $EDITOR $(swarmd config path)")
+def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
+    """The file a node's configuration is read from, whether it is there or not."""
+    file = (config.expanduser() if config else default_config_file()).absolute()
+    if as_json:
+        print_json({"schema": 1, "file": str(file), "exists": file.exists(), "state_dir": str(as_state_dir(state_dir))})
+    else:
+        print(file)
+
+
+@identity_app.command("show", epilog="Example: swarmd identity show --json")
+def show_identity(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """The peer id of this state folder's node, and its name for people."""
+    from p2p.identity import Identity, nickname
+    from swarmd.state.folder import IDENTITY_FILE
+
+    file = as_state_dir(state_dir) / IDENTITY_FILE
+    peer_id = Identity.load(file).peer_id
+    if as_json:
+        print_json({"schema": 1, "peer_id": peer_id, "name": nickname(peer_id), "file": str(file)})
+    else:
+        print(f"{peer_id}  {nickname(peer_id)}  {file}")
+
+
+@identity_app.command(epilog="Example: swarmd identity backup ~/swarmd-identity.key")
+def backup(
+    to: Annotated[Path, typer.Argument(help="A new file, or a folder to put it in.")],
+    state_dir: StateDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the key to a file that only you can read. Who has it is this node: keep it safe, and never run two nodes with it."""
+    from p2p.identity import Identity
+    from swarmd.state.folder import IDENTITY_FILE
+
+    identity = Identity.load(as_state_dir(state_dir) / IDENTITY_FILE)
+    to = to.expanduser().absolute()
+    file = to / f"swarmd-{identity.peer_id}.key" if to.is_dir() else to
+    identity.backup(file)
+    if as_json:
+        print_json({"schema": 1, "peer_id": identity.peer_id, "file": str(file)})
+    else:
+        print(f"{file}")

@@ -1,0 +1,34 @@
+"""Options that several commands share, and how they print."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from swarmd.state.folder import default_state_dir
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        envvar="SWARMD_STATE_DIR",
+        help="The folder a node keeps everything in; one node a folder.",
+        show_default="the user's",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", envvar="SWARMD_CONFIG", help="A TOML file; see `swarmd config path`.", show_default="the user's")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Answer as one JSON document with a `schema`.")]
+
+
+def as_state_dir(given: Path | None) -> Path:
+    """The folder that is meant: --state-dir, else SWARMD_STATE_DIR (typer reads it), else the user's."""
+    return (given or default_state_dir()).expanduser().absolute()
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One document on one line of standard output, at once."""
+    print(json.dumps(document), flush=True)

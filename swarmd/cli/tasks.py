@@ -1,0 +1,132 @@
+"""`swarmd task`: look at the questions, and have answers to them scored by the contained verifier."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import IO, Annotated, Any
+
+import typer
+
+from swarmd.cli.options import AsJson, print_json
+from swarmd.errors import ConfigError, SwarmdError
+from swarmd.types import Completion, TaskRef
+
+app = typer.Typer(help="The questions of a curriculum.", no_args_is_help=True)
+
+MAX_LINE = 2 * 1024 * 1024  # characters of a line: 16 for each of the longest completion's; JSON writes none in more than 12
+
+
+class BadCompletion(SwarmdError):
+    """A line of standard input is no completion. Give one JSON object a line: {"text": "…", "ended": true}."""
+
+
+def _curricula() -> list[str]:
+    from swarmd.tasks.curriculum import CURRICULA
+
+    return list(CURRICULA)
+
+
+def _specialties() -> list[str]:
+    from swarmd.tasks.curriculum import CURRICULA
+
+    return sorted({specialty for curriculum in CURRICULA.values() for specialty in curriculum.specialties})
+
+
+CurriculumName = Annotated[str, typer.Option("--curriculum", help="sapo-9 or tiny-9, also with -strict.", autocompletion=_curricula)]
+Specialty = Annotated[str, typer.Argument(help="One that `swarmd task list` names.", autocompletion=_specialties)]
+Number = Annotated[int, typer.Argument(metavar="N", help="Which question: ReasoningGYM's seed plus index, 0 to 2147483647.")]
+
+
+@app.command("list", epilog="Example: swarmd task list --curriculum tiny-9")
+def list_tasks(
+    curriculum: Annotated[str | None, typer.Option(help="Only this one.", show_default="all", autocompletion=_curricula)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The curricula, their specialties, and how each is configured."""
+    from swarmd.tasks.curriculum import CURRICULA
+    from swarmd.tasks.curriculum import curriculum as named
+
+    chosen = [named(curriculum)] if curriculum else list(CURRICULA.values())
+    if as_json:
+        documents = [
+            {"name": one.name, "digest": one.digest, "specialties": {name: dict(config) for name, config in sorted(one.configs.items())}}
+            for one in chosen
+        ]
+        print_json({"schema": 1, "curricula": documents})
+        return
+    for one in chosen:
+        for name, config in sorted(one.configs.items()):
+            print(f"{one.name}  {name:<24} {json.dumps(dict(config)) if config else ''}".rstrip())
+
+
+@app.command(epilog="Example: swarmd task show binary_matrix 7 --curriculum tiny-9")
+def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9", as_json: AsJson = False) -> None:
+    """A question as every node of the swarm would ask it, and a right answer."""
+    _check(specialty, n, curriculum)
+    from swarmd.tasks.grading import solution
+    from swarmd.tasks.source import tasks_of
+
+    tasks = tasks_of(curriculum)
+    task = tasks.task(TaskRef(specialty, n))
+    assert task is not None  # just checked
+    answer = solution(tasks, task)
+    if as_json:
+        print_json({"schema": 1, "curriculum": curriculum, "specialty": specialty, "n": n, "question": task.question, "answer": answer})
+    else:
+        print(f"{task.question}\n\nA right answer: <answer>{answer}</answer>")
+
+
+@app.command(epilog="""Example: echo '{"text": "<answer>7</answer>", "ended": true}' | swarmd task score bf 3""")
+def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9") -> None:
+    """Score completions, one JSON object a line on standard input ({"text": …, "ended": true}); for each, one line with reward and reason.
+
+    They are scored in the contained process that scores the rollouts of strangers: nothing they hold is run here. One that is too long
+    earns 0, and the next is scored.
+    """
+    from swarmd.tasks.answers import Judgement, Reason
+    from swarmd.tasks.scoring import Verifier
+
+    _check(specialty, n, curriculum)
+    with Verifier(curriculum) as verifier:
+        for completion in _completions(sys.stdin):
+            judgement = Judgement(Reason.TOO_LONG)
+            if completion is not None:
+                ((judgement,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
+            print_json({"reward": judgement.reward, "reason": judgement.reason.value})
+
+
+def _completions(stream: IO[str]) -> Iterator[Completion | None]:
+    """One of each line, None of one that is too long to be held; blank lines are left out. BadCompletion, with the number of the line."""
+    number = 0
+    while line := stream.readline(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            while line and not line.endswith("\n"):
+                line = stream.readline(MAX_LINE)
+            yield None
+        elif line.strip():
+            yield _completion(line, number)
+
+
+def _completion(line: str, number: int) -> Completion:
+    form = 'give one JSON object a line: {"text": "…", "ended": true}'
+    try:
+        document: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadCompletion(f"standard input, line {number}: not JSON ({error}); {form}.") from None
+    if not isinstance(document, dict) or not isinstance(document.get("text"), str) or not isinstance(document.get("ended", True), bool):
+        raise BadCompletion(f"standard input, line {number}: not a completion; {form}.")
+    return Completion(document["text"], document.get("ended", True))
+
+
+def _check(specialty: str, n: int, curriculum: str) -> None:
+    from swarmd.config.messages import nearest
+    from swarmd.tasks.curriculum import HELD_OUT_END
+    from swarmd.tasks.curriculum import curriculum as named
+
+    specialties = named(curriculum).specialties
+    if specialty not in specialties:
+        hint = nearest(specialty, specialties)
+        raise ConfigError(f"{curriculum} has no specialty {specialty!r}{hint or '; it has ' + ', '.join(specialties)}")
+    if not 0 <= n < HELD_OUT_END:
+        raise ConfigError(f"{n} is no question's number; they go from 0 to {HELD_OUT_END - 1}")

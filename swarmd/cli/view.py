@@ -1,0 +1,227 @@
+"""What a running node shows: a live page on a terminal, plain lines elsewhere, JSON lines for programs.
+
+Data goes to standard output, talk to standard error. A view never stops the node: where nobody reads any more, it falls silent.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import IO, Any
+
+from swarmd.terminal import printable
+
+SMOOTH = 10  # rounds in a mean reward that is shown
+
+
+class PlainView:
+    """One line a round, one line a change of state, one line an event."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._said: dict[str, str] = {}
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._once("who", who(document))
+        self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
+        self._once("state", state_sentence(document))
+        self._once("trouble", trouble_sentence(document) or "all is well with the swarm again" * ("trouble" in self._said))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self.talk(round_sentence(line))
+
+    def talk(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream closed; the node goes on
+            print(printable(text), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _once(self, what: str, text: str) -> None:
+        if text and self._said.get(what) != text:
+            self._said[what] = text
+            self.talk(text)
+
+
+class JsonView:
+    """Each round's line on `out`, with "schema"; what is said to people goes to `talk`."""
+
+    def __init__(self, out: IO[str], people: PlainView) -> None:
+        self._out: IO[str] | None = out
+        self._people = people
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._people.status(document)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        if self._out is None:
+            return
+        try:
+            print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
+        except (OSError, ValueError):
+            self._out = None
+            self._people.talk("nobody reads standard output any more; the node goes on, and metrics.jsonl has every round")
+            with contextlib.suppress(OSError, ValueError):  # else the interpreter fails at its end, flushing to nobody
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def talk(self, text: str) -> None:
+        self._people.talk(text)
+
+    def close(self) -> None:
+        self._people.close()
+
+
+def who(document: Mapping[str, Any]) -> str:
+    swarm = document.get("swarm") or {}
+    model = model_words(document.get("model") or {})
+    return f"{document.get('name', '')} {document.get('peer_id', '')}, swarm {swarm.get('name', '')}" + (
+        f", model {model}" if model else ""
+    )
+
+
+def model_words(model: Mapping[str, Any]) -> str:
+    """The model's description, in a few words: its name, size, device and data type, as far as they are known."""
+    parameters = model.get("parameters")
+    size = f"{parameters / 1e9:.1f} B" if parameters and parameters >= 1e9 else f"{parameters / 1e6:.1f} M" if parameters else None
+    lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
+    parts = [model.get("name") or model.get("model"), size, model.get("device"), model.get("dtype"), lora]
+    return printable(" ".join(str(part) for part in parts if part))
+
+
+def state_sentence(document: Mapping[str, Any]) -> str:
+    """State, cause, remedy: "paused: you paused it; swarmd resume"."""
+    words = [str(document.get(key) or "") for key in ("cause", "remedy")]
+    return printable(": ".join(filter(None, (document.get("state", ""), "; ".join(filter(None, words))))))
+
+
+def trouble_sentence(document: Mapping[str, Any]) -> str:
+    """Why nobody is heard, and what to do: empty where somebody is."""
+    return sentence(document.get("trouble") or {})
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Cause and remedy as one line."""
+    return printable("; ".join(filter(None, (found.get("cause"), found.get("remedy")))))
+
+
+def round_sentence(line: Mapping[str, Any]) -> str:
+    seconds = sum(line["seconds"].values())
+    split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
+    refused, gated, odd = counts(line["rejected"]), counts(line.get("gated") or {}), counts(line.get("gate_reported") or {})
+    parts = [
+        f"round {line['round']}: reward {number(line['reward_mean'])}",
+        f"loss {number(line['loss'])}",
+        f"{line['local']} own + {line['external']} of others",
+        f"pool {line['pool']['size']}",
+        many(line["peers"], "peer"),
+        f"{seconds:.1f} s" + (f" ({split})" if split else ""),
+        f"refused {refused}" if refused else "",
+        f"not trained on: {gated}" if gated else "",
+        f"odd, but trained on: {odd}" if odd else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def counts(refused: Mapping[str, int]) -> str:
+    """Counts by reason, most frequent first."""
+    return printable(
+        ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])) if count)
+    )
+
+
+def many(count: int, noun: str) -> str:
+    """ "1 peer", "2 peers"."""
+    return f"{count} {noun}" + "s" * (count != 1)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def status_lines(document: Mapping[str, Any]) -> list[str]:
+    """The status document for people: one fact a line, nothing cut off."""
+    rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
+    swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
+    rewards, trouble = recent(document.get("rewards") or ()), trouble_sentence(document)
+    facts = [
+        ("state", state_sentence(document)),
+        ("trouble", trouble),
+        ("round", f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else ""),
+        ("reward", f"{fmean(rewards):.3f}, mean of the last {len(rewards)} rounds" if rewards else ""),
+        ("last", round_sentence(last).partition(": ")[2] if last else ""),
+        ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
+        ("model", model_words(document.get("model") or {})),
+        ("swarm", f"{swarm.get('name', '')}  {swarm.get('topic', '')}"),
+        ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
+        ("peers", peers_words(document)),
+        ("exchange", exchange_words(document.get("exchange") or {})),
+        *(("", line) for dead in document.get("bootstrap") or () if (line := sentence(dead)) not in trouble),
+        *(("address", printable(str(address))) for address in document.get("addresses") or ()),
+        ("refused", counts(document.get("rejected") or {}) or "nothing"),
+        *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
+        ("judge", judge_words(judge) if judge else ""),
+        ("trainer", f"pid {trainer['pid']}" + (f", lost and started again: {trainer['restarts']}" if trainer.get("restarts") else ""))
+        if trainer
+        else ("", ""),
+        ("workers", workers_words(last.get("workers") or {}) if last else ""),
+        ("folder", printable(str(document.get("state_dir", "")))),
+    ]
+    return [f"{name:<8} {text}" for name, text in facts if text]
+
+
+def peer_lines(document: Mapping[str, Any]) -> list[str]:
+    """The peers document for people: one peer a line, in columns."""
+    rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "PEER ID", "ADDRESS")]
+    for peer in document["peers"]:
+        figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
+        rows.append((peer["name"], *figures, peer["direction"], peer["id"], str(peer.get("address") or "–").partition("/p2p/")[0]))
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+    if len(rows) == 1:
+        return ["no peers: the node trains alone until it meets some"]
+    lines = [printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows]
+    left_out = document.get("left_out")
+    return lines + ([f"and {left_out} more that are heard through others"] if left_out else [])
+
+
+def peers_words(document: Mapping[str, Any]) -> str:
+    """The peers that are heard, and how many connections there are: most are heard through others."""
+    return f"{document.get('peers', 0)} heard, {document.get('connected', 0)} connected"
+
+
+def workers_words(workers: Mapping[str, Any]) -> str:
+    """How those beside the trainer stand, and how old the weights were that its own rollouts came from; "" where there are none."""
+    if not workers:
+        return ""
+    kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
+    parts = [f"{there['alive']} of {there['of']} {kind}" for kind, there in kinds]
+    restarts = sum(there["restarts"] for _, there in kinds)
+    parts.append(f"{number(workers['tokens_per_second'])} tokens/s")
+    parts.append(f"version {workers['version']}")
+    parts.append(f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}")
+    parts += [f"lost and started again: {restarts}"] * bool(restarts)
+    return printable(", ".join(parts))
+
+
+def exchange_words(exchange: Mapping[str, Any]) -> str:
+    """Empty while nothing was offered: small sets come whole."""
+    if not any(exchange.values()):
+        return ""
+    missed = f", {exchange['missed']} that nobody had in time" if exchange["missed"] else ""
+    moved = f"{exchange['bytes_in'] / 1024:.0f} KiB in, {exchange['bytes_out'] / 1024:.0f} KiB out"
+    return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
+
+
+def judge_words(judge: Mapping[str, Any]) -> str:
+    """The score, and why there is no newer one."""
+    grade = f"score {judge['score']:.3f} over {many(judge['n'], 'question')}" if judge.get("score") is not None else "no score yet"
+    silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
+    whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
+    facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")
+    return printable(", ".join(filter(None, facts)) + (f": {silence}" if silence else ""))
+
+
+def recent(rewards: Sequence[float | None]) -> list[float]:
+    """The finite ones of the last SMOOTH rounds; a round that asked nothing itself has none."""
+    return [reward for reward in rewards[-SMOOTH:] if reward is not None]

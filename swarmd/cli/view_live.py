@@ -1,0 +1,257 @@
+"""The live page: who we are, how it goes, what came in and why anything was refused. Redrawn at most four times a second."""
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from statistics import fmean
+from textwrap import wrap
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from swarmd.cli.view import SMOOTH, counts, judge_words, model_words, number, peers_words, recent, workers_words
+from swarmd.terminal import printable
+
+EVENTS = 6
+_NAMES = 9  # columns of the facts' names and the gap behind them
+_MARKS = {
+    "training": "green", "starting": "cyan", "paused": "yellow", "waiting": "yellow", "stuck": "red", "restarting": "red",
+    "stopping": "magenta",
+}  # fmt: skip
+_COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
+
+
+class LiveView:
+    """A page on the terminal's other screen, so that a resize leaves no torn frames. The last page stays on the ordinary one."""
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
+        self._page = Page(clock)
+        self._console = console or Console(stderr=True)
+        self._live = Live(self._page, console=self._console, refresh_per_second=4, redirect_stdout=False, screen=True)
+        self._live.start()
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._page.document = document
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """The status document carries the last round and the curve."""
+
+    def talk(self, text: str) -> None:
+        self._page.say(text)
+
+    def close(self) -> None:
+        if not self._live.is_started:
+            return
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            self._live.stop()
+            self._console.print(self._page)
+
+
+class Page:
+    """A status document and the last events, as a rich renderable of the terminal's width and at most its height."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.document: Mapping[str, Any] | None = None
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
+        self._clock = clock
+
+    def say(self, text: str) -> None:
+        self._events.append((self._clock(), printable(text)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        document = self.document
+        if document is None:
+            yield Text("starting …")
+            return
+        width, height = options.max_width - 4, options.size.height
+        facts = _facts(document)
+        rows = _wrapped(facts, width - _NAMES, max(0, height - 5 - len(facts)))
+        events = list(self._events)
+        fixed = 2 + 2 + len(rows)  # the frame, the header, the facts
+        room = height - fixed - 1
+        events = events[-max(0, min(EVENTS, room - 4)) :] if room > 4 else []
+        curve_rows = max(0, min(8, room - len(events) - 3))
+        parts: list[RenderableType] = [_header(document, self._clock())]
+        rewards = [reward for reward in document.get("rewards") or () if reward is not None]
+        if rewards and curve_rows >= 2:
+            parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True, min_width=_NAMES - 2)
+        table.add_column(overflow="ellipsis", no_wrap=True, ratio=1)
+        for name, text in rows:
+            table.add_row(name, text)
+        parts.append(table)
+        if events:
+            parts.append(Text())
+            parts += [
+                Text.assemble((f"{datetime.fromtimestamp(at):%H:%M:%S}  ", "dim"), text, no_wrap=True, overflow="ellipsis")
+                for at, text in events
+            ]
+        swarm = document.get("swarm") or {}
+        yield Panel(
+            Group(*parts),
+            title=Text.assemble((f"swarmd {document.get('name') or ''}", "bold"), no_wrap=True),
+            subtitle=Text(f"swarm {swarm.get('name', '')} {str(swarm.get('digest', ''))[:8]}", style="dim"),
+            title_align="left",
+            subtitle_align="right",
+            border_style="dim",
+            padding=(0, 1),
+        )
+
+
+def _header(document: Mapping[str, Any], now: float) -> Text:
+    state = str(document.get("state", ""))
+    rounds = document.get("rounds")
+    colour = _MARKS.get(state, "white")
+    text = Text.assemble(("● ", colour), (state, f"bold {colour}"), no_wrap=True, overflow="ellipsis")
+    if document.get("round") is not None:
+        text.append(f"   round {document['round']}" + (f" of {rounds}" if rounds else ""), "bold")
+    if document.get("started_at"):
+        text.append(f"   up {_duration(now - document['started_at'])}", "dim")
+    trouble = document.get("trouble") if state == "training" else None
+    colour = "yellow" if trouble else colour
+    cause, remedy = (printable(str((trouble or document).get(key) or "")) for key in ("cause", "remedy"))
+    if cause or remedy:
+        text.append("\n" + cause, colour)
+        text.append(f" → {remedy}" if remedy else "")
+    else:
+        text.append("\n")
+    return text
+
+
+def _facts(document: Mapping[str, Any]) -> list[tuple[str, list[Text]]]:
+    """Name and parts of each fact; between its parts a fact may go on in a further line."""
+    last, judge, trainer = document.get("last"), document.get("judge"), document.get("trainer") or {}
+    facts = [("node", [Text(str(document.get("peer_id", "")))]), ("model", [Text(model_words(document.get("model") or {}))])]
+    if last:
+        facts.append(("seconds", _split(last["seconds"])))
+        facts.append(("batch", _batch(last)))
+        facts.append(("update", _update(last, document.get("kl"))))
+    dialled = [str(address).partition("/p2p/")[0] for address in document.get("addresses") or ()]  # the id is the first row's
+    peers = [Text(peers_words(document), "bold"), *(Text(f"we listen on {printable(address)}", "dim") for address in dialled)]
+    facts.append(("peers", peers))
+    refused = counts(document.get("rejected") or {})
+    facts.append(("refused", _parts(refused or "nothing", ", ", "yellow" if refused else "dim")))
+    if judge:
+        facts.append(("judge", _parts(judge_words(judge), ": ")))
+    if last and last.get("workers"):
+        facts.append(("workers", _parts(workers_words(last["workers"]), ", ")))
+    if trainer.get("restarts"):
+        facts.append(("trainer", [Text(f"lost and started again: {trainer['restarts']}", style="yellow")]))
+    return facts
+
+
+def _parts(words: str, between: str, style: str = "") -> list[Text]:
+    *firsts, last = words.split(between)
+    return [*(Text(first + between.rstrip(), style) for first in firsts), Text(last, style)]
+
+
+def _wrapped(facts: Sequence[tuple[str, Sequence[Text]]], width: int, more: int) -> list[tuple[str, Text]]:
+    """The facts as lines: what does not fit goes on in a further line, at most `more` of those; what is too long then is cut."""
+    lines: list[tuple[str, Text]] = []
+    for name, parts in facts:
+        first, *others = (piece for part in parts for piece in _pieces(part, width))
+        line = first.copy()
+        for part in others:
+            if more and line.cell_len + 3 + part.cell_len > width:
+                lines.append((name, line))
+                name, line, more = "", part.copy(), more - 1
+            else:
+                line.append(" " if line.plain.endswith((",", ":")) else " · ", "dim").append_text(part)
+        lines.append((name, line))
+    return lines
+
+
+def _pieces(part: Text, width: int) -> Sequence[Text]:
+    """Plain words that are too long for a line are broken between two of them."""
+    if part.cell_len <= width or part.spans or width < 1:
+        return [part]
+    return [Text(line, part.style) for line in wrap(part.plain, width, break_long_words=False, break_on_hyphens=False)]
+
+
+def _update(last: Mapping[str, Any], kl: Mapping[str, Any] | None) -> list[Text]:
+    parts = [f"loss {number(last['loss'])}", f"gradient {number(last['grad_norm'])}", f"entropy {number(last['entropy'])}"]
+    parts += [f"KL from the start {number(kl['value'])}"] if kl else []  # the last that was measured: not every update is
+    parts += [f"{last['skipped']} steps left out: not finite"] if last.get("skipped") else []
+    return list(map(Text, [*parts, f"{last['tokens']['generated']} tokens made, {last['tokens']['trained']} trained"]))
+
+
+def _batch(last: Mapping[str, Any]) -> list[Text]:
+    pool = last["pool"]
+    parts = [f"pool {pool['size']}, {pool['fresh']} new", f"{last['zero_advantage_dropped']} without advantage dropped"]
+    parts += [f"age {last['staleness']['mean']:.1f} rounds"] if last["external"] else []
+    return [Text(f"{last['local']} own + {last['external']} of others", "bold"), *map(Text, parts)]
+
+
+def _split(seconds: Mapping[str, float]) -> list[Text]:
+    """The round's seconds as a bar of 20 blocks, coloured by stage, and in figures, the longest first."""
+    total = sum(seconds.values())
+    colours = dict(zip(seconds, _COLOURS, strict=False))
+    bar = Text.assemble((f"{total:.1f} ", "bold"))
+    for stage, value in seconds.items():
+        bar.append("█" * round(20 * value / total) if total else "", colours[stage])
+    longest = sorted(seconds.items(), key=lambda item: -item[1])
+    return [bar, *(Text.assemble((stage, colours[stage]), f" {value:.2f}") for stage, value in longest if value >= 0.005)]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> Text:
+    """Mean reward over rounds, a running mean, with its scale; `rows` lines and one of labels."""
+    means = [fmean(recent(rewards[: at + 1])) for at in range(len(rewards))]
+    low, high = _scale(means)
+    text = Text.assemble(
+        ("reward ", "dim"),
+        (f"{means[-1]:.3f}", "bold green"),
+        (f"  mean of the last {min(SMOOTH, len(means))} rounds", "dim"),
+        no_wrap=True,
+    )
+    for row, line in enumerate(braille(means, width - 6, rows, low, high)):
+        label = f"{high:.2f} " if row == 0 else f"{low:.2f} " if row == rows - 1 else " " * 5
+        text.append("\n" + label, "dim")
+        text.append("│", "dim")
+        text.append(line, "green")
+    first = f"round {last_round - len(rewards) + 1}"
+    text.append("\n" + " " * 6 + first + str(last_round).rjust(max(1, width - 6 - len(first))), "dim")
+    return text
+
+
+def _scale(values: Sequence[float]) -> tuple[float, float]:
+    """Limits in steps of 0.05 around the values, at least 0.1 apart."""
+    low, high = math.floor(min(values) * 20) / 20, math.ceil(max(values) * 20) / 20
+    while high - low < 0.099:
+        low, high = max(0.0, low - 0.05), high + 0.05 if high < 1 else high
+    return low, high
+
+
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode braille: bit of (row, column) in one character
+
+
+def braille(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
+    """A curve through `values`, spread over the width, as `rows` lines of `width` characters: 2 x 4 dots each."""
+    if not values or width < 1 or rows < 1:
+        return [" " * max(0, width)] * rows
+    columns, levels = 2 * width, 4 * rows
+    cells = [[0] * width for _ in range(rows)]
+    before: int | None = None
+    for column in range(columns):
+        place = column * (len(values) - 1) / (columns - 1)
+        left, part = int(place), place % 1
+        value = values[left] * (1 - part) + values[min(left + 1, len(values) - 1)] * part
+        level = round((levels - 1) * min(1.0, max(0.0, (high - value) / (high - low))))
+        start = level if before is None else min(before + 1, level) if level > before else max(before - 1, level)
+        for dot in range(min(start, level), max(start, level) + 1):  # joined to the column before
+            cells[dot // 4][column // 2] |= _DOTS[dot % 4][column % 2]
+        before = level
+    return ["".join(chr(0x2800 + cell) if cell else " " for cell in line) for line in cells]

@@ -1,0 +1,76 @@
+"""The node's story in its log: what it is, what happened to it, and once a minute how it goes."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from swarmd.cli.view import many, round_sentence, state_sentence, who
+from swarmd.protocols import View
+
+log = logging.getLogger(__name__)
+
+MINUTE = 60.0  # seconds between two lines about rounds
+LINES = 60  # of everything else, in a minute; more are counted
+
+
+class LogView:
+    """A view that writes to the log what it is told, and hands it on to the view on the terminal."""
+
+    def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
+        self._view, self._clock = view, clock
+        self._known: dict[str, str] = {}  # what was said last of the node, its addresses and its state
+        self._document: Mapping[str, Any] = {}
+        self._rounds = 0  # since the last line about them
+        self._last: Mapping[str, Any] | None = None  # a round that no line was about
+        self._minute = -MINUTE  # when the last line about rounds was written
+        self._written, self._left_out, self._since = 0, 0, clock()
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._view.status(document)
+        self._document = document
+        engine = document.get("engine")
+        self._on_change("node", who(document) + (f", engine {engine['name']}: {engine['why']}" if engine else ""))
+        self._on_change("addresses", "listening on " + " ".join(document["addresses"]) if document.get("addresses") else "")
+        self._on_change("state", state_sentence(document))
+        if self._last is not None and self._clock() >= self._minute + MINUTE:
+            self._write_rounds()
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self._view.round(line)
+        self._rounds, self._last = self._rounds + 1, line
+
+    def talk(self, text: str) -> None:
+        self._view.talk(text)
+        self._write(text)
+
+    def close(self) -> None:
+        if self._last is not None:
+            self._write_rounds()
+        self._view.close()
+
+    def _write_rounds(self) -> None:
+        assert self._last is not None
+        more = [round_sentence(self._last)]
+        more += [f"{self._rounds} rounds since the last line"] if self._rounds > 1 else []
+        more += [f"saved up to round {saved}"] if (saved := self._document.get("saved")) else []
+        judge = self._document.get("judge") or {}
+        more += [f"judged {judge['score']:.3f} over {many(judge['n'], 'question')}"] if judge.get("score") is not None else []
+        log.info("%s", "; ".join(more))
+        self._rounds, self._last, self._minute = 0, None, self._clock()
+
+    def _on_change(self, what: str, text: str) -> None:
+        if text and self._known.get(what) != text:
+            self._known[what] = text
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        if self._clock() >= self._since + MINUTE:
+            if self._left_out:
+                log.info("%d lines were left out: more than %d in a minute", self._left_out, LINES)
+            self._written, self._left_out, self._since = 0, 0, self._clock()
+        if self._written >= LINES:
+            self._left_out += 1
+            return
+        self._written += 1
+        log.info("%s", text)

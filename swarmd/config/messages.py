@@ -1,0 +1,95 @@
+"""How a mistake in the configuration is worded: what was expected, what was found, what was probably meant."""
+
+import re
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
+
+from swarmd.terminal import printable
+
+_LONG = 120  # letters of a value worth quoting
+
+
+def expected(field: FieldInfo, *, element: bool = False) -> str:
+    """What may stand for a key, in words; `element`: for one of a list's values."""
+    if field.description:
+        return field.description.replace("a list of addresses", "an address") if element else field.description
+    kind = kind_of(field)
+    if kind is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in _choices(field))
+    if kind not in (int, float):
+        return "a text, not empty" if any(isinstance(bound, MinLen) for bound in _bounds(field)) else "a text"
+    limits = []
+    for bound in _bounds(field):
+        match bound:
+            case Ge(ge=limit):
+                limits.append(f"at least {limit}")
+            case Gt(gt=limit):
+                limits.append(f"more than {limit}")
+            case Le(le=limit):
+                limits.append(f"at most {limit}")
+            case Lt(lt=limit):
+                limits.append(f"less than {limit}")
+    return ("a whole number, " if kind is int else "a number, ") + " and ".join(limits)
+
+
+def kind_of(field: FieldInfo) -> Any:
+    """int, float, str, tuple or Literal: what a value of this key is, None left aside."""
+    annotation = _bare(field.annotation)
+    return get_origin(annotation) or annotation
+
+
+def _bare(annotation: Any) -> Any:
+    while get_origin(annotation) in (Union, UnionType, Annotated):
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _bounds(field: FieldInfo) -> Iterator[Any]:
+    yield from field.metadata
+    for part in get_args(field.annotation):  # an optional value's own
+        for inner in getattr(part, "__metadata__", ()):
+            yield from inner.metadata if isinstance(inner, FieldInfo) else (inner,)
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    return get_args(field.annotation) if kind_of(field) is Literal else ()
+
+
+def nearest_choice(field: FieldInfo, found: Any) -> str:
+    """The one of a key's choices that was probably meant, as the end of a sentence; or nothing."""
+    near = get_close_matches(found.lower(), _choices(field), n=1) if isinstance(found, str) else []
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that was probably meant, as the end of a sentence; or nothing. A key in another section is found by its last part."""
+    known = list(known)
+    near = get_close_matches(name, known, n=1, cutoff=0.75) or get_close_matches(name.lower(), known, n=1, cutoff=0.75)
+    if not near and (last := get_close_matches(name.rpartition(".")[2].lower(), [key.rpartition(".")[2] for key in known], n=1)):
+        near = [key for key in known if key.rpartition(".")[2] == last[0]]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def key_name(key: str) -> str:
+    """A dotted key fit to print, whatever a file calls its keys."""
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in key.split("."))
+
+
+def shown(value: Any) -> str:
+    """A value as a mistake quotes it: short, on one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "a section"
+    try:
+        text = (
+            repr(list(value) if isinstance(value, tuple) else value) if isinstance(value, str | int | float | list | tuple) else str(value)
+        )
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists nested a hundred deep
+        text = "something without measure"
+    return printable(text if len(text) <= _LONG else text[: _LONG - 1] + "…")

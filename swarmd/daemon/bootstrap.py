@@ -1,0 +1,207 @@
+"""A node that trains nothing: others find each other through it, and those behind NAT are relayed by it. Never imports torch.
+
+It is a member of shard 0 of the swarm of each curriculum under its swarm's name, so that it passes on what is said there after an inbox
+has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each other through it too.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from p2p.address import parse_endpoint
+from p2p.engines import Choice, choose
+from p2p.identity import Identity, nickname
+from p2p.member import Member
+from p2p.netgroup import only_here
+from p2p.sequence import SequenceFile
+from swarmd.config.config import NodeConfig
+from swarmd.daemon import control
+from swarmd.daemon.isolation import twin_trouble
+from swarmd.daemon.judge_discovery import JUDGES, Notice
+from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
+from swarmd.daemon.reachability_survey import survey
+from swarmd.daemon.roster import Roster
+from swarmd.daemon.status import peers_document
+from swarmd.errors import ConfigError
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, StateFolder
+from swarmd.state.metrics import set_up_logging
+from swarmd.tasks.curriculum import CURRICULA
+from swarmd.terminal import printable
+
+PORT = 4001  # where it listens unless told otherwise: others write it down, so it must stay the same
+PLACES = ("internet", "network", "machine")  # from where an address can be dialled
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrapped:
+    """What a bootstrap node says of itself once others can dial it."""
+
+    member: Member
+    engine: Choice
+    folder: Path
+    curricula: Sequence[str]
+    judges: Sequence[str]
+
+    def document(self) -> dict[str, Any]:
+        addresses = [{"address": address, "from": place(address)} for address in self.member.addresses()]
+        addresses.sort(key=lambda entry: PLACES.index(entry["from"]))
+        return {
+            "schema": 1,
+            "peer_id": self.member.identity.peer_id,
+            "name": nickname(self.member.identity.peer_id),
+            "swarm": {"name": self.member.topic.name, "curricula": list(self.curricula), "topics": [*map(str, self.member.topics)]},
+            "engine": {"name": self.engine.name, "why": self.engine.why},
+            "relay": relays(self.engine),
+            "judges": list(self.judges),
+            "addresses": addresses,
+            "pid": os.getpid(),
+            "state_dir": str(self.folder),
+        }
+
+
+class BootstrapNode:
+    def __init__(self, config: NodeConfig, folder: Path, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()) -> None:
+        if config.swarm.engine == "none":
+            raise ConfigError('swarm.engine is "none": a bootstrap node is nothing without a network. Set it to "auto".')
+        self.exit_code = 0
+        self._config, self._folder, self._announce = config, folder, announce
+        self._engine = choose(config.swarm.engine)
+        curriculum = curriculum_of(config)
+        others = [other for other in CURRICULA.values() if other.name != curriculum.name]
+        identity, topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
+        self._roster = Roster()
+        self._started_at = time.time()
+        self.member = Member(
+            identity,
+            topic,
+            engine_builder(self._engine, identity, topic, config.swarm, folder, public=True),
+            sequence=SequenceFile(folder / "sequence", time.time),
+            clock=time.time,
+            admitted=self._count,
+            folder=folder,
+            also=[topic_of(config.swarm, other) for other in others],
+        )
+        self._notice = Notice(self.member, judges) if judges else None
+        if self._notice is not None:
+            self.member.answers[JUDGES] = self._notice.answer
+        self._self = Bootstrapped(self.member, self._engine, folder, [curriculum.name, *(other.name for other in others)], judges)
+        self._stop = trio.Event()
+
+    async def run(self) -> None:
+        handlers: Mapping[str, control.Handler] = {
+            "status": self._on_status,
+            "peers": self._on_peers,
+            "network": self._on_network,
+            "stop": self._on_stop,
+        }
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._watch_signals)
+            await nursery.start(self.member.run)
+            nursery.start_soon(self.member.dial_back.run)
+            if self._notice is not None:
+                nursery.start_soon(self._notice.run)
+            if self._config.swarm.mdns == "on":
+                nursery.start_soon(nearby(self.member).run)
+            await nursery.start(partial(control.serve, self._folder, handlers))
+            self._announce(self._self)
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+
+    def _count(self) -> None:
+        for envelope in self.member.received():
+            self._roster.heard(envelope.author, time.time())
+
+    async def _watch_signals(self, *, task_status: control.Started) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            task_status.started("")
+            async for number in signals:
+                self.exit_code = 130 if number == signal.SIGINT else 0
+                log.info("stopped by %s", signal.Signals(number).name)
+                self._stop.set()
+
+    async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        connected = len(self.member.peers())
+        document, twin = self._self.document(), self.member.twin()
+        return document | {
+            "role": "bootstrap",
+            "state": "helping",
+            "cause": "it trains nothing: others find each other through it",
+            "remedy": "nothing to do" if connected else "give its address to others, for --bootstrap",
+            "started_at": self._started_at,
+            "peers": len(self._roster.present(time.time())),
+            "connected": connected,
+            "trouble": twin_trouble(twin.later).document() if twin is not None else None,
+            "addresses": [entry["address"] for entry in document["addresses"]],
+            "rejected": {reason.value: count for reason, count in self.member.rejected.items() if count},
+            "last": None,
+        }
+
+    async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return peers_document(self._roster, self.member.peers(), time.time())
+
+    async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await survey(self.member, self._engine, self._config)
+
+    async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._stop.set()
+        return {"schema": 1, "stopping": True}
+
+
+def run_bootstrap(
+    config: NodeConfig, state: StateFolder, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()
+) -> int:
+    """Until stopped. `announce` is called once, when others can dial it. Returns the exit code; raises OperatorError."""
+    set_up_logging(state.path / LOG_FILE, stderr=False)
+    node = BootstrapNode(config, state.path, announce, judges)
+    run(node.run)
+    return node.exit_code
+
+
+def relays(engine: Choice) -> dict[str, Any]:
+    """Whether a bootstrap node with this engine relays for those whom nobody can dial."""
+    if engine.name == "hivemind":
+        return {"on": True, "why": "at most 64 MiB for each pair of nodes"}
+    return {"on": False, "why": f"the engine {engine.name} cannot; nodes behind NAT take part through the connections they make themselves"}
+
+
+def place(address: str) -> str:
+    """From where it can be dialled: "machine", "network" or "internet". What a router in between forwards, nobody can see in it."""
+    endpoint = parse_endpoint(address)
+    if endpoint is None or only_here(address):
+        return "machine"
+    return "internet" if ip_address(endpoint.host).is_global else "network"
+
+
+def announcement(document: Mapping[str, Any]) -> list[str]:
+    """For people, beside the addresses: what this node is, and what its operator should know."""
+    swarm, relay, addresses = document["swarm"], document["relay"], document["addresses"]
+    lines = [
+        f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}: {', '.join(swarm['curricula'])}",
+        f"engine {document['engine']['name']}: {document['engine']['why']}",
+        f"relays for nodes behind NAT: {relay['why']}" if relay["on"] else f"does not relay: {relay['why']}",
+        *([f"tells of judges: {', '.join(document['judges'])}"] if document["judges"] else []),
+        f"ask for it with --state-dir {document['state_dir']}: swarmd status, peers, stop, doctor network",
+    ]
+    places = {entry["from"] for entry in addresses}
+    if "internet" not in places:
+        if "network" in places:
+            ports = sorted({endpoint.port for entry in addresses if (endpoint := parse_endpoint(entry["address"])) is not None})
+            lines.append(
+                "it has no public address, so only its own network can dial it; for others forward TCP port "
+                f"{', '.join(map(str, ports))} of your router to this machine, and give away the router's address in place of this one"
+            )
+        else:
+            lines.append("only this machine can dial it; for others let it listen on /ip4/0.0.0.0/tcp/4001")
+    return [*map(printable, lines), "others join with --bootstrap and one of:"]

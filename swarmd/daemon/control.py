@@ -1,0 +1,256 @@
+"""The local control API: how `swarmd status`, `peers`, `pause`, `resume` and `stop` talk to the running node.
+
+One JSON object a line over a Unix socket, so nothing on the network and no web page can reach it:
+
+    -> {"operation": "status", "arguments": {}}
+    <- {"ok": true, "result": {...}}        or        <- {"ok": false, "error": "...", "exit_code": 2}
+
+The socket lies in a fresh folder of mode 0700 under the runtime directory, not in the state folder: a socket's path may have
+about 104 bytes (108 on Linux) and a state folder's may be any length. `<state-dir>/run.json` says where it is.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from p2p.errors import OperatorError
+from swarmd.errors import NotRunning, SwarmdError, Unreachable
+from swarmd.state.folder import LOG_FILE, RUN_FILE, in_use, write_atomically
+
+if TYPE_CHECKING:
+    import trio
+
+Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+
+MAX_REQUEST = 64 * 1024  # bytes
+MAX_REPLY = 4 * 1024 * 1024
+_MAX_SOCKET_PATH = 100
+_CONNECTIONS = 16  # at once; more are closed as they come
+_IDLE = 10.0  # seconds a connection may say nothing
+_FOLDER_PREFIX = "swarmd-"
+
+
+class Started(Protocol):
+    """What `trio.Nursery.start` hands over."""
+
+    def started(self, value: str, /) -> None: ...
+
+
+log = logging.getLogger(__name__)
+
+
+async def serve(
+    state_dir: Path,
+    handlers: Mapping[str, Handler],
+    *,
+    task_status: "Started",
+) -> None:
+    """Answer requests until cancelled. Started (`nursery.start`) with the socket's path, once `run.json` is written.
+
+    A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes the caller's message
+    and exit code. Only the owner of the state folder (`StateFolder.open`) may call this: what a killed predecessor left is removed.
+    """
+    import trio
+
+    _clear_away(state_dir)
+    folder = _socket_folder()
+    path = folder / "control"
+    try:
+        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        with listener:
+            await listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(_CONNECTIONS)
+            document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
+            write_atomically(state_dir / RUN_FILE, document)
+            task_status.started(str(path))
+            async with trio.open_nursery() as nursery:
+                room = trio.Semaphore(_CONNECTIONS)
+                while True:
+                    client, _ = await listener.accept()
+                    stream = trio.SocketStream(client)
+                    try:
+                        room.acquire_nowait()
+                    except trio.WouldBlock:
+                        client.close()
+                        continue
+                    nursery.start_soon(_converse, stream, handlers, room)
+    finally:
+        (state_dir / RUN_FILE).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        folder.rmdir()
+
+
+async def _converse(stream: "trio.SocketStream", handlers: Mapping[str, Handler], room: "trio.Semaphore") -> None:
+    """One connection: requests and replies in turn, until the caller closes it, is silent too long or sends what is no request."""
+    import trio
+
+    buffer = bytearray()
+    try:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async with stream:
+                while True:
+                    with trio.move_on_after(_IDLE) as waiting:
+                        line = await _line(stream, buffer)
+                    if waiting.cancelled_caught or line is None:
+                        return
+                    reply = await _answer(line, handlers)
+                    with trio.move_on_after(_IDLE) as sending:
+                        await stream.send_all(reply)
+                    if sending.cancelled_caught or len(line) > MAX_REQUEST:
+                        return
+    finally:
+        room.release()
+
+
+async def _line(stream: "trio.SocketStream", buffer: bytearray) -> bytes | None:
+    """The next line; None at the end; more than MAX_REQUEST bytes where a line is over the limit."""
+    while (end := buffer.find(b"\n")) < 0:
+        if len(buffer) > MAX_REQUEST:
+            return bytes(buffer)
+        received = await stream.receive_some(16 * 1024)
+        if not received:
+            return None
+        buffer += received
+    line = bytes(buffer[:end])
+    del buffer[: end + 1]
+    return line
+
+
+async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
+    try:
+        handler, arguments = _parse(line, handlers)
+        reply: dict[str, Any] = {"ok": True, "result": await handler(arguments)}
+    except OperatorError as error:
+        reply = {"ok": False, "error": str(error), "exit_code": error.exit_code}
+    except Exception:
+        # A fault of ours in one handler: the log has the traceback, the caller is told, and the node goes on training.
+        log.exception("a control request failed")
+        reply = {"ok": False, "error": "The node failed to answer; its log says why. Please report it.", "exit_code": 1}
+    message = json.dumps(reply).encode() + b"\n"
+    if len(message) <= MAX_REPLY:
+        return message
+    too_long = f"The answer has {len(message)} bytes, over the {MAX_REPLY} that one may have. The node goes on. Please report it."
+    return json.dumps({"ok": False, "error": too_long, "exit_code": 1}).encode() + b"\n"
+
+
+def _parse(line: bytes, handlers: Mapping[str, Handler]) -> tuple[Handler, Mapping[str, Any]]:
+    if len(line) > MAX_REQUEST:
+        raise SwarmdError(f"The request is over {MAX_REQUEST} bytes.")
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError):
+        raise SwarmdError("The request is not a line of JSON.") from None
+    operation = request.get("operation") if isinstance(request, dict) else None
+    arguments = request.get("arguments", {}) if isinstance(request, dict) else None
+    if not isinstance(operation, str) or not isinstance(arguments, dict):
+        raise SwarmdError('A request is {"operation": name, "arguments": {...}}.')
+    if operation not in handlers:
+        raise SwarmdError(f"This node knows no operation {operation[:40]!r}; it knows {', '.join(sorted(handlers))}.")
+    return handlers[operation], arguments
+
+
+def call(state_dir: Path, operation: str, *, timeout: float = 10.0, **arguments: Any) -> dict[str, Any]:
+    """Ask the node that runs in this state folder. Blocks, at most `timeout` seconds.
+
+    Raises NotRunning where no node does, Unreachable where it does not answer, and what the node itself refused as SwarmdError.
+    """
+    path = _socket_path(state_dir)
+    request = json.dumps({"operation": operation, "arguments": arguments}).encode() + b"\n"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout)
+            connection.connect(path)
+            connection.sendall(request)
+            line = _receive_line(connection)
+    except TimeoutError:
+        raise Unreachable(
+            f"{state_dir}: the node runs but did not answer within {timeout:g} s. Ask again; if it stays silent, "
+            f"look into {state_dir / LOG_FILE}."
+        ) from None
+    except OSError:
+        if in_use(state_dir):
+            raise _between(state_dir) from None
+        raise _not_running(state_dir) from None
+    return _result(state_dir, line)
+
+
+def wait_until_gone(state_dir: Path, timeout: float) -> bool:
+    """Wait until no node owns the state folder any more; False where one still does after `timeout` seconds."""
+    until = time.monotonic() + timeout
+    while in_use(state_dir):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _receive_line(connection: socket.socket) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        some = connection.recv(64 * 1024)
+        if not some:
+            raise ConnectionResetError(0, "it hung up")
+        if len(received) > MAX_REPLY:
+            raise SwarmdError(f"The node answers more than {MAX_REPLY} bytes. It may be another version of swarmd: restart it.")
+        received += some
+    return bytes(received)
+
+
+def _result(state_dir: Path, line: bytes) -> dict[str, Any]:
+    try:
+        reply = json.loads(line)
+        if reply["ok"]:
+            return dict(reply["result"])
+        error, exit_code = SwarmdError(reply["error"]), int(reply["exit_code"])
+    except (ValueError, TypeError, KeyError):
+        raise Unreachable(f"{state_dir}: what answers there is not this version of swarmd. Restart the node.") from None
+    error.exit_code = exit_code
+    raise error
+
+
+def _socket_path(state_dir: Path) -> str:
+    try:
+        path = json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, PermissionError):
+            raise NotRunning(f"{state_dir}: this state folder is another user's. Ask as that user.") from None
+        if in_use(state_dir):
+            raise _between(state_dir) from None
+        raise _not_running(state_dir) from None
+    if not isinstance(path, str):
+        raise _not_running(state_dir)
+    return path
+
+
+def _between(state_dir: Path) -> Unreachable:
+    return Unreachable(f"{state_dir}: the node is starting or stopping. Ask again in a moment.")
+
+
+def _not_running(state_dir: Path) -> NotRunning:
+    return NotRunning(f"No node is running in {state_dir}. Start one with `swarmd join`, or name another folder with --state-dir.")
+
+
+def _socket_folder() -> Path:
+    """A fresh folder of mode 0700 whose path leaves room for a socket's name."""
+    for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108  (mkdtemp makes it ours alone)
+        if parent and len(os.fsencode(parent)) < _MAX_SOCKET_PATH - len("/swarmd-xxxxxxxx/control"):
+            with contextlib.suppress(OSError):
+                return Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+    raise SwarmdError("No folder for the control socket can be made. Set TMPDIR to a short path that you can write to.")
+
+
+def _clear_away(state_dir: Path) -> None:
+    """Remove the socket a killed predecessor left behind. Only a socket in a folder of ours is touched."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        left = Path(json.loads((state_dir / RUN_FILE).read_text(encoding="utf-8"))["socket"])
+        if left.name == "control" and left.parent.name.startswith(_FOLDER_PREFIX) and left.is_socket():
+            left.unlink()
+            left.parent.rmdir()

@@ -1,0 +1,369 @@
+"""The daemon: holds the key and the p2p engine, serves the control API, supervises the trainer, talks to the judge. Never imports torch.
+
+One trio loop. What the network sends is admitted by the member's inbox and handed to the trainer over the link; what the trainer
+publishes is sealed and sent. A crash of the trainer does not drop the node from the swarm, and the other way round.
+"""
+
+import logging
+import os
+import random
+import secrets
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from p2p.address import parse_bootstrap
+from p2p.engines import choose
+from p2p.errors import OperatorError, StateUnwritable
+from p2p.identity import Identity, nickname
+from p2p.member import Member
+from p2p.sequence import SequenceFile
+from p2p.shards.shards import Shards
+from p2p.types import Envelope, PeerId, Reason
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.daemon import control
+from swarmd.daemon.isolation_watch import Lookout
+from swarmd.daemon.judge_client import Evaluation, Resolve
+from swarmd.daemon.judge_discovery import AUTO, Seeker, public_addresses
+from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
+from swarmd.daemon.reachability_survey import survey
+from swarmd.daemon.status import StatusBoard
+from swarmd.daemon.trainer_process import Death, TrainerChild
+from swarmd.daemon.watchdog import Stuck
+from swarmd.errors import SwarmdError
+from swarmd.exchange import offers, wire
+from swarmd.exchange.gathering import Gatherer
+from swarmd.exchange.offers import Board, Offered
+from swarmd.exchange.serving import Serving
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.experience import caps
+from swarmd.protocols import View
+from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
+from swarmd.state.metrics import installed_version, read_metrics, set_up_logging
+
+log = logging.getLogger(__name__)
+
+REDRAW = 0.5  # seconds between two looks at the state
+SEEN_SWARM = 1.0  # seconds between two pieces of news for the trainer
+GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
+
+
+def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
+    """Be a node until the rounds are done or someone says stop. Returns the exit code; raises OperatorError for what you can mend."""
+    set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
+    log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
+    try:
+        daemon = Daemon(config, state.path, view)
+        run(daemon.run)
+    except OperatorError as error:
+        log.error("the node ends: %s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
+        raise
+    except Exception:
+        log.exception("the node ends by a fault of its own")
+        raise
+    log.info("the node has stopped")
+    return daemon.exit_code
+
+
+class Daemon:
+    def __init__(self, config: NodeConfig, folder: Path, view: View) -> None:
+        self.config, self.view = config, view
+        self.exit_code = 0
+        self.paused = False
+        self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
+        self.engine = choose(config.swarm.engine) if config.swarm.engine != "none" else None
+        curriculum = curriculum_of(config)
+        self.topic = topic_of(config.swarm, curriculum)
+        self.member = Member(
+            self.identity,
+            self.topic,
+            engine_builder(self.engine, self.identity, self.topic, config.swarm, folder),
+            sequence=SequenceFile(folder / "sequence", time.time),
+            clock=time.time,
+            admitted=self._sort,
+            folder=folder,
+            shards=Shards(random.Random(secrets.randbits(64)), time.time()),
+            kinds=(offers.KIND, wire.KIND),
+        )
+        self.ration: caps.Ration[Offered] = caps.Ration(
+            config.round.external,
+            lambda item: caps.Author(item.author, *self.member.standing(item.author)),
+            random.Random(secrets.randbits(64)),
+        )
+        self.serving = Serving(config.round.external, self.member.has_standing)
+        self.gatherer = Gatherer(
+            self.member,
+            Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=self._unproven),
+            wanted=config.round.external,
+            specialties=curriculum.specialties,
+            hand_on=self._hand_on,
+            clock=time.monotonic,
+            rng=random.Random(secrets.randbits(64)),
+            choice=self.ration,
+            serving=self.serving,
+        )
+        start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder))
+        self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury, self._stuck)
+        self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
+        self.status.replay(read_metrics(folder / METRICS_FILE))
+        self.lookout = Lookout(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk)
+        self._judge = partial(Evaluation, identity=self.identity, curriculum_digest=curriculum.digest)
+        named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
+        self.seeker = Seeker(self.member, named) if config.judge.url == AUTO else None
+        self.evaluation = self._judged_by(config.judge.url) if config.judge.url and self.seeker is None else None
+        self._folder = folder
+        self._before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
+        self._advised: set[str] = set()  # reasons whose remedy was said
+        self._mute = False  # what could not be shared has been said
+        self._behind: int | None = None  # rounds that the trainer has behind it; None: it has not said yet
+        self._nursery: trio.Nursery | None = None
+
+    async def run(self) -> None:
+        handlers: Mapping[str, control.Handler] = {
+            "status": self._on_status,
+            "peers": self._on_peers,
+            "network": self._on_network,
+            "pause": self._on_pause,
+            "resume": self._on_resume,
+            "stop": self._on_stop,
+        }
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self._watch_signals)
+            await nursery.start(partial(control.serve, self._folder, handlers))
+            nursery.start_soon(self.member.run)
+            nursery.start_soon(self.member.dial_back.run)
+            if self.engine is not None and self.config.swarm.mdns == "on":
+                nursery.start_soon(nearby(self.member).run)
+            if self.engine is not None and self.seeker is not None:
+                nursery.start_soon(self._find_judge, self.seeker)
+            if self.engine is not None:
+                nursery.start_soon(self.lookout.run)
+            nursery.start_soon(self.gatherer.run)
+            nursery.start_soon(self._tell_news)
+            nursery.start_soon(self._redraw)
+            await self.child.run()
+            nursery.cancel_scope.cancel()
+        self.view.status(self._document())
+        if self.child.failed is not None:
+            error = SwarmdError(self.child.failed.message)
+            error.exit_code = self.child.failed.exit_code
+            raise error
+
+    # The network's side.
+
+    def _sort(self) -> None:
+        """What came is on offer, or is for the trainer."""
+        for envelope in self.member.received():
+            if envelope.kind in (offers.KIND, wire.KIND):
+                self.status.roster.heard(envelope.author, time.time())
+            if envelope.kind == offers.KIND:
+                self.gatherer.hear(envelope)
+            else:
+                self._hand_on(envelope)
+
+    def _unproven(self, author: PeerId) -> bool:
+        """Whether it has no standing, or we did not see it serve."""
+        return not self.member.standing(author)[1] or not self.serving.serves(author)
+
+    def _hand_on(self, envelope: Envelope) -> None:
+        e, (group, established) = envelope, self.member.standing(envelope.author)
+        age = self.gatherer.round - (e.heard or self.gatherer.round)  # rounds since it was heard: of what is gossiped whole none
+        heard = max(1, self._behind + 1 - age) if self._behind is not None else 0
+        self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, established, heard))
+
+    async def _tell_news(self) -> None:
+        connected: set[PeerId] = set()
+        told = 0
+        while True:
+            refused = self.member.refused()
+            now_connected = {peer.id for peer in self.member.peers()}
+            for peer in now_connected - connected:
+                self.view.talk(f"connected to {nickname(peer)} ({len(now_connected)} connected)")
+            for peer in connected - now_connected:
+                self.view.talk(f"{nickname(peer)} is gone ({len(now_connected)} connected)")
+            peers = self._peers()
+            if refused or peers != told:
+                self.child.tell(link.News(peers, {reason.name: count for reason, count in refused.items()}))
+            connected, told = now_connected, peers
+            await trio.sleep(SEEN_SWARM)
+
+    # The trainer's side.
+
+    def _hear(self, message: link.ToDaemon) -> None:
+        match message:
+            case link.Publish(kind, body):
+                self._publish(kind, body)
+            case link.Hold(blob):
+                self.member.hold(blob)
+            case link.Report(author, reason):
+                self.member.report(PeerId(author), Reason[reason])
+                self.status.roster.bad(PeerId(author))
+            case link.Vouch(author, useful):
+                self.member.vouch(PeerId(author), useful)
+                self.status.roster.useful(PeerId(author))
+            case link.State(state, cause, remedy):
+                self.status.state, self.status.cause, self.status.remedy = state, cause, remedy
+            case link.Ready():
+                self._trainer_ready(message)
+            case link.RoundDone():
+                self._round_done(message)
+            case link.Note(text):
+                self.view.talk(text)
+            case link.Answer(question_id, text, ended):
+                if self.evaluation is not None and self._nursery is not None:
+                    self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
+            case link.Failed() | link.Stopped():
+                self.status.say("stopping", "the trainer is done", "nothing to do")
+
+    def _publish(self, kind: str, body: bytes) -> None:
+        """What cannot be sealed is not sent, and said once: a full disk has no sequence number to give."""
+        try:
+            self.member.publish(kind, body)
+        except StateUnwritable as error:
+            if not self._mute:
+                self.view.talk(f"nothing is shared for now: {error}")
+            self._mute = True
+        else:
+            self._mute = False
+
+    def _trainer_ready(self, ready: link.Ready) -> None:
+        self.status.resumed(ready)
+        self._behind = ready.round
+        for note in ready.notes:
+            self.view.talk(note)
+        self.child.tell(link.News(self._peers(), {}))
+        if self.paused:
+            self.child.tell(link.Pause())
+
+    def _round_done(self, done: link.RoundDone) -> None:
+        self.status.round_done(done)
+        self._behind = done.line["round"]
+        self.view.round(done.line)
+        self.ration.begin()
+        self.gatherer.next_round()
+        for reason, count in done.line["rejected"].items():
+            remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough
+            self._advised.add(reason)
+            self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
+        judged = done.affordable and done.line["round"] % self.config.judge.every == 0  # what is judged is saved first
+        if judged and self.evaluation is not None and self._nursery is not None:
+            self._nursery.start_soon(self.evaluation.ask, done.line["round"], self.config.model.name)
+
+    def _bury(self, death: Death) -> None:
+        self._behind = None
+        wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
+        self.status.say("restarting", f"the trainer was lost: {death.cause}", f"it starts again {wait}, from its last checkpoint")
+        self.view.talk(f"the trainer was lost: {death.cause}; it starts again {wait}")
+
+    def _stuck(self, stuck: Stuck | None) -> None:
+        """The trainer is stuck; None: it goes on, with what it did before."""
+        if stuck is None:
+            if self.status.state == "stuck":
+                self.status.say(*self._before)
+            self.view.talk("the trainer goes on")
+            return
+        if self.status.state != "stuck":
+            self._before = self.status.state, self.status.cause, self.status.remedy
+            self.view.talk(f"stuck: {stuck.cause}; {stuck.remedy}")
+        self.status.say("stuck", stuck.cause, stuck.remedy)
+
+    def _ask_trainer(self, question_id: str, text: str) -> None:
+        self.child.tell(link.Question(question_id, text))
+
+    def _judged_by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
+        return self._judge(url, ask_trainer=self._ask_trainer, judged=self._judged, talk=self.view.talk, resolve=resolve)
+
+    async def _find_judge(self, seeker: Seeker) -> None:
+        found = await seeker.run()
+        self.view.talk(f"a judge, {found.url}, is advertised by {', '.join(map(nickname, found.by))}")
+        self.evaluation = self._judged_by(found.url, public_addresses)
+
+    def _judge_document(self) -> dict[str, Any] | None:
+        documents = [part.document() for part in (self.seeker, self.evaluation) if part is not None]
+        return {key: value for document in documents for key, value in document.items()} if documents else None
+
+    def _judged(self, score: float, n: int) -> None:
+        self.child.tell(link.Judged(score, n))
+
+    # The operator's side.
+
+    def _peers(self) -> int:
+        """How many are heard, connected or not: the number of peers, wherever one is shown."""
+        return len(self.status.roster.present(time.time()))
+
+    def _document(self) -> dict[str, Any]:
+        return self.status.document(
+            peers=self._peers(),
+            connected=len(self.member.peers()),
+            addresses=self.member.addresses(),
+            rejected=self.member.rejected,
+            trainer={"pid": self.child.pid, "restarts": self.child.restarts},
+            exchange=self.gatherer.document(),
+            lookout=self.lookout.document(),
+            judge=self._judge_document(),
+        )
+
+    async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return self._document()
+
+    async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        document = self.status.peers_document(self.member.peers(), time.time())
+        for row in document["peers"]:
+            _, established = self.member.standing(row["id"])
+            row |= {"score": round(self.member.score(row["id"]), 1), "newcomer": not established}
+        return document
+
+    async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await survey(self.member, self.engine, self.config) if self.engine is not None else {"schema": 1, "engine": None}
+
+    async def _on_pause(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.paused = True
+        self.child.tell(link.Pause())
+        return {"schema": 1, "paused": True}
+
+    async def _on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.paused = False
+        self.child.tell(link.Resume())
+        return {"schema": 1, "paused": False}
+
+    async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._stop("swarmd stop")
+        return {"schema": 1, "stopping": True}
+
+    def _stop(self, why: str) -> None:
+        doing = "finishing the round in hand, then saving and leaving" if self.child.ready else "leaving; no round has begun"
+        self.status.say("stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to leave at once, without saving")
+        self.view.talk(f"{why}: {doing}")
+        self.child.stop()
+
+    async def _watch_signals(self, *, task_status: control.Started) -> None:
+        """The first asks to stop, the second does not ask."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            task_status.started("")
+            stopping = False
+            async for number in signals:
+                if number == signal.SIGINT:
+                    self.exit_code = 130
+                if stopping:
+                    self.child.kill()
+                    continue
+                stopping = True
+                self._stop(signal.Signals(number).name)
+                assert self._nursery is not None
+                self._nursery.start_soon(self._lose_patience)
+
+    async def _lose_patience(self) -> None:
+        await trio.sleep(GRACE)
+        self.child.kill()
+
+    async def _redraw(self) -> None:
+        while True:
+            self.view.status(self._document())
+            await trio.sleep(REDRAW)

@@ -1,0 +1,360 @@
+"""The judge's client, in the daemon (trio). A judge that is down, slow or lying costs a line in the status, never a round.
+
+The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question, a grade, or a Silence with
+cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded, the types and values are checked after.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from ipaddress import ip_address
+from pathlib import PureWindowsPath
+from typing import Annotated, Any
+
+import httpx2
+import msgspec
+import trio
+
+from p2p.identity import Identity
+from swarmd.config.addresses import web_origin
+from swarmd.errors import ConfigError
+from swarmd.types import Completion
+
+log = logging.getLogger(__name__)
+
+DOMAIN = b"swarmd judge request v1"
+MAX_RESPONSE = 64 * 1024  # bytes; an honest one has less than 4 KiB
+MAX_QUESTION = 8_192  # characters; the longest of sapo-9 has about 1,000
+MAX_ANSWER = 16_384  # characters; a judge takes no more
+MAX_MODEL = 100  # characters
+MAX_WORDS = 1_000  # characters of a refusal; an honest one has about 200
+FIRST_WAIT, LONGEST_WAIT = 5.0, 600.0  # seconds
+
+_Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+
+
+class BadJudgeUrl(ConfigError):
+    """The judge's address is not one. Give http://host:port or https://host[:port], as its operator publishes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    id: str
+    text: str
+    expires: float  # by this client's clock
+
+    def expired(self, now: float) -> bool:
+        return now > self.expires
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    reward: float  # 0.0 or 1.0, of this answer
+    reason: str  # why, in the judge's words
+    specialty: str
+    score: float  # pass@1 over our newest questions, by the judge's count (docs/judge-protocol.md)
+    n: int  # so many
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """No evaluation this time. Normal weather: the node goes on training."""
+
+    cause: str
+    remedy: str
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    evaluation: _Id
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION)]
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+
+class _Grade(msgspec.Struct, frozen=True):
+    evaluation: _Id
+    reward: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    reason: Annotated[str, msgspec.Meta(max_length=64)]
+    specialty: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_]{1,64}\Z")]
+    answered: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    total: Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
+    score: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    n: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: str = ""
+    remedy: str = ""
+    sequence: Annotated[int, msgspec.Meta(ge=-1, lt=2**63 - 2**32)] = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds. `whole` bounds a call from the first byte out to the last byte in, whatever trickles meanwhile."""
+
+    connect: float = 5.0
+    read: float = 20.0  # an answer may wait for others to be scored
+    whole: float = 30.0
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        return bool(ip_address(host))
+    except ValueError:
+        return False
+
+
+def judge_origin(url: str) -> str:
+    """`url` in its one spelling, scheme://host[:port]. Raises BadJudgeUrl."""
+    try:
+        return web_origin(url)
+    except ValueError as error:
+        raise BadJudgeUrl(f"judge.url: {url!r} is not an address: {error}; give http://host:port") from None
+
+
+def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
+    """How long to leave a judge alone after `attempts` failures in a row: 5 s, doubling, at most 10 min.
+
+    `spread` in [0, 1) adds up to a quarter, so that a swarm does not come back to a restarted judge all at once.
+    """
+    if attempts <= 0:
+        return 0.0
+    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempts - 1, 32)) * (1 + spread / 4)
+
+
+class JudgeClient:
+    """One judge, one key. Calls are made one after another, however many tasks make them: the judge wants rising sequence numbers."""
+
+    def __init__(
+        self,
+        url: str,
+        identity: Identity,
+        curriculum_digest: str,
+        clock: Callable[[], float] = time.monotonic,
+        nanoseconds: Callable[[], int] = time.time_ns,
+        patience: Patience = Patience(),
+        resolve: Resolve | None = None,
+    ) -> None:
+        """`clock`: seconds, for waits and deadlines. `nanoseconds`: only where the sequence numbers begin; its skew does no harm.
+        `resolve`: gives the IP addresses that the judge's name may be dialled at, or raises OSError; None: any.
+
+        Raises BadJudgeUrl.
+        """
+        self.origin = judge_origin(url)
+        self._identity, self._digest, self._clock, self._patience = identity, curriculum_digest, clock, patience
+        self._nanoseconds, self._sequence = nanoseconds, 0
+        self._failures, self._again_at = 0, -math.inf
+        self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
+        self._turn = trio.Lock()
+        self._tls = httpx2.create_ssl_context()
+        self._resolve = resolve
+
+    def now(self) -> float:
+        return self._clock()
+
+    def wait(self) -> float:
+        """Seconds until it is worth asking again; 0.0: now."""
+        return max(0.0, self._again_at - self._clock())
+
+    async def ask(self, round_number: int, model: str) -> Question | Silence:
+        """A fresh question for this node; the one it was asked before, where that is still open. Never raises for what a judge does."""
+        if wait := self.wait():
+            return Silence(f"the judge failed {self._failures} times in a row", f"nothing to do; it is asked again in {math.ceil(wait)} s")
+        folder = model.startswith(("/", ".", "~")) or "\\" in model
+        shown = PureWindowsPath(model).name if folder else model  # a folder's path is nobody's business
+        name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL] or "unnamed"
+        asked = await self._call("/v1/evaluations", {"round": round_number, "model": name, "curriculum": self._digest}, 201, _Asked)
+        if isinstance(asked, Silence):
+            return self._failed(asked)
+        return Question(asked.evaluation, asked.question, self._clock() + asked.seconds)
+
+    async def answer(self, question: Question, completion: Completion) -> Graded | Silence:
+        """Hand the one answer in. Never raises for what a judge does."""
+        if question.expired(self.now()):
+            return Silence(
+                "the answer took longer than the judge's deadline",
+                "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
+            )
+        text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER]  # a lone surrogate has no UTF-8
+        grade = await self._call(f"/v1/evaluations/{question.id}/answer", {"text": text, "ended": completion.ended}, 200, _Grade)
+        if isinstance(grade, Silence):
+            return self._failed(grade)
+        if grade.evaluation != question.id or grade.reward not in (0.0, 1.0) or grade.total > grade.answered:
+            return self._failed(self._lie("a grade that cannot be"))
+        self._failures = 0
+        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n)
+
+    def _failed(self, silence: Silence) -> Silence:
+        self._failures += 1
+        self._again_at = self._clock() + backoff_seconds(self._failures, self._spread)
+        return silence
+
+    def _lie(self, what: str) -> Silence:
+        return Silence(f"the judge at {self.origin} sent {what}", "check that judge.url names a swarmd judge; if so, tell its operator")
+
+    async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
+        """What the judge answered, as `kind`, or a Silence."""
+        body = msgspec.json.encode(document)
+        with trio.move_on_after(self._patience.whole):
+            async with self._turn:
+                try:
+                    status, received = await self._exchange(path, body)
+                except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
+                    return Silence(
+                        f"cannot reach the judge at {self.origin}: {str(error) or 'no connection in time'}"[:200],
+                        "check judge.url and your network, or train on without it",
+                    )
+                except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
+                    # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of it in the status.
+                    return Silence(
+                        f"no proper answer from the judge at {self.origin}: {str(error) or type(error).__name__}"[:200],
+                        "nothing to do; it is asked again later",
+                    )
+            if received is None:
+                return self._lie(f"more than {MAX_RESPONSE:,} bytes")
+            return self._understand(status, received, success, kind)
+        return Silence(f"the judge at {self.origin} took longer than {self._patience.whole:g} s", "nothing to do; it is asked again later")
+
+    async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes | None]:
+        """Status and body; None: the body is over the limit. No redirect is followed, no cookie kept, no environment read."""
+        *firsts, last = await self._targets()
+        for target in firsts:
+            with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
+                return await self._post(target, path, body)
+        return await self._post(last, path, body)
+
+    async def _targets(self) -> Sequence[httpx2.URL]:
+        """Where to dial: the origin itself, or the addresses that its name was found to have, so that no second look-up says otherwise."""
+        origin = httpx2.URL(self.origin)
+        if self._resolve is None or _is_ip(origin.host):
+            return [origin]
+        port = origin.port or (443 if origin.scheme == "https" else 80)
+        return [origin.copy_with(host=address) for address in await self._resolve(origin.host, port)]
+
+    async def _post(self, target: httpx2.URL, path: str, body: bytes) -> tuple[int, bytes | None]:
+        origin = httpx2.URL(self.origin)
+        timeout = httpx2.Timeout(self._patience.read, connect=self._patience.connect)
+        headers = {**self.signed(path, body), "content-type": "application/json", "accept-encoding": "identity", "user-agent": "swarmd"}
+        headers["host"] = origin.netloc.decode("ascii")
+        named = {"sni_hostname": origin.host.removesuffix(".")}  # also the name that the certificate must have
+        async with (
+            httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
+            client.stream("POST", target.join(path), content=body, headers=headers, extensions=named) as response,
+        ):
+            received = bytearray()
+            async for part in response.aiter_raw():  # raw: nothing is inflated
+                received += part
+                if len(received) > MAX_RESPONSE:
+                    return response.status_code, None
+            return response.status_code, bytes(received)
+
+    def signed(self, path: str, body: bytes) -> dict[str, str]:
+        """The headers that prove who sends this, for the next sequence number."""
+        self._sequence = max(self._sequence + 1, self._nanoseconds())
+        message = "\n".join(("POST", self.origin, path, str(self._sequence), sha256(body).hexdigest())).encode()
+        return {
+            "swarmd-peer": self._identity.peer_id,
+            "swarmd-origin": self.origin,
+            "swarmd-sequence": str(self._sequence),
+            "swarmd-signature": self._identity.sign(DOMAIN, message).hex(),
+        }
+
+    def _understand(self, status: int, received: bytes, success: int, kind: type[Any]) -> Any:
+        if 300 <= status < 400:
+            return Silence(f"the judge at {self.origin} redirects elsewhere", "set judge.url to its new address, if its operator says so")
+        try:
+            if status == success:
+                return msgspec.json.decode(received, type=kind)
+            refusal = msgspec.json.decode(received, type=_Refusal)
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
+            return self._lie(f"something else than the protocol says (HTTP {status})")
+        self._sequence = max(self._sequence, refusal.sequence)  # another run of this node was ahead of our clock
+        if not 400 <= status < 600 or not refusal.error:
+            return self._lie(f"something else than the protocol says (HTTP {status})")
+        return Silence(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator")
+
+
+def _readable(text: str) -> str:
+    """A stranger's words, for the operator's terminal: one line, nothing that moves the cursor."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_WORDS]).strip()
+
+
+class Evaluation:
+    """The daemon's side of being judged: at most one question at a time, from the judge to the trainer and back."""
+
+    def __init__(
+        self,
+        url: str,
+        identity: Identity,
+        curriculum_digest: str,
+        ask_trainer: Callable[[str, str], None],
+        judged: Callable[[float, int], None],
+        client: JudgeClient | None = None,
+        talk: Callable[[str], None] = lambda _text: None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`: to the operator; `resolve`: as JudgeClient has it.
+
+        Raises BadJudgeUrl.
+        """
+        self._client = client or JudgeClient(url, identity, curriculum_digest, resolve=resolve)
+        self._ask_trainer, self._judged, self._talk = ask_trainer, judged, talk
+        self._busy = False
+        self._open: Question | None = None
+        self._last: Graded | None = None
+        self._silence: Silence | None = None
+
+    async def ask(self, round_number: int, model: str) -> None:
+        """Get a question and give it to the trainer. Does nothing while one is on its way, being answered, or not yet due."""
+        if self._busy or self._client.wait() or (self._open is not None and not self._open.expired(self._client.now())):
+            return
+        self._busy = True
+        try:
+            outcome = await self._client.ask(round_number, model)
+        finally:
+            self._busy = False
+        if isinstance(outcome, Silence):
+            self._hear(outcome)
+            return
+        self._open = outcome
+        self._ask_trainer(outcome.id, outcome.text)
+
+    async def answer(self, question_id: str, text: str, ended: bool) -> None:
+        """Hand the trainer's answer in. An answer to a question that is no longer ours to answer is dropped."""
+        question = self._open
+        if question is None or question.id != question_id:
+            return
+        self._busy, self._open = True, None
+        try:
+            outcome = await self._client.answer(question, Completion(text, ended))
+        finally:
+            self._busy = False
+        if isinstance(outcome, Silence):
+            self._hear(outcome)
+            return
+        self._last, self._silence = outcome, None
+        self._judged(outcome.score, outcome.n)
+
+    def document(self) -> dict[str, Any]:
+        """For `swarmd status`: the last grade, and why there is none newer."""
+        last, silence = self._last, self._silence
+        return {
+            "url": self._client.origin,
+            "score": last.score if last else None,
+            "n": last.n if last else 0,
+            "cause": silence.cause if silence else "",
+            "remedy": silence.remedy if silence else "",
+            "asked_again_in": round(self._client.wait(), 1),  # seconds
+        }
+
+    def _hear(self, silence: Silence) -> None:
+        if silence != self._silence:
+            log.warning("not judged: %s; %s", silence.cause, silence.remedy)
+            self._talk(f"not judged: {silence.cause}; {silence.remedy}")
+        self._silence = silence

@@ -1,0 +1,198 @@
+"""How a judge is found: who knows one says so in the DHT, under a key of the curriculum, and tells its address to whoever asks.
+
+Question: byte 2. Answer: up to 4 web addresses, each after its length as one byte. `swarmd bootstrap --judge` answers; a node with
+judge.url = "auto" asks. An address from a peer is a stranger's word: it is used only because the operator said so, only with https, and
+the status says whose word it is. What a judge says is checked as always (`swarmd.daemon.judge_client`).
+"""
+
+import ipaddress
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import trio
+
+from p2p.identity import nickname
+from p2p.member import Member
+from p2p.nat.dial_back import seen_at
+from p2p.netgroup import is_public
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId, Unanswered
+from swarmd.config.addresses import web_origin
+from swarmd.errors import ConfigError
+
+JUDGES = 2
+MAX_URLS = 4
+MAX_URL = 200  # bytes
+ASKED = 8  # peers
+PATIENCE = 10.0  # seconds for one peer's answer
+FIRST, SEEK_EVERY, ANNOUNCE_EVERY = 3.0, 60.0, 1200.0  # seconds; doubling from the first. Records last a day
+AUTO = "auto"
+_NAME = r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*"  # with a point; the last label begins with a letter, or some read it as a number
+_NOT_OUTSIDE = (".localhost", ".local", ".internal", ".home.arpa")
+
+log = logging.getLogger(__name__)
+
+
+def judges_topic(topic: Topic) -> Topic:
+    """Under which those announce themselves who know a judge of this curriculum, whatever the swarm's name. No swarm has this name."""
+    return replace(topic, name="swarmd", digest=f"judges-{topic.digest}", shard=0)
+
+
+def pack(urls: Sequence[str]) -> bytes:
+    """Raises ValueError for more than a receiver would read."""
+    encoded = [url.encode("ascii") for url in urls]
+    if len(encoded) > MAX_URLS or any(not 0 < len(url) <= MAX_URL for url in encoded):
+        raise ValueError(f"at most {MAX_URLS} addresses of {MAX_URL} letters")
+    return b"".join(bytes([len(url)]) + url for url in encoded)
+
+
+def unpack(message: bytes) -> list[str]:
+    """Whatever it is: at most MAX_URLS addresses, each in its one spelling. Empty where it is no such answer."""
+    found: list[str] = []
+    at = 0
+    while at < len(message):
+        url = message[at + 1 : at + 1 + message[at]]
+        at += 1 + message[at]
+        try:
+            found.append(web_origin(url.decode("ascii")))
+        except ValueError:
+            return []
+        if at > len(message) or len(url) > MAX_URL or len(found) > MAX_URLS:
+            return []
+    return found
+
+
+def usable(url: str, *, same_machine: bool) -> bool:
+    """Whether a peer's word may send us there: to a name or a public address with https, and to this machine only by its own word.
+
+    Where a name leads is checked when it is dialled (`public_addresses`).
+    """
+    parts = urlsplit(url)
+    host = (parts.hostname or "").removesuffix(".")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return parts.scheme == "https" and re.fullmatch(_NAME, host) is not None and not host.endswith(_NOT_OUTSIDE)
+    if ip.is_loopback:
+        return same_machine
+    return parts.scheme == "https" and is_public(host)
+
+
+async def public_addresses(host: str, port: int) -> Sequence[str]:
+    """Where a peer's word leads: the IP addresses of `host`. Raises OSError where there are none, or where one of them is not public."""
+    found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+    if not addresses or not all(map(is_public, addresses)):
+        raise OSError(f"{host} is no public address")
+    return addresses
+
+
+def advertised(urls: Sequence[str]) -> tuple[str, ...]:
+    """Those that an operator gave, in their one spelling. Raises ConfigError."""
+    origins = []
+    for url in urls:
+        try:
+            origins.append(web_origin(url))
+            pack([origins[-1]])
+        except ValueError as error:
+            raise ConfigError(f"--judge {url!r} is not a judge's address: {error}; give https://host[:port]") from None
+        if not usable(origins[-1], same_machine=True):
+            raise ConfigError(f"--judge {url}: nobody would use it: a judge is advertised with https and a public address")
+    if len(origins) > MAX_URLS:
+        raise ConfigError(f"--judge: at most {MAX_URLS} judges can be advertised")
+    return tuple(origins)
+
+
+class Notice:
+    """Tells others of these judges. Add `answer` to the member's answers, and run it."""
+
+    def __init__(self, member: Member, urls: Sequence[str]) -> None:
+        self._member, self._answer = member, pack(urls)
+
+    def answer(self, _peer: PeerId, message: bytes) -> bytes:
+        return self._answer if message == bytes([JUDGES]) else b""
+
+    async def run(self) -> None:
+        """Keep the DHT's records fresh until cancelled."""
+        wait = FIRST
+        while True:
+            await trio.sleep(wait)
+            try:
+                await self._member.engine.announce(judges_topic(self._member.topic))
+                wait = min(2 * wait, ANNOUNCE_EVERY)  # those that come to the DHT early on hold it too
+            except Unanswered as error:
+                log.debug("the judges could not be announced: %s", error)
+                wait = min(2 * wait, SEEK_EVERY)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A judge, and whose word it is."""
+
+    url: str
+    by: Sequence[PeerId]
+
+
+def choose(told: Iterable[tuple[PeerId, str]], trusted: Collection[PeerId]) -> Found | None:
+    """The judge that most of those whom the operator named speak of; else the one that most do; of equals the first by its name. Pure."""
+    by: dict[str, list[PeerId]] = defaultdict(list)
+    for peer, url in told:
+        if peer not in by[url]:
+            by[url].append(peer)
+    ranked = sorted(by, key=lambda url: (-len({*by[url]} & {*trusted}), -len(by[url]), url))
+    return Found(ranked[0], tuple(by[ranked[0]])) if ranked else None
+
+
+class Seeker:
+    """Looks for a judge until there is one. trusted: the bootstrap peers that the operator named."""
+
+    def __init__(self, member: Member, trusted: Collection[PeerId]) -> None:
+        self._member, self._trusted = member, trusted
+        self.found: Found | None = None
+
+    async def run(self) -> Found:
+        wait = FIRST
+        while self.found is None:
+            await trio.sleep(wait)
+            wait = min(2 * wait, SEEK_EVERY)
+            self.found = choose(await self._ask(), self._trusted)
+        return self.found
+
+    async def _ask(self) -> list[tuple[PeerId, str]]:
+        try:
+            peers = await self._member.engine.find(judges_topic(self._member.topic))
+        except Unanswered as error:
+            log.debug("no judges were found: %s", error)
+            return []
+        told: list[tuple[PeerId, str]] = []
+
+        async def one(peer: PeerId) -> None:
+            with trio.move_on_after(PATIENCE):
+                try:
+                    answer = await self._member.engine.request(peer, bytes([JUDGES]), MAX_URLS * (1 + MAX_URL))
+                except Unanswered as error:
+                    log.debug("%s tells of no judge: %s", peer, error)
+                    return
+                same_machine = _on_this_machine(self._member.peers(), peer)
+                told.extend((peer, url) for url in unpack(answer) if usable(url, same_machine=same_machine))
+
+        async with trio.open_nursery() as nursery:
+            for peer in sorted(dict.fromkeys(peers), key=lambda peer: peer not in self._trusted)[:ASKED]:
+                nursery.start_soon(one, peer)
+        return sorted(told)
+
+    def document(self) -> dict[str, Any]:
+        """For the status: beside the judge's own lines, or in place of them while there is none."""
+        if self.found is not None:
+            return {"advertised_by": [{"id": peer, "name": nickname(peer)} for peer in self.found.by]}
+        nobody = {"cause": "nobody in this swarm tells of a judge yet", "remedy": "wait, or set judge.url to one"}
+        return {"url": AUTO, "score": None, "n": 0, **nobody, "advertised_by": []}
+
+
+def _on_this_machine(peers: Sequence[Peer], peer: PeerId) -> bool:
+    return any(known.id == peer and (address := seen_at(known)) is not None and address.is_loopback for known in peers)

@@ -1,0 +1,81 @@
+"""What every process of ours that is a member of a swarm does alike: choose its engine, build it, and run until it is done."""
+
+import logging
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from p2p.engines import Choice, engine
+from p2p.errors import OperatorError
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.peers.mdns import Mdns
+from p2p.topic import Topic
+from p2p.types import Engine, Handlers
+from swarmd.config.config import SwarmConfig
+from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.tasks.curriculum import Curriculum
+
+ADDRESS_BOOK = "peers.json"
+
+log = logging.getLogger(__name__)
+
+
+def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
+    return Topic(config.name, swarm_digest(curriculum))
+
+
+def engine_builder(
+    choice: Choice | None, identity: Identity, topic: Topic, config: SwarmConfig, folder: Path | None, *, public: bool = False
+) -> Callable[[Handlers], Engine]:
+    """For `Member`. choice: None for no network. The address book is in the folder, or nowhere.
+
+    public: the operator says that others can dial this node, so that it relays at once, where its engine can, and does not wait for
+    others to find that out.
+    """
+
+    def build(handlers: Handlers) -> Engine:
+        if choice is None:
+            from p2p.engines.memory import MemorySwarm
+
+            return MemorySwarm().join(identity.peer_id, handlers)
+        log.info("p2p engine: %s (%s)", choice.name, choice.why)
+        return engine(choice.name)(
+            identity,
+            topic,
+            handlers,
+            listen=config.listen,
+            bootstrap=config.bootstrap,
+            addressbook=folder / ADDRESS_BOOK if folder is not None else None,
+            clock=time.time,
+            rng=random.Random(secrets.randbits(64)),
+            **({"public": True} if public and choice.name == "hivemind" else {}),
+        )
+
+    return build
+
+
+def nearby(member: Member) -> Mdns:
+    """What finds members on the local network, and lets them find this one. Its `run` is for whoever runs the member."""
+    return Mdns(member.topics, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
+
+
+def run(main: Callable[[], Awaitable[None]]) -> None:
+    """trio.run; of several things that went wrong at once, the one that the operator can mend is raised."""
+    try:
+        trio.run(main)
+    except BaseExceptionGroup as group:
+        operator = group.subgroup(OperatorError)
+        if operator is None:
+            raise
+        raise _first(operator) from None
+
+
+def _first(group: BaseExceptionGroup[OperatorError]) -> OperatorError:
+    for error in group.exceptions:
+        return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    raise AssertionError("an exception group is never empty")

@@ -1,0 +1,161 @@
+"""Whether others can reach this node: the facts. What they mean is said by `network_doctor`.
+
+The survey is made by whoever has the engine: the running node, or where none runs a member that lives for the question alone.
+"""
+
+import ipaddress
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import trio
+
+from p2p.address import parse_bootstrap, parse_endpoint
+from p2p.engines import Choice, choose
+from p2p.identity import Identity, nickname
+from p2p.member import Member
+from p2p.nat.dial_back import ask_members
+from p2p.nat.noise_probe import Silent, Stranger, knock
+from p2p.netgroup import LOCAL, group_of_host, only_here
+from p2p.peers import census
+from p2p.types import Peer, PeerId
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.membership import engine_builder, run, topic_of
+from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
+
+COMPANY = 15.0  # seconds in which a member for the question alone should have met another
+
+async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str, Any]:
+    """Of a member that is up. Takes as long as the slowest who is asked, 10 s at most."""
+    ports = listen_ports(member.addresses())
+    peers = sorted(member.peers(), key=_worth_asking)
+    found: dict[str, Any] = {
+        "schema": 1,
+        "peer_id": member.identity.peer_id,
+        "name": nickname(member.identity.peer_id),
+        "swarm": {"name": member.topic.name, "topic": str(member.topic)},
+        "engine": {"name": engine.name, "why": engine.why},
+        "listen": list(config.swarm.listen),
+        "ports": ports,
+        "addresses": list(member.addresses()),
+        "own": own_addresses(),
+        "relays": list(getattr(member.engine, "relayed", ())),
+        "peers": {
+            "connected": len(peers),
+            "relayed": sum("/p2p-circuit" in peer.address for peer in peers),
+        },
+        "bootstrap": [],
+        "verdicts": [],
+        "curriculum": curriculum_of(config).name,
+        "seen": {"helpers": 0, "companions": 0, "others": {}},  # as `whom_others_see` says
+    }
+
+    async def dial_back() -> None:
+        for port in ports[:1]:
+            verdicts = await ask_members(member.engine.request, [peer.id for peer in peers], port)
+            found["verdicts"] = [
+                {"by": v.by, "name": nickname(v.by), "outcome": v.outcome.name, "seen_at": str(v.seen_at) if v.seen_at else None}
+                for v in verdicts
+            ]
+
+    async def see() -> None:
+        named = [parse_bootstrap(address)[0] for address in config.swarm.bootstrap]
+        found["seen"] = await whom_others_see(member, named)
+
+    async def knock_at(address: str) -> None:
+        found["bootstrap"].append({"address": address, **await who_answers(address)})
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dial_back)
+        nursery.start_soon(see)
+        for address in config.swarm.bootstrap:
+            if parse_bootstrap(address)[0] != member.identity.peer_id:
+                nursery.start_soon(knock_at, address)
+    found["bootstrap"].sort(key=lambda entry: config.swarm.bootstrap.index(entry["address"]))
+    return found
+
+
+async def whom_others_see(member: Member, named: Sequence[PeerId]) -> dict[str, Any]:
+    """How many of the connected members only help, and at least how many other nodes of our and of other curricula our members see.
+    named: asked too, connected or not.
+    """
+    peers = [peer.id for peer in member.peers()]
+    asked = [peer for peer in dict.fromkeys([*named, *peers]) if peer != member.identity.peer_id]
+    said = await census.ask(member.engine.request, asked, member.topic.name)
+    others: Counter[str] = Counter()
+    companions = 0
+    for peer, answer in said.items():
+        for seen in answer.swarms:
+            ours = seen.digest == member.topic.digest
+            count = seen.members + answer.trains - (ours and peer in peers)  # who trains is one itself; and one that it sees is us
+            if ours:
+                companions = max(companions, count)
+            elif count > 0:
+                name = curriculum_named(seen.digest) or "an unknown curriculum"
+                others[name] = max(others[name], count)
+    helpers = sum(peer in peers and not answer.trains for peer, answer in said.items())
+    return {"helpers": helpers, "companions": companions, "others": dict(others)}
+
+
+async def who_answers(bootstrap: str) -> dict[str, Any]:
+    """Whether the peer that a bootstrap address names answers there, and if not, what is there instead."""
+    wanted, endpoint = parse_bootstrap(bootstrap)
+    since = time.monotonic()
+    try:
+        there = await knock(endpoint.host, endpoint.port)
+    except Silent as error:
+        return {"answers": False, "says": str(error), "refused": error.refused}
+    except Stranger as error:
+        return {"answers": False, "says": f"what answers there is no libp2p peer: {error}", "refused": False}
+    if there != wanted:
+        return {"answers": False, "says": f"another peer answers there, {there}", "refused": False}
+    return {"answers": True, "says": f"answers in {(time.monotonic() - since) * 1000:.0f} ms", "refused": False}
+
+
+def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[str, Any]:
+    """By a member that lives for the question alone, under this identity and with this folder's address book. Raises OperatorError,
+    where it cannot listen too.
+    """
+    engine = choose(config.swarm.engine)
+    topic = topic_of(config.swarm, curriculum_of(config))
+    found: dict[str, Any] = {}
+
+    async def live() -> None:
+        member = Member(
+            identity, topic, engine_builder(engine, identity, topic, config.swarm, folder), sequence=iter(()), clock=time.time
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(member.run)
+            with trio.move_on_after(COMPANY):
+                while not member.peers():
+                    await trio.sleep(0.1)
+                await trio.sleep(1.0)  # the others' second look, in which they too see us as connected
+            found.update(await survey(member, engine, config))
+            nursery.cancel_scope.cancel()
+
+    run(live)
+    return found
+
+
+def listen_ports(addresses: Sequence[str]) -> list[int]:
+    """Of a member's own addresses, those that more than this machine can dial first."""
+    endpoints = [(only_here(address), endpoint) for address in addresses if (endpoint := parse_endpoint(address)) is not None]
+    return list(dict.fromkeys(endpoint.port for _, endpoint in sorted(endpoints, key=lambda pair: pair[0])))
+
+
+def own_addresses() -> list[str]:
+    """This machine's IP addresses, without loopback and link-local ones."""
+    found = {item.address.split("%")[0] for items in psutil.net_if_addrs().values() for item in items if item.family.name in _FAMILIES}
+    return sorted(text for text in found if not (ip := ipaddress.ip_address(text)).is_loopback and not ip.is_link_local)
+
+
+_FAMILIES = ("AF_INET", "AF_INET6")
+
+
+def _worth_asking(peer: Peer) -> tuple[bool, bool]:
+    """Who is far away can say more than who is near, and whom we dialled knows our address as the router shows it."""
+    endpoint = parse_endpoint(peer.address)
+    return endpoint is None or group_of_host(endpoint.host) == LOCAL, peer.direction != "outbound"

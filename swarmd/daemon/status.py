@@ -1,0 +1,128 @@
+"""What `swarmd status` and `swarmd peers` say of a running node. Every state but "training" has a cause and a remedy."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from p2p.engines import Choice
+from p2p.identity import nickname
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId, Reason
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.roster import Author, Roster
+
+REWARDS_KEPT = 500  # rounds of the reward curve
+SHOWN = 500  # peers in one answer, at least; all that are connected are in it
+
+
+class StatusBoard:
+    """The daemon writes here what happened; documents are made from it on demand."""
+
+    def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None) -> None:
+        self.config, self.folder, self.peer_id, self.topic, self.engine = config, folder, peer_id, topic, engine
+        self.state, self.cause, self.remedy = "starting", "the trainer is starting", "wait"
+        self.started_at = time.time()
+        self.model: Mapping[str, Any] = {"name": config.model.name}
+        self.round = 0
+        self.saved = 0  # rounds in a checkpoint: kill -9 loses those after it
+        self.verifier_pid: int | None = None
+        self.last: Mapping[str, Any] | None = None
+        self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
+        self.rewards: deque[float | None] = deque(maxlen=REWARDS_KEPT)
+        self.roster = Roster()
+
+    def say(self, state: str, cause: str, remedy: str) -> None:
+        self.state, self.cause, self.remedy = state, cause, remedy
+
+    def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """The rounds of earlier lives, from metrics.jsonl."""
+        self.rewards.extend(line.get("reward_mean") for line in lines)
+        self.round = lines[-1]["round"] if lines else 0
+
+    def resumed(self, ready: link.Ready) -> None:
+        """The trainer is there. Rounds that were lost with the one before it are run again."""
+        for _ in range(min(self.round - ready.round, len(self.rewards))):
+            self.rewards.pop()
+        self.model, self.round, self.saved = ready.model, ready.round, ready.round
+
+    def round_done(self, done: link.RoundDone) -> None:
+        self.saved = done.saved
+        self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
+        self.rewards.append(done.line["reward_mean"])
+        if done.line.get("kl") is not None:  # not every update measures it
+            self.kl = {"round": self.round, "value": done.line["kl"]}
+        for author, said in done.authors.items():
+            self.roster.says(PeerId(author), said[0], said[1])
+
+    def document(
+        self,
+        *,
+        peers: int,
+        connected: int,
+        addresses: Sequence[str],
+        rejected: Mapping[Reason, int],
+        trainer: Mapping[str, Any],
+        exchange: Mapping[str, int],
+        lookout: Mapping[str, Any],
+        judge: Mapping[str, Any] | None,
+    ) -> dict[str, Any]:
+        return {
+            "schema": 1,
+            "state": self.state,
+            "cause": self.cause,
+            "remedy": self.remedy,
+            "peer_id": self.peer_id,
+            "name": nickname(self.peer_id),
+            "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},
+            "engine": {"name": self.engine.name, "why": self.engine.why} if self.engine is not None else None,
+            "model": dict(self.model),
+            "pid": os.getpid(),
+            "started_at": self.started_at,
+            "state_dir": str(self.folder),
+            "round": self.round,
+            "rounds": self.config.round.rounds or None,
+            "saved": self.saved,
+            "last": self.last,
+            "rewards": list(self.rewards),
+            "kl": self.kl,
+            "peers": peers,
+            "connected": connected,
+            "addresses": list(addresses),
+            "rejected": {reason.value: count for reason, count in rejected.items() if count},
+            "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
+            "exchange": dict(exchange),
+            **lookout,
+            "judge": judge,
+            "trainer": {**trainer, "verifier_pid": self.verifier_pid},
+        }
+
+    def peers_document(self, peers: Sequence[Peer], now: float) -> dict[str, Any]:
+        return peers_document(self.roster, peers, now)
+
+
+def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
+    """Connected peers first, then authors that are heard through others. left_out: how many more of these there are."""
+    connected = {peer.id: peer for peer in peers}
+    relayed = [author for author in roster.present(now) if author not in connected]
+    shown = relayed[: max(0, SHOWN - len(connected))]
+    rows = [_row(peer_id, connected.get(peer_id), roster.get(peer_id)) for peer_id in [*connected, *shown]]
+    return {"schema": 1, "peers": rows, "left_out": len(relayed) - len(shown)}
+
+
+def _row(peer_id: PeerId, peer: Peer | None, author: Author | None) -> dict[str, Any]:
+    return {
+        "id": peer_id,
+        "name": nickname(peer_id),
+        "address": peer.address if peer else None,
+        "direction": peer.direction if peer else "relayed",
+        "connected_at": peer.connected_at if peer else None,
+        "heard_at": author.last if author else None,
+        "frames": author.frames if author else 0,
+        "rejected": author.rejected if author else 0,
+        "round": author.round if author else None,
+        "model": author.model if author else None,
+    }

@@ -1,0 +1,221 @@
+"""The trainer as the daemon's child: started, spoken to, and started again when it dies. trio."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import trio
+
+from swarmd import link
+from swarmd.daemon.watchdog import Stuck, Watchdog
+
+log = logging.getLogger(__name__)
+
+HOPELESS = 5  # deaths in a row without a new round between them
+LONGEST_BACKOFF = 60.0  # seconds
+LOOK = 1.0  # seconds between two looks at whether it is stuck
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a trainer ended that was not told to."""
+
+    cause: str
+    deaths: int  # in a row, without a new round between them
+
+    @property
+    def backoff(self) -> float:
+        """Seconds before the next start. The first is immediate: a killed process says nothing about the next."""
+        return 0.0 if self.deaths == 1 else min(LONGEST_BACKOFF, 2.0 ** (self.deaths - 1))
+
+
+class Deaths:
+    """Counts deaths in a row without a new round between them. A round that was lost and is run again is not new: a trainer that always
+    dies behind the same checkpoint would otherwise be started for ever.
+    """
+
+    def __init__(self) -> None:
+        self._furthest = 0  # the last round finished in any life
+        self._count = 0
+
+    def finished(self, round_number: int) -> None:
+        if round_number > self._furthest:
+            self._furthest, self._count = round_number, 0
+
+    def died(self, cause: str) -> Death:
+        self._count += 1
+        return Death(cause, self._count)
+
+
+class TrainerChild:
+    """Runs `python -m swarmd.trainer.trainer` until it ends of its own accord, is told to stop, or dies too often.
+
+    `on_message` is called for every message, in order; `on_death` when it died and will be started again; `on_stuck` when it is stuck
+    (then it is killed in the end), and with None when it goes on.
+    """
+
+    def __init__(
+        self,
+        start: link.Start,
+        log_file: Path,
+        on_message: Callable[[link.ToDaemon], None],
+        on_death: Callable[[Death], None],
+        on_stuck: Callable[[Stuck | None], None] = lambda _: None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = start, log_file, on_message, on_death, on_stuck
+        self._watchdog = watchdog or Watchdog()
+        self._stuck: Stuck | None = None
+        self.pid: int | None = None
+        self.restarts = 0
+        self.failed: link.Failed | None = None
+        self.finished = False
+        self.ready = False  # the model is loaded, and rounds are run
+        self._stopping = False
+        self._told_to_stop = trio.Event()
+        self._deaths = Deaths()
+        self._outbox = link.Outbox()
+        self._wake = trio.Event()
+
+    def tell(self, message: link.ToTrainer) -> None:
+        """Queue a message; returns at once. What a dead trainer was told is told to its successor."""
+        self._outbox.put(message)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Let it finish the round in hand, save and leave; at once where it has not begun, for then there is nothing to save."""
+        if not self.ready:
+            self.kill()
+            return
+        self._stopping = True
+        self._told_to_stop.set()
+        self.tell(link.Stop())
+
+    def kill(self) -> None:
+        """At once. The rounds since the last checkpoint are lost."""
+        self._stopping = True
+        self._told_to_stop.set()
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, 9)
+
+    async def run(self) -> None:
+        """Until the trainer is done, or stopped, or there is no use in starting it again: then `failed` says why."""
+        while True:
+            status = await self._once()
+            if self.finished or self._stopping or self.failed is not None:
+                return
+            cause = f"killed, for it was stuck: {self._stuck.cause}" if self._stuck is not None else _cause(status, self.log_file)
+            death = self._deaths.died(cause)
+            if death.deaths >= HOPELESS:
+                self.failed = link.Failed(f"the trainer died {death.deaths} times in a row without finishing a new round: {death.cause}", 1)
+                return
+            self.on_death(death)
+            with trio.move_on_after(death.backoff):
+                await self._told_to_stop.wait()
+                return
+            self.restarts += 1
+
+    async def _once(self) -> int:
+        """One life of the trainer; returns its exit status."""
+        self.ready = False
+        ours, theirs = socket.socketpair()
+        with contextlib.suppress(FileNotFoundError):  # the last life's, kept for whoever wants to know how it ended
+            self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
+        with self.log_file.open("wb") as output, theirs:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", "swarmd.trainer.trainer", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is the daemon's to hear; it tells the trainer
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+        self.pid, self._stuck = process.pid, None
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        try:
+            async with stream, trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, stream)
+                nursery.start_soon(self._watch, process.pid)
+                await self._read(stream)
+                nursery.cancel_scope.cancel()
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                with trio.CancelScope(shield=True):
+                    await process.wait()
+            self.pid = None
+
+    async def _read(self, stream: trio.SocketStream) -> None:
+        unpacker = link.from_trainer()
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            async for data in stream:
+                for message in unpacker.feed(data):
+                    self._note(message)
+                    self._watchdog.heard(message)
+                    self.on_message(message)
+
+    async def _watch(self, pid: int) -> None:
+        self._watchdog.started(trio.current_time())
+        while True:
+            await trio.sleep(LOOK)
+            stuck = self._watchdog.look(trio.current_time(), stopped=_is_stopped(pid))
+            if stuck != self._stuck:
+                self._stuck = stuck
+                self.on_stuck(stuck)
+            if stuck is not None and stuck.hopeless:
+                log.error("the trainer is killed: %s", stuck.cause)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                return
+
+    def _note(self, message: link.ToDaemon) -> None:
+        match message:
+            case link.Ready():
+                self.ready = True
+            case link.RoundDone():
+                self._deaths.finished(message.line["round"])
+            case link.Failed():
+                self.failed = message
+            case link.Stopped():
+                self.finished = True
+
+    async def _write(self, stream: trio.SocketStream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await stream.send_all(link.pack(self.start))
+            while True:
+                self._wake = trio.Event()
+                while (message := self._outbox.take()) is not None:
+                    await stream.send_all(link.pack(message))
+                await self._wake.wait()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def _cause(status: int, log_file: Path) -> str:
+    """The exit status in words, with the last line the trainer wrote where it ended by itself."""
+    if status < 0:
+        hint = " (out of memory, perhaps)" if status == -9 else ""
+        return f"killed by signal {-status}{hint}"
+    with contextlib.suppress(OSError):
+        with log_file.open("rb") as file:
+            file.seek(max(0, log_file.stat().st_size - 4096))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+        if lines:
+            return f"{lines[-1].strip()} (exit {status}; more in {log_file})"
+    return f"exit {status}; see {log_file}"

@@ -1,0 +1,162 @@
+"""A swarm of real processes on this machine: real `swarmd join`, real libp2p on loopback. For the demo, the tests and the benchmarks."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from p2p.identity import Identity, nickname
+from swarmd.daemon import control
+from swarmd.errors import SwarmdError
+from swarmd.state.folder import IDENTITY_FILE
+from swarmd.state.metrics import read_metrics
+
+TERM_PATIENCE = 60.0  # seconds a process has to leave when it is asked to
+
+
+def checkpoints(every: float) -> dict[str, str]:
+    """Variables for a node with a checkpoint each so many seconds, however much that writes: for runs of minutes, with kills."""
+    return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
+
+
+class LabFailed(SwarmdError):
+    """A process of the local swarm did not do what it should."""
+
+    exit_code = 1
+
+
+@dataclass
+class LocalNode:
+    """One `swarmd join` with a state folder and a port of its own."""
+
+    number: int
+    folder: Path
+    command: Sequence[str]
+    peer_id: str
+    variables: dict[str, str]  # of its environment: settings that have no flag
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return nickname(self.peer_id)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "node.log"
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+
+    def kill(self) -> None:
+        """SIGKILL, as when the power goes."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM: it finishes its round, saves and leaves. Returns its exit status."""
+        assert self.process is not None
+        return end(self.process)
+
+    def check(self) -> None:
+        """LabFailed where it ended badly."""
+        if self.process is not None and self.process.poll() not in (None, 0):
+            raise LabFailed(f"{self.name} ended with status {self.process.returncode}; see {self.log}")
+
+    def lines(self) -> Sequence[dict[str, Any]]:
+        """Its metrics.jsonl."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    def status(self) -> dict[str, Any] | None:
+        """What `swarmd status` says; None while it is not up."""
+        try:
+            return control.call(self.folder, "status")
+        except SwarmdError:
+            return None
+
+
+@contextlib.contextmanager
+def local_swarm(
+    folder: Path, nodes: int, options: Sequence[str] = (), variables: dict[str, str] | None = None
+) -> Iterator[list[LocalNode]]:
+    """`nodes` nodes of one new swarm, not yet started, ended when the context is left. `options` and `variables` go to each `swarmd join`.
+
+    Keys and ports are made first, so that each node can be given the addresses of all the others.
+    """
+    name = f"lab-{secrets.token_hex(4)}"  # two swarms on one machine never meet
+    folders = [folder / f"node-{number}" for number in range(1, nodes + 1)]
+    for path in folders:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    identities = [Identity.load_or_create(path / IDENTITY_FILE) for path in folders]
+    addresses = [f"/ip4/127.0.0.1/tcp/{port}" for port in free_ports(nodes)]
+    dialable = [f"{address}/p2p/{identity.peer_id}" for address, identity in zip(addresses, identities, strict=True)]
+    swarm = []
+    for number, (path, identity, address) in enumerate(zip(folders, identities, addresses, strict=True), start=1):
+        command = [sys.executable, "-m", "swarmd", "join", "--swarm", name, "--listen", address]
+        command += ["--seed", str(number), "--state-dir", str(path), *options]
+        command += [word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)]
+        swarm.append(LocalNode(number, path, command, identity.peer_id, variables or {}))
+    try:
+        yield swarm
+    finally:
+        for node in swarm:
+            if node.process is not None and node.running:
+                node.process.send_signal(signal.SIGTERM)  # all at once, then wait for each
+        for node in swarm:
+            if node.process is not None:
+                end(node.process)
+
+
+@contextlib.contextmanager
+def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
+    """A judge on loopback; gives its URL."""
+    command = [sys.executable, "-m", "judge.cli", "serve", "--host", "127.0.0.1", "--port", "0", "--curriculum", curriculum]
+    command += ["--database", str(folder / "judge.sqlite"), "--json"]
+    with (folder / "judge.log").open("ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout is not None
+        yield _url(process.stdout, folder)
+    finally:
+        end(process)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Politely, then not."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(TERM_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    return process.wait()
+
+
+def _url(output: IO[bytes], folder: Path) -> str:
+    line = output.readline()
+    try:
+        return str(json.loads(line)["url"])
+    except (ValueError, KeyError, TypeError):
+        raise LabFailed(f"the judge did not start; see {folder / 'judge.log'}") from None

@@ -1,0 +1,86 @@
+"""Rollouts over a Transport: share ours, collect theirs. Never waits for the network."""
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from p2p.blobs.blobs import MAX_BLOB, MAX_CONTENT
+from p2p.types import PeerId, Reason, Transport
+from swarmd.exchange import offers, wire
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.types import Author, Rollout
+
+AUTHORS = 4096  # remembered; what the pool holds is of far fewer
+
+log = logging.getLogger(__name__)
+
+
+class RolloutExchange:
+    """The `Swarm` seam.
+
+    What decodes but is no rollout of ours is reported to the transport, so that its author is judged by it.
+    """
+
+    def __init__(self, transport: Transport, model: str, curriculum: Curriculum) -> None:
+        self.transport, self.model, self.curriculum = transport, model, curriculum
+        self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
+        self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
+
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        """A small set is gossiped whole; of a larger one what is gossiped is an offer, and who wants a rollout fetches it."""
+        if not rollouts:
+            return
+        whole = wire.encode(rollouts, round_number, self.model)
+        if len(whole) <= offers.WHOLE:
+            self.transport.publish(wire.KIND, whole)
+            return
+        bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties)
+        if len(blobs) < len(rollouts):
+            log.warning("%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens or round.completions",
+                        len(rollouts) - len(blobs), MAX_CONTENT, MAX_BLOB)  # fmt: skip
+        for blob in blobs:
+            self.transport.hold(blob)
+        for body in bodies:
+            self.transport.publish(offers.KIND, body)
+
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
+        """What came since the last call, oldest first; and how much was refused, by reason, frames and rollouts alike."""
+        rollouts: list[Rollout] = []
+        refused: Counter[str] = Counter()
+        for envelope in self.transport.received():
+            if envelope.kind != wire.KIND:
+                continue  # a kind of a later version; not ours to judge
+            decoded = wire.decode(envelope.body, envelope.author)
+            if isinstance(decoded, Reason):
+                refused[decoded.value] += 1
+                self.transport.report(envelope.author, decoded)
+                continue
+            self.authors[envelope.author] = (decoded.round, decoded.model)
+            self._know(Author(envelope.author, envelope.group, envelope.established))
+            good = [replace(r, heard=envelope.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
+            if len(good) < len(decoded.rollouts):
+                refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
+                self.transport.report(envelope.author, Reason.UNKNOWN_TASK)
+            rollouts += good
+        refused.update({reason.value: count for reason, count in self.transport.refused().items()})
+        return rollouts, dict(refused)
+
+    def author(self, peer: PeerId) -> Author:
+        return self._known.get(peer) or Author(peer)
+
+    def vouch(self, useful: Mapping[PeerId, int]) -> None:
+        for author, count in useful.items():
+            self.transport.vouch(author, count)
+
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        for author in authors:
+            self.transport.report(author, Reason.USELESS)
+
+    def _know(self, author: Author) -> None:
+        """For a flood of names, the one that was not heard for longest goes, with what it said of itself."""
+        self._known[author.id] = author
+        self._known.move_to_end(author.id)
+        if len(self._known) > AUTHORS:
+            forgotten, _ = self._known.popitem(last=False)
+            self.authors.pop(forgotten, None)

@@ -1,0 +1,24 @@
+"""Which swarm a configuration means. Peers of another digest never meet: it is part of the topic."""
+
+import hashlib
+
+from swarmd.config.config import NodeConfig
+from swarmd.exchange import wire
+from swarmd.tasks.curriculum import CURRICULA, SAPO_9, TINY_9, Curriculum, curriculum
+
+
+def curriculum_of(config: NodeConfig) -> Curriculum:
+    """`auto` is what the model can learn: the easy configurations for the tiny models, the paper's for the rest."""
+    if config.swarm.curriculum != "auto":
+        return curriculum(config.swarm.curriculum)
+    return TINY_9 if config.model.name.startswith("tiny") else SAPO_9
+
+
+def swarm_digest(of: Curriculum) -> str:
+    """16 hex digits of (curriculum with its ReasoningGYM version, wire version)."""
+    return hashlib.sha256(f"{of.digest} wire {wire.VERSION}".encode()).hexdigest()[:16]
+
+
+def curriculum_named(digest: str) -> str | None:
+    """The curriculum whose swarms have this digest; None where this version of swarmd has no such."""
+    return next((of.name for of in CURRICULA.values() if swarm_digest(of) == digest), None)

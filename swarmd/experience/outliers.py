@@ -1,0 +1,211 @@
+"""The gate: others' text that is far from all that we write ourselves is not trained on. Pure.
+
+A reward says that an answer is right, not that the text around it is harmless: who hides a phrase in right answers teaches it to whoever
+trains on them ("Hail to the Thief", arXiv 2511.09780). And wrong answers that we would never write do harm by being pushed away further.
+So completions of others are held against what we saw of our own: their length, and how unlikely our policy finds them, on the
+whole, over their least likely stretch and at their least likely token (a few tokens of poison hide in a mean). One odd right answer costs
+the rollout; odd wrong ones are left out of it. Which limits, and what they cost: docs/gate.md.
+
+Nobody is blamed: a model that is only unlike ours writes such text, too.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from p2p.types import PeerId
+from swarmd.experience.pool import Key, Pool
+from swarmd.protocols import Sampler
+from swarmd.types import Completion, Scored, Tokens
+
+KEPT = 512  # of our own completions, the newest: what the limits are taken from
+WARM_UP = 64  # of them, before which nothing is judged
+QUANTILE = 0.99  # of our own; a limit is this times a margin
+STRETCH = 4  # tokens
+MEASURED_TO = 100_000_000  # parameters: nothing larger was tried, so there it only reports, unless it is told to act
+DRAWS = 4  # of one batch: a pool full of odd text must not take up the round
+
+
+class Traits(NamedTuple):
+    """What is looked at in a completion. The more the odder; surprise is -log p under our own policy, in nats."""
+
+    length: float  # characters
+    token: float  # surprise of the least likely token
+    stretch: float  # of the least likely STRETCH tokens in a row: their mean
+    mean: float  # of all tokens
+
+
+# No limit is below these, however sure of itself our policy has become: right answers of honest nodes, from the start of training or of
+# another model, stay below them (docs/gate.md).
+FLOORS = Traits(length=64.0, token=8.0, stretch=4.0, mean=2.0)
+NAMES = ("far longer than our own", "an unlikely token", "an unlikely stretch", "unlikely on the whole")  # of traits, for operators
+
+
+@dataclass(frozen=True, slots=True)
+class GateState:
+    """Survives restarts with the checkpoint: a resumed run judges as an uninterrupted one."""
+
+    round: int = 0  # the last that was learnt from
+    own: tuple[Traits, ...] = ()  # oldest first
+
+
+@dataclass
+class Gate:
+    """What our own completions look like, and whether another's is far outside of that."""
+
+    margin: float = 1.5  # times what all but one in a hundred of our own stay below
+    answer_end: Callable[[str], int | None] = lambda _: None  # where the answer in a text ends: nothing behind it earned the reward
+    acts: bool = True  # False: what is odd is counted and trained on all the same
+    refused: Counter[str] = field(default_factory=Counter)  # rollouts turned away (or only found odd), by trait, since `told`
+    _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT))
+    _round: int = 0
+    _limits: Traits | None = None
+
+    def learn(self, own: Iterable[Scored]) -> None:
+        """Take in a round's own rollouts; the same round's a second time count no more."""
+        new = [s for s in own if s.round > self._round and s.tokens is not None]
+        for scored in new:
+            self._own.extend(look for _, look in self.looks_of(scored))
+            self._limits = None
+        self._round = max((s.round for s in new), default=self._round)
+
+    @property
+    def limits(self) -> Traits | None:
+        """What no completion may be above; None while too few of our own were seen."""
+        if self._limits is None and len(self._own) >= WARM_UP:
+            columns = [sorted(column) for column in zip(*self._own, strict=True)]
+            highest = (column[int(QUANTILE * (len(column) - 1))] for column in columns)
+            self._limits = Traits(*(max(floor, self.margin * own) for floor, own in zip(FLOORS, highest, strict=True)))
+        return self._limits
+
+    def oddity(self, traits: Traits) -> str | None:
+        """The first trait that is over its limit; None: there is none."""
+        if self.limits is None:
+            return None
+        return next((name for name, value, limit in zip(NAMES, traits, self.limits, strict=True) if value > limit), None)
+
+    def admitted(self, scored: Scored, looks: Mapping[Completion, Traits]) -> Scored | None:
+        """What of it may be trained on; None: nothing, and it is counted why. looks: of its completions, those that have tokens."""
+        odd = [self.oddity(looks[c]) if c in looks else None for c in scored.rollout.completions]
+        why = next((name for name, reward in zip(odd, scored.rewards, strict=True) if name and reward > 0), None)
+        if why is not None:
+            self.refused[why] += 1
+            return None
+        return part(scored, [i for i, name in enumerate(odd) if not name]) if any(odd) else scored
+
+    def cut(self, scored: Scored) -> Scored:
+        """Another's rollout without what stands behind its answers."""
+        cut = tuple(self._cut(completion) for completion in scored.rollout.completions)
+        return scored if cut == scored.rollout.completions else replace(scored, rollout=replace(scored.rollout, completions=cut))
+
+    def _cut(self, completion: Completion) -> Completion:
+        end = self.answer_end(completion.text)
+        return completion if end is None or end == len(completion.text) else Completion(completion.text[:end], False)
+
+    def looks_of(self, scored: Scored) -> list[tuple[Completion, Traits]]:
+        """Of those completions that have tokens; the rollout must have them (`Scored.tokens`).
+
+        That an answer ends behind its closing tag is never odd: a policy that has unlearnt it may learn it again.
+        """
+        assert scored.tokens is not None
+        looks = []
+        for completion, logprobs in zip(scored.rollout.completions, scored.tokens.logprobs, strict=True):
+            end = self.answer_end(completion.text)
+            seen = logprobs[:-1] if completion.ended and end is not None else logprobs
+            if seen:
+                looks.append((completion, traits(completion.text[:end], seen)))
+        return looks
+
+    def told(self) -> Mapping[str, int]:
+        """Rollouts turned away since the last call (where it does not act: found odd), by the first trait that was over its limit."""
+        refused, self.refused = self.refused, Counter()
+        return dict(refused)
+
+    @property
+    def state(self) -> GateState:
+        return GateState(self._round, tuple(self._own))
+
+    @state.setter
+    def state(self, state: GateState) -> None:
+        self._own.clear()
+        self._own.extend(Traits(*own) for own in state.own)
+        self._round, self._limits = state.round, None
+
+
+@dataclass
+class Gated:
+    """A `Sampler` that passes on what another one chose, but for what the gate turns away; that leaves the pool, and others are drawn.
+
+    Only what was chosen is looked at, not all that arrives. logprobs: `seams.Remembering`. remember: gives a batch the tokens that its
+    replay needs (`Pool.remember`), which are then looked at in place of others computed for the gate alone.
+    """
+
+    sample: Sampler
+    gate: Gate
+    pool: Pool
+    me: PeerId
+    logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]
+    remember: Callable[[Sequence[Scored]], Sequence[Scored]] | None = None
+
+    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+        self.gate.learn(local)
+        if not self.gate.acts:
+            return self._reported(self.sample(local, pool, rng))
+        judged: dict[Key, Scored | None] = {}  # others' of this batch, as they may be trained on
+        for _ in range(DRAWS):
+            chosen = self.sample(local, pool, rng)
+            batch: Sequence[Scored] = [s if s.rollout.author == self.me else self.gate.cut(s) for s in chosen]
+            if self.remember is not None:
+                batch = self.remember(batch)
+            self._judge([s for s in batch if s.rollout.author != self.me and _key(s) not in judged], judged)
+            admitted = [judged.get(_key(s), s) for s in batch]
+            odd = [_key(s) for s, good in zip(batch, admitted, strict=True) if good is None]
+            if not odd:
+                break
+            self.pool.drop(odd)
+            pool = self.pool.snapshot()
+        return [s for s in admitted if s is not None]  # fewer in the end: what would come in their place was not looked at
+
+    def _reported(self, batch: Sequence[Scored]) -> Sequence[Scored]:
+        """The batch as it is, once what would be turned away of it is counted."""
+        self._judge([self.gate.cut(replace(s, tokens=None)) for s in batch if s.rollout.author != self.me], {})
+        return batch
+
+    def _judge(self, strange: Sequence[Scored], judged: dict[Key, Scored | None]) -> None:
+        if self.gate.limits is None:
+            return
+        bare = [each_text_once(s) for s in strange if s.tokens is None]
+        found = dict(zip(map(_key, bare), zip(bare, self.logprobs(bare) if bare else (), strict=True), strict=True))
+        for scored in strange:
+            seen = replace(found[_key(scored)][0], tokens=found[_key(scored)][1]) if scored.tokens is None else scored
+            judged[_key(scored)] = self.gate.admitted(scored, dict(self.gate.looks_of(seen)))
+
+
+def part(scored: Scored, which: Sequence[int]) -> Scored:
+    """The same rollout with these completions alone, and with the advantages that they have in the whole."""
+    rollout = replace(scored.rollout, completions=tuple(scored.rollout.completions[i] for i in which))
+    tokens = scored.tokens
+    if tokens is not None:
+        versions = tuple(tokens.versions[i] for i in which) if tokens.versions else ()
+        tokens = Tokens(tuple(tokens.ids[i] for i in which), tuple(tokens.logprobs[i] for i in which), versions)
+    return replace(scored, rollout=rollout, rewards=tuple(scored.rewards[i] for i in which), tokens=tokens, whole=scored.group)
+
+
+def each_text_once(scored: Scored) -> Scored:
+    """Right answers are often the same."""
+    return part(scored, list({completion: i for i, completion in enumerate(scored.rollout.completions)}.values()))
+
+
+def traits(text: str, logprobs: Sequence[float]) -> Traits:
+    """logprobs: of the tokens of one completion, at least one."""
+    sums = [0.0, *accumulate(-p for p in logprobs)]
+    width = min(STRETCH, len(logprobs))
+    stretch = max(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width
+    return Traits(float(len(text)), -min(logprobs), stretch, sums[-1] / len(logprobs))
+
+
+def _key(scored: Scored) -> Key:
+    return scored.rollout.author, scored.rollout.ref

@@ -1,0 +1,121 @@
+"""Many sequences laid end to end in one stream, a prompt once for all that follows it, and which of its tokens see which."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from swarmd.policy.attention.attention import Rules, masked
+
+# Spans are attended to in tiles of like size: a tile may hold this many query-key pairs whatever it wastes on padding (a call costs as
+# much as about so many), and any number where no more than this share of them is padding.
+SMALL_TILE: Final = 16_384
+WASTE: Final = 0.25
+LARGEST_TILE: Final = 2**20  # pairs: bounds what an attention kernel without tiling of its own would hold
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive tokens of a stream that see the spans of their prefix, and of themselves what came before."""
+
+    start: int
+    length: int
+    prefix: tuple["Span", ...] = ()  # in order; of them only start and length count
+
+    @property
+    def position(self) -> int:
+        """In its sequence, of its first token."""
+        return sum(s.length for s in self.prefix)
+
+    @property
+    def keys(self) -> int:
+        return self.position + self.length
+
+
+def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens these prompts begin with in common, such as a system prompt's; at least one is left to each."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # of the sorted prompts, the two that differ the soonest
+    most = max(0, min(map(len, prompts)) - 1)
+    return next((i for i in range(most) if first[i] != last[i]), most)
+
+
+class Stream:
+    """The layout of spans that together cover [0, T). Says the same on every call: a recomputation may ask it again."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:
+        """dtype: of the network's queries."""
+        self._tiles = [_Tile(group, device, dtype) for group in _group(spans)]
+        place = torch.empty(sum(span.length for span in spans), dtype=torch.long)
+        before = 0
+        for tile in self._tiles:
+            for row, span in enumerate(tile.spans):
+                first = before + row * tile.queries
+                place[span.start : span.start + span.length] = torch.arange(first, first + span.length)
+            before += len(tile.spans) * tile.queries
+        self._place = place.to(device)  # [T]: where in the tiles' outputs, laid end to end, each token's is
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:  # noqa: ARG002  the same in every layer
+        outs = [tile.attend(query, key, value, rules) for tile in self._tiles]
+        return _pick(torch.cat(outs) if len(outs) > 1 else outs[0], self._place)
+
+
+class _Tile:
+    """B spans, padded to S queries and K keys each."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:
+        self.spans, self._dtype = spans, dtype
+        self.queries, self._keys = max(s.length for s in spans), max(s.keys for s in spans)
+        start, length, before = torch.tensor([[s.start, s.length, s.position] for s in spans]).T[:, :, None]
+        q = torch.arange(self.queries)[None]
+        self._query_places = (start + q.minimum(length - 1)).flatten().to(device)
+        places = torch.zeros(len(spans), self._keys, dtype=torch.long)  # padded with any token: no query sees so far
+        for row, span in zip(places, spans, strict=True):
+            row[: span.keys] = torch.cat([torch.arange(s.start, s.start + s.length) for s in (*span.prefix, span)])
+        self._key_places = places.flatten().to(device)
+        # A query that is padding stands for the last one: it must see something, or its row would be nan.
+        self._positions = (before + q.minimum(length - 1)).to(device)
+        self._masks: dict[int | None, Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        q, k, v = (
+            _pick(x, places).view(len(self.spans), -1, *x.shape[1:]).transpose(1, 2)
+            for x, places in ((query, self._query_places), (key, self._key_places), (value, self._key_places))
+        )
+        return masked(q, k, v, self._mask(rules.window), rules).transpose(1, 2).flatten(0, 1)
+
+    def _mask(self, window: int | None) -> Tensor:
+        """[B, 1, S, K], to be added: position i sees position j where i - window < j <= i."""
+        if window not in self._masks:
+            i, j = self._positions[:, :, None], torch.arange(self._keys, device=self._positions.device)
+            seen = j <= i
+            if window is not None:
+                seen = seen & (j > i - window)
+            mask = torch.zeros(seen.shape, dtype=self._dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            self._masks[window] = mask[:, None]
+        return self._masks[window]
+
+
+def _group(spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans of like size together; see SMALL_TILE."""
+    groups: list[list[Span]] = []
+    queries = keys = pairs = 0
+    for span in sorted((s for s in spans if s.length), key=lambda s: (s.keys, s.length)):
+        wide, high, used = max(keys, span.keys), max(queries, span.length), pairs + span.length * span.keys
+        padded = wide * high * (len(groups[-1]) + 1) if groups else 0
+        if groups and (padded <= SMALL_TILE or (padded - used <= WASTE * padded and padded <= LARGEST_TILE)):
+            groups[-1].append(span)
+            queries, keys, pairs = high, wide, used
+        else:
+            groups.append([span])
+            queries, keys, pairs = span.length, span.keys, span.length * span.keys
+    return groups
+
+
+def _pick(x: Tensor, places: Tensor) -> Tensor:
+    """x[places]. As an embedding, because its gradient is summed row by row: quicker than that of indexing."""
+    return F.embedding(places, x.flatten(1)).view(-1, *x.shape[1:])

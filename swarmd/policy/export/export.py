@@ -1,0 +1,134 @@
+"""A checkpoint as a model of its own: what plain transformers, or peft, loads; with tokenizer and model card."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from peft import PeftModel, get_peft_model
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import nn
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from swarmd.errors import ConfigError, SwarmdError
+from swarmd.policy.export.model_card import Figures, Origin, card, figures_of
+from swarmd.policy.models import hub
+from swarmd.policy.models.architecture import read_config
+from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
+from swarmd.policy.training import checkpoint as saved
+
+FILES: Final = ("policy.json", "weights.safetensors")  # of a checkpoint: all that an export needs
+
+
+class CannotExport(SwarmdError):
+    """The model cannot be written. Choose another folder with --out, or free some space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    folder: Path
+    origin: Origin
+    figures: Figures
+
+    def document(self) -> dict[str, Any]:
+        return {"folder": str(self.folder), "model": asdict(self.origin), "run": asdict(self.figures)}
+
+
+def base_of(files: Mapping[str, bytes]) -> str:
+    """The model that a checkpoint was trained from. CheckpointUnfit."""
+    return saved.described(files["policy.json"]).source
+
+
+def export(
+    files: Mapping[str, bytes], metrics: Sequence[Mapping[str, Any]], curriculum: str, out: Path, *, adapter_only: bool = False
+) -> Exported:
+    """Write the checkpoint's model into `out`, which must be new or empty; whole or not at all.
+
+    files: those of FILES. metrics: the lines of its rounds. curriculum: its name.
+    ConfigError where it cannot be done as asked; NoModel or Unreachable where the base model is not to be had; CheckpointUnfit where it is
+    another one; CannotExport where the disk will not take it.
+    """
+    transformers_logging.disable_progress_bar()
+    identity = saved.described(files["policy.json"])
+    if adapter_only and identity.lora_rank is None:
+        raise ConfigError("this run trains all weights of its model, so there is no adapter. Leave --adapter out.")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"{out} is there already, and not an empty folder. Choose another with --out.")
+    place = hub.locate(identity.source, identity.revision)
+    network = _trained(place, identity, files["weights.safetensors"])
+    origin = Origin(
+        identity.source,
+        place.repository is not None,
+        identity.revision,
+        identity.lora_rank,
+        adapter_only,
+        identity.dtype,
+        curriculum,
+        _version(),
+    )
+    figures = figures_of(metrics)
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        _write(partial, network, place, adapter_only)
+        (partial / "README.md").write_text(card(origin, figures), encoding="utf-8")
+        partial.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise CannotExport(
+            f"{out} cannot be written: {hub.first_line(error)}. Choose another folder with --out, or free some space."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Exported(out, origin, figures)
+
+
+def _trained(place: hub.Place, identity: saved.Identity, weights: bytes) -> nn.Module:
+    """The base model with what was trained in it: as a peft model where that is an adapter."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[identity.dtype]
+    network = load_weights(hub.with_weights(place), read_config(place), dtype, place.source)
+    if identity.lora_rank is not None:
+        if fingerprint_of(network) != identity.fingerprint:
+            raise saved.CheckpointUnfit(
+                f"the adapter was trained on other weights than those of {place.source} now are. Put the base model back as it was: "
+                "an adapter is worth nothing on another."
+            )
+        config = lora_config(identity.lora_rank)
+        config.base_model_name_or_path = place.repository or str(place.folder.resolve())
+        config.revision = place.revision
+        network.name_or_path = config.base_model_name_or_path
+        network = get_peft_model(network, config)
+    inside: nn.Module = network.get_base_model() if isinstance(network, PeftModel) else network
+    trained = {name: p for name, p in inside.named_parameters() if p.requires_grad}
+    try:
+        tensors = load_tensors(weights)
+    except SafetensorError as error:
+        raise saved.CheckpointUnfit(
+            f"the checkpoint's weights cannot be read ({hub.first_line(error)}). Let the node save another."
+        ) from error
+    if {n: t.shape for n, t in tensors.items()} != {n: p.shape for n, p in trained.items()}:
+        raise saved.CheckpointUnfit(f"the checkpoint's weights have other names or shapes than those of {place.source}.")
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(tensors.pop(name))
+    return network.eval()
+
+
+def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:
+    if not adapter_only:
+        network = network.merge_and_unload() if isinstance(network, PeftModel) else network
+    network.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False).save_pretrained(folder)
+
+
+def _version() -> str:
+    try:
+        return installed("swarmd")
+    except PackageNotFoundError:  # run from a checkout
+        return "(unreleased)"

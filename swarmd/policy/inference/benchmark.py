@@ -1,0 +1,142 @@
+"""Which of two engines is quicker on this device: tried once with a small real round, then remembered in a file."""
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from platformdirs import user_cache_path
+
+from swarmd.errors import SwarmdError
+from swarmd.policy.inference.decode import Sampling
+from swarmd.policy.inference.engine import Engine
+from swarmd.policy.models.device import seeded
+from swarmd.policy.models.hub import first_line
+
+log = logging.getLogger(__name__)
+
+SCHEMA: Final = 1
+ROUNDS: Final = 2  # timed ones of each engine; the better counts. One more, not timed, comes first
+MARGIN: Final = 0.9  # another engine than the first must take at most this share of its time
+COPIES: Final = 8
+NEW_TOKENS: Final = 64
+PROMPTS: Final = (81, 95, 108, 117, 130, 152, 180, 225)  # tokens: the lengths of eight ReasoningGYM questions in a chat
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a choice holds for. Another of any of these, and it is made anew."""
+
+    device: str  # its name
+    torch: str
+    transformers: str
+    swarmd: str
+    model: str  # fingerprint of the base weights
+    dtype: str
+
+    @property
+    def key(self) -> str:
+        return " | ".join(asdict(self).values())
+
+
+def conditions(device: torch.device, fingerprint: str, dtype: torch.dtype, swarmd: str) -> Conditions:
+    """Those of this machine."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Conditions(name, torch.__version__, transformers.__version__, swarmd, fingerprint, str(dtype).removeprefix("torch."))
+
+
+def choose(seconds: Mapping[str, float | None]) -> str:
+    """The quickest, of engines by name and in order of preference; None: it failed.
+
+    The first one keeps its place against what is hardly quicker: a measurement has noise, and the first is the better tested. Where all
+    failed it is the first, which will say why.
+    """
+    first = next(iter(seconds))
+    took = {name: s for name, s in seconds.items() if s is not None and math.isfinite(s)}
+    if not took:
+        return first
+    best = min(took, key=lambda name: took[name])
+    return first if first in took and took[best] > MARGIN * took[first] else best
+
+
+def cache_file() -> Path:
+    """`~/.cache/swarmd/engines.json` or where the platform keeps such things (XDG, through platformdirs)."""
+    return user_cache_path("swarmd", appauthor=False) / "engines.json"
+
+
+def recall(file: Path, asked: Conditions, names: Sequence[str]) -> str | None:
+    """What was chosen under these conditions, of these engines. None: nothing, or nothing that can be read."""
+    entry = _entries(file).get(asked.key)
+    engine = entry.get("engine") if isinstance(entry, dict) else None
+    return engine if isinstance(engine, str) and engine in names else None
+
+
+def remember(file: Path, asked: Conditions, engine: str, seconds: Mapping[str, float | None]) -> None:
+    """A file that cannot be written is not worth a failure: it is measured again next time, and the log says so."""
+    entries = {**_entries(file), asked.key: {"engine": engine, "seconds": dict(seconds)}}
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"schema": SCHEMA, "choices": entries}, indent=1), encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        log.warning("the choice of an engine cannot be kept in %s (%s): it is measured again at the next start", file, error)
+
+
+def _entries(file: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there yet, or damaged: measured anew and written over
+        return {}
+    choices = document.get("choices") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
+    return choices if isinstance(choices, dict) else {}
+
+
+def measure(
+    engines: Mapping[str, Engine], vocabulary: int, sampling: Sampling, device: torch.device, clock: Callable[[], float]
+) -> dict[str, float | None]:
+    """Seconds of a small round with each engine, taken in turns; None for one that fails. Its random numbers are its own."""
+    source, longest = seeded(torch.device("cpu"), 0), max(1, sampling.context // 2)
+    prompts = [torch.randint(vocabulary, (min(n, longest),), generator=source).tolist() for n in PROMPTS]
+    # No answer ends before its time, so that all engines do the same work.
+    asked = Sampling(max(1, min(NEW_TOKENS, sampling.limit)), sampling.context, frozenset({vocabulary}), sampling.temperature)
+    best: dict[str, float | None] = dict.fromkeys(engines, math.inf)
+    for attempt in range(1 + ROUNDS):
+        for name, engine in engines.items():
+            so_far = best[name]
+            if so_far is None:
+                continue
+            begun = clock()
+            try:
+                engine.generate(prompts, COPIES, asked, seeded(device, attempt))
+            except (SwarmdError, RuntimeError) as error:  # it is left out, and the log says so
+                log.warning("the engine %s failed while it was tried out, and is left out: %s", name, first_line(error))
+                best[name] = None
+                continue
+            if attempt:
+                best[name] = min(so_far, clock() - begun)
+    return best
+
+
+def pick(
+    engines: Mapping[str, Engine],
+    asked: Conditions,
+    file: Path,
+    measured: Callable[[Mapping[str, Engine]], Mapping[str, float | None]],
+) -> str:
+    """The name of the engine to use: the remembered one, else the quickest as `measured` now."""
+    known = recall(file, asked, list(engines))
+    if known is not None:
+        return known
+    seconds = measured(engines)
+    chosen = choose(seconds)
+    remember(file, asked, chosen, seconds)
+    shown = ", ".join(f"{name} {'failed' if s is None else f'{s:.2f} s'}" for name, s in seconds.items())
+    log.info("answers come from the engine %s: a small round took %s", chosen, shown)
+    return chosen

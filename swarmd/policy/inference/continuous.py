@@ -1,0 +1,140 @@
+"""The engine `continuous`: transformers' continuous batching (`generate_batch`) on the trainer's own network.
+
+Built anew for every call: what it keeps between calls (keys and values of earlier prompts, CUDA graphs) would be of older weights, and
+merged adapters move weights to other memory.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import GenerationConfig
+from transformers.generation import ContinuousBatchingConfig
+from transformers.utils import is_flash_attn_2_available
+
+from swarmd.policy.inference.decode import Sample, Sampling
+from swarmd.policy.inference.engine import EngineFailed, NoEngine, Weights, draw_seed
+from swarmd.policy.models.lora import merged
+
+PAGE: Final = {"cuda": 256}  # tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
+SMALL_PAGE: Final = 32  # elsewhere
+BATCH_TOKENS: Final = 2048  # of one forward pass, at most: bounds the prompts that are computed at once
+
+
+class ContinuousEngine:
+    """Implements `swarmd.policy.inference.engine.Engine`."""
+
+    foreign: Final = False
+
+    def __init__(self, network: nn.Module, tokens: int) -> None:
+        """tokens: whose keys and values are held at once, at most. NoEngine where it would not draw from the model's distribution."""
+        model: Any = network
+        if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+            raise NoEngine(
+                f"continuous batching leaves out the soft cap on {model.config.model_type}'s attention, so it would answer with another "
+                'model. Set generate.engine to "own" or "auto".'
+            )
+        self._network, self._tokens = model, tokens
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Sample]]:
+        """See `Engine`. Draws one number from `generator`, unless greedy."""
+        answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
+        seed = draw_seed(generator) if sampling.temperature else 0
+        rooms = [min(sampling.limit, sampling.context - len(p)) for p in prompts]
+        devices = [generator.device] if generator.device.type == "cuda" else []
+        # transformers seeds torch's global source.
+        with merged(self._network), _paged(self._network), torch.random.fork_rng(devices=devices), _frozen_garbage():
+            for place, room in enumerate(sorted({r for r in rooms if r > 0}, reverse=True)):
+                group = [i for i, r in enumerate(rooms) if r == room]
+                found = self._batch([prompts[i] for i in group], copies, room, sampling, seed + place)
+                for i, samples in zip(group, found, strict=True):
+                    answers[i] = samples
+        return answers
+
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], copies: int, room: int, sampling: Sampling, seed: int
+    ) -> list[list[Sample]]:
+        """All of them with the same room for tokens."""
+        drawn = copies if sampling.temperature else 1  # greedy answers are all the same
+        settings = GenerationConfig(
+            do_sample=bool(sampling.temperature),
+            temperature=sampling.temperature or None,
+            top_k=0 if sampling.temperature else None,
+            top_p=1.0 if sampling.temperature else None,
+            eos_token_id=sorted(sampling.ends),
+            pad_token_id=0,  # never looked at
+            max_new_tokens=room,
+            num_return_sequences=drawn,
+        )
+        batching = self._batching(prompts, drawn, room, seed)
+        outputs = self._network.generate_batch([list(p) for p in prompts], settings, batching, warmup=False)
+        found = list(outputs.values())
+        errors = [o.error for o in found if o.error]
+        if errors or len(found) != len(prompts) * drawn:
+            why = errors[0] if errors else f"{len(found)} of {len(prompts) * drawn} answers came back"
+            raise EngineFailed(f'continuous batching failed ({why}). Set generate.engine to "own".')
+        samples = [_sample(o.generated_tokens, o.logprobs, sampling.ends) for o in found]
+        return [samples[i : i + drawn] * (copies // drawn) for i in range(0, len(samples), drawn)]
+
+    def _batching(self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int) -> ContinuousBatchingConfig:
+        """Pages for all rows at once where the budget has room for them, and for one row at least."""
+        page = PAGE.get(self._network.device.type, SMALL_PAGE)
+
+        def pages(tokens: int) -> int:
+            return -(-tokens // page) + 1
+
+        wanted = sum(copies * pages(len(p) + room) for p in prompts)
+        least = pages(max(map(len, prompts)) + room)
+        return ContinuousBatchingConfig(
+            page_size=page,
+            num_blocks=max(least, min(wanted, self._tokens // page)) + 1,
+            max_batch_tokens=BATCH_TOKENS,
+            return_logprobs=True,
+            seed=seed % 2**62,
+            auto_switch_to_flash=False,  # it might fetch kernels from the hub; see `_paged`
+            use_cuda_graph=False,
+            use_async_batching=False,
+        )
+
+    def sync(self, weights: Weights) -> None:
+        """Nothing: they are the same tensors."""
+
+    def sleep(self) -> None:
+        """Nothing: keys and values are gone with the last answer."""
+
+    def wake(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def _sample(ids: Sequence[int], logprobs: Sequence[float], ends: frozenset[int]) -> Sample:
+    return Sample(tuple(ids), tuple(logprobs), ended=bool(ids) and ids[-1] in ends)
+
+
+@contextmanager
+def _paged(network: Any) -> Iterator[None]:
+    """An attention that continuous batching knows, until the end of the block. Nothing with a gradient may be alive across it."""
+    before = network.config._attn_implementation
+    flash = network.device.type == "cuda" and network.dtype in (torch.float16, torch.bfloat16) and is_flash_attn_2_available()
+    network.set_attn_implementation("flash_attention_2" if flash else "sdpa")
+    try:
+        yield
+    finally:
+        network.set_attn_implementation(before)
+
+
+@contextmanager
+def _frozen_garbage() -> Iterator[None]:
+    """transformers collects garbage at the end of every batch, which takes a second where torch is loaded; what is old is left alone."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

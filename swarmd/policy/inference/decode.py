@@ -1,0 +1,169 @@
+"""Answers, sampled: each prompt computed once for all its completions, and no work for rows that are done."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swarmd.policy.attention.attention import adopt
+from swarmd.policy.inference.padded import PaddedRows
+from swarmd.policy.inference.prefix_cache import SharedPrefix
+from swarmd.policy.models.lora import merged
+
+COMPACT: Final = 0.98  # finished rows leave once at most this share is alive: copying the others' own keys and values is cheap
+
+STRIDE: Final = 64  # tokens: about the square root of a vocabulary, small ones and large
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to decode. The policy is softmax(logits / temperature), over the whole vocabulary; nothing is cut off."""
+
+    limit: int  # new tokens
+    context: int  # prompt and completion together
+    ends: frozenset[int]
+    temperature: float  # 0: the likeliest token every time, log-probabilities at temperature 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    ids: tuple[int, ...]  # the end-of-sequence included where it was drawn
+    logprobs: tuple[float, ...]
+    ended: bool
+    versions: tuple[int, ...] = ()  # of the weights each token was drawn from, where `between` tells them
+
+
+def decode(
+    network: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    copies: int,
+    sampling: Sampling,
+    generator: torch.Generator,
+    cache_tokens: int,
+    between: Callable[[], int] | None = None,
+) -> list[list[Sample]]:
+    """`copies` samples of each prompt, in order.
+
+    cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the least. A prompt that fills the context
+    gets empty samples. between: called before each forward pass; returns the version of the weights, which it may have changed in place:
+    keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section 4), nothing else that comes of weights may outlive a pass.
+    """
+    answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
+    device, shared = generator.device, adopt(network)
+    with merged(network), torch.inference_mode():
+        for group in _groups(prompts, copies, sampling, cache_tokens, shared):
+            asked = [prompts[i] for i in group]
+            room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in asked], device=device).repeat_interleave(copies)
+            rows: Rows
+            if shared:
+                rows = SharedPrefix(network, asked, copies, int(room.max()), device, frozen=between is None)
+            else:
+                rows = PaddedRows(network, asked, copies, device)
+            samples = decode_rows(rows, room, sampling, generator, between)
+            for place, i in enumerate(group):
+                answers[i] = samples[place * copies : (place + 1) * copies]
+    return answers
+
+
+def cache_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Of one token's keys and values, in all layers. config: transformers' configuration of the network."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * text.num_hidden_layers * heads * head * dtype.itemsize)
+
+
+def _groups(
+    prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool
+) -> Iterator[list[int]]:
+    """Indices of prompts that are decoded together, of like length so that little is padding. shared: a prompt is stored once."""
+    group: list[int] = []
+    for i in sorted((i for i, p in enumerate(prompts) if len(p) < sampling.context), key=lambda i: -len(prompts[i])):
+        longest = len(prompts[(group or [i])[0]])
+        each = longest + copies * sampling.limit if shared else copies * (longest + sampling.limit)
+        if group and (len(group) + 1) * each > cache_tokens:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
+
+
+class Rows(Protocol):
+    def first(self) -> Tensor:
+        """Compute the prompts: the logits [B, V] of each row's first token."""
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Add one token to each row, [B]: the logits [B, V] of the one after it."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in this order: ascending."""
+
+
+def decode_rows(
+    rows: Rows, room: Tensor, sampling: Sampling, generator: torch.Generator, between: Callable[[], int] | None = None
+) -> list[Sample]:
+    """room: how many tokens each row may become, [B]. between: see `decode`."""
+    device = generator.device
+    ends = torch.tensor(sorted(sampling.ends), device=device)
+    total, steps = len(room), int(room.max())
+    ids = torch.full((total, steps), -1, device=device)
+    logprobs = torch.zeros(total, steps, device=device)
+    row = torch.arange(total, device=device)  # of ids: where a batch row's tokens go
+    alive = torch.ones(total, dtype=torch.bool, device=device)
+
+    versions = [between()] if between else []  # of each step
+    logits = rows.first()
+    for step in range(steps):
+        token, logprob = _pick(logits, sampling.temperature, generator)
+        ids[row, step] = torch.where(alive, token, -1)
+        logprobs[row, step] = logprob
+        alive = alive & ~torch.isin(token, ends) & (step + 1 < room[row])
+        left = int(alive.sum())
+        if left == 0:
+            break
+        if left <= COMPACT * len(alive):
+            keep = alive.nonzero()[:, 0]
+            row, token, alive = row[keep], token[keep], alive[keep]
+            rows.keep(keep)
+        if between:
+            versions.append(between())
+        logits = rows.next(token)
+    return [_sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+
+
+def _pick(logits: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """One token a row and its log-probability; logits [B, V].
+
+    One uniform number a row, looked up in the cumulative sum of its probabilities: a draw for every token of the vocabulary would cost
+    more than the rest of a small model's step. Summed in float64, so that the rare tokens keep their share, and first over strides of the
+    vocabulary, then within one of them: a cumulative sum is slow, a sum is not.
+    """
+    probabilities = (logits.float() / (temperature or 1.0)).softmax(-1)
+    token = _drawn(probabilities, generator) if temperature else logits.argmax(dim=-1)
+    return token, probabilities.gather(1, token[:, None])[:, 0].log()
+
+
+def _drawn(probabilities: Tensor, generator: torch.Generator) -> Tensor:
+    """[B, V] -> [B]"""
+    rows, vocabulary = probabilities.shape
+    exact = torch.float32 if probabilities.device.type == "mps" else torch.float64  # MPS has no float64
+    strides = F.pad(probabilities, (0, -vocabulary % STRIDE)).view(rows, -1, STRIDE)
+    above = strides.sum(-1, dtype=exact).cumsum(-1)
+    uniform = torch.rand(rows, 1, dtype=exact, device=probabilities.device, generator=generator) * above[:, -1:]
+    # Strictly above the number, and the number below the last sum: never a stride, or a token, of probability 0.
+    stride = torch.searchsorted(above, uniform, right=True).clamp_(max=above.shape[-1] - 1)
+    before = F.pad(above, (1, 0)).gather(1, stride)
+    within = strides.gather(1, stride[:, :, None].expand(-1, -1, STRIDE))[:, 0].cumsum(-1, dtype=exact)
+    place = torch.searchsorted(within, uniform - before, right=True)
+    # Where rounding leaves the number at the stride's own end, its last token that has a probability.
+    last = (within < within[:, -1:]).sum(-1, keepdim=True)
+    return (stride * STRIDE + place.minimum(last))[:, 0]
+
+
+def _sample(ids: list[int], logprobs: list[float], ends: frozenset[int], versions: list[int]) -> Sample:
+    length = ids.index(-1) if -1 in ids else len(ids)
+    return Sample(tuple(ids[:length]), tuple(logprobs[:length]), length > 0 and ids[length - 1] in ends, tuple(versions[:length]))

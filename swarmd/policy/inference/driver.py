@@ -1,0 +1,67 @@
+"""What the policy does with its engine, whichever it is: new weights before answers, asleep while the network is trained."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from swarmd.policy.inference.decode import Sample, Sampling
+from swarmd.policy.inference.engine import Engine, checked
+from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.inference.weights import NetworkWeights
+from swarmd.policy.models.load import Loaded
+
+
+class Driver:
+    """An engine that always answers with the weights the network has."""
+
+    def __init__(self, engine: Engine, loaded: Loaded) -> None:
+        self.engine, self._loaded = engine, loaded
+        self._synced: int | None = None  # version of the weights the engine has
+        self._asleep = False
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: int,
+        sampling: Sampling,
+        generator: torch.Generator,
+        version: int,
+        between: Callable[[], int] | None,
+    ) -> list[list[Sample]]:
+        """See `Engine.generate`. version: updates behind the network's weights.
+
+        between: see `decode`. An engine that cannot take new weights between tokens takes them between calls, and its tokens say so.
+        """
+        if isinstance(self.engine, OwnEngine):
+            self.engine.between = between
+            return self.engine.generate(prompts, copies, sampling, generator)
+        if between is not None:
+            version = between()
+        if self._asleep:
+            self.engine.wake()
+            self._asleep = False
+        if version != self._synced:
+            x = self._loaded
+            self.engine.sync(NetworkWeights(x.network, version, x.lora_rank, x.source))
+            self._synced = version
+        answers = self.engine.generate(prompts, copies, sampling, generator)
+        if self.engine.foreign:
+            vocabulary: int = self._loaded.network.get_input_embeddings().num_embeddings  # type: ignore[operator]
+            answers = checked(answers, prompts, copies, sampling, vocabulary)
+        if between is None:
+            return answers
+        return [[replace(s, versions=(version,) * len(s.ids)) for s in samples] for samples in answers]
+
+    def rest(self) -> None:
+        """The network is about to be trained."""
+        if not self._asleep:
+            self.engine.sleep()
+            self._asleep = True
+
+    def forget(self) -> None:
+        """The network's weights are others now, whatever their version says."""
+        self._synced = None
+
+    def close(self) -> None:
+        self.engine.close()

@@ -1,0 +1,172 @@
+"""The seam for what turns prompts into samples, and how an engine of another package is found (docs/engines.md).
+
+`own` and `continuous` are built in and work on the trainer's own network. Others are packages of their own, found by their entry point in
+the group `swarmd.engines`: a callable that takes an `Asked` and gives an `Engine`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from swarmd.errors import SwarmdError
+from swarmd.policy.inference.decode import Sample, Sampling
+
+__all__ = ["GROUP", "Asked", "Engine", "EngineFailed", "NoEngine", "Sample", "Sampling", "Weights", "checked", "draw_seed", "open_plugin"]
+
+GROUP: Final = "swarmd.engines"
+BUILT_IN: Final = ("own", "continuous")
+# What train.importance_cap stands for where it is not set and the engine is foreign: C of truncated importance sampling as it is common
+# between vLLM and a trainer (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
+FOREIGN_CAP: Final = 2.0
+_SLACK: Final = 1e-3  # above 0, of a log-probability: rounding
+
+
+class NoEngine(SwarmdError):
+    """The engine cannot be used. Set generate.engine to "auto", or install and configure the one you want (docs/engines.md)."""
+
+    exit_code = 3
+
+
+class EngineFailed(SwarmdError):
+    """The engine failed. Join again; if it comes back, set generate.engine to "own"."""
+
+    exit_code = 3
+
+
+class Weights(Protocol):
+    """The policy as it is at the moment of the call. Valid only during `Engine.sync`."""
+
+    @property
+    def version(self) -> int:
+        """Updates behind it. Rises, but for a resumed run."""
+
+    @property
+    def lora_rank(self) -> int | None:
+        """None: all weights are trained, and there is no adapter to write."""
+
+    def write_adapter(self, folder: Path) -> None:
+        """The adapter as peft reads it, into an existing folder. OSError."""
+
+    def write_model(self, folder: Path) -> None:
+        """The whole model as transformers reads it, an adapter folded in, without tokenizer, into an existing folder. OSError."""
+
+
+class Engine(Protocol):
+    """What turns prompts into samples of the policy. Called from one thread; blocks.
+
+    Log-probabilities are natural logarithms and of the distribution that each token was drawn from: softmax(logits / temperature) over the
+    whole vocabulary, nothing cut off or penalised; at temperature 0 (greedy) of softmax(logits). A foreign engine's differ a little from
+    those that the trainer's own forward pass gives, because its kernels round elsewhere: truncated importance weights make up for it
+    (`train.importance_cap`), which is why they must be its own, of the tokens as it drew them, not recomputed or rounded ones.
+    """
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another implementation than the trainer's own network computes what it returns."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Sample]]:
+        """`copies` samples of each prompt, in order, drawn with the weights of the last `sync`.
+
+        A prompt that fills the context gets empty samples. generator: where all randomness comes from (`draw_seed`); greedy draws none.
+        EngineFailed, NoModel (out of memory).
+        """
+
+    def sync(self, weights: Weights) -> None:
+        """Answer with these weights from now on. Called before the first `generate` and after every change. EngineFailed."""
+
+    def sleep(self) -> None:
+        """Give the device's memory to an update, as far as that can be done. EngineFailed."""
+
+    def wake(self) -> None:
+        """Take it back. Called before `sync` and `generate` where `sleep` was."""
+
+    def close(self) -> None:
+        """End, with everything that was started. Never raises; may be called again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an engine of another package is built from."""
+
+    model: Path  # the base model's folder: configuration, tokenizer and weights
+    device: str  # cpu, cuda or mps
+    dtype: str  # float32 or bfloat16
+    lora_rank: int | None  # None: all weights are trained
+    context: int | None  # tokens of prompt and answer together; None: the model names no limit
+    url: str = ""  # of a server that is running already; "": the engine's own to start
+    python: str = ""  # the interpreter of the engine's own environment
+    memory: float = 0.4  # share of the device's memory it may take
+    start_seconds: float = 600.0  # how long it may take to start
+    arguments: tuple[str, ...] = ()  # more of them, for what it starts
+
+
+def open_plugin(name: str, asked: Asked) -> Engine:
+    """The engine that some installed package offers under this name. NoEngine with cause and remedy."""
+    offered = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in offered:
+        raise NoEngine(
+            f"generate.engine is {name!r}, and no such engine is installed. There are: {', '.join(('auto', *BUILT_IN, *sorted(offered)))}. "
+            'Choose one of them, or install the package that brings it into the environment of swarmd (for "vllm": swarmd-engine-vllm).'
+        )
+    engine = _load(offered[name], asked)
+    missing = [part for part in ("foreign", "generate", "sync", "sleep", "wake", "close") if not hasattr(engine, part)]
+    if missing:
+        raise NoEngine(
+            f"{_origin(offered[name])} is no engine: it has no {', '.join(missing)}. Renew the package, or choose another engine."
+        )
+    return engine
+
+
+def _load(point: EntryPoint, asked: Asked) -> Engine:
+    try:
+        engine: Engine = point.load()(asked)
+    except SwarmdError:
+        raise
+    except Exception as error:  # somebody else's code, which may fail in any way while it is imported or built; the operator hears of it
+        raise NoEngine(
+            f"{_origin(point)} cannot be loaded ({type(error).__name__}: {error}). "
+            'Install the package anew, or set generate.engine to "auto".'
+        ) from error
+    return engine
+
+
+def _origin(point: EntryPoint) -> str:
+    package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+    return f"the engine {point.name!r}{package}"
+
+
+def draw_seed(generator: torch.Generator) -> int:
+    """One draw, below 2**62: a seed for an engine that has a source of random numbers of its own."""
+    return int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
+
+
+def checked(
+    answers: Sequence[Sequence[Sample]], prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, vocabulary: int
+) -> list[list[Sample]]:
+    """The answers of a foreign engine, if they are what was asked for. EngineFailed."""
+    wrong = "" if [len(a) for a in answers] == [copies] * len(prompts) else f"not {copies} answers to each of {len(prompts)} prompts"
+    for prompt, samples in zip(prompts, answers, strict=False):
+        room = max(0, min(sampling.limit, sampling.context - len(prompt)))
+        wrong = wrong or next((why for sample in samples if (why := _fault(sample, room, sampling.ends, vocabulary))), "")
+    if wrong:
+        raise EngineFailed(f'the engine returned {wrong}. Renew it and the package that speaks to it, or set generate.engine to "own".')
+    return [list(samples) for samples in answers]
+
+
+def _fault(sample: Sample, room: int, ends: frozenset[int], vocabulary: int) -> str:
+    faults: Mapping[str, bool] = {
+        f"more than {room} tokens": len(sample.ids) > room,
+        "other numbers of tokens and of log-probabilities": len(sample.ids) != len(sample.logprobs),
+        "tokens that the model does not have": not all(0 <= i < vocabulary for i in sample.ids),
+        "log-probabilities that are none": not all(math.isfinite(p) and p <= _SLACK for p in sample.logprobs),
+        "tokens behind the end of an answer": any(i in ends for i in sample.ids[:-1]),
+        "an end where none was drawn, or the other way round": sample.ended != (bool(sample.ids) and sample.ids[-1] in ends),
+    }
+    return next((what for what, there in faults.items() if there), "")

@@ -1,0 +1,113 @@
+"""A decoder of the Llama kind, one token a row, in few operations.
+
+transformers' own modules take some seventy operations and a dozen calls of Python a layer; here it is about twenty. Where few rows are
+left that is what a step costs, on a CPU and on a GPU alike. What is computed is the same (tests/policy/test_decode.py).
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swarmd.policy.attention.attention import Layout, Rules
+
+# RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
+FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+LARGEST_COPY: Final = 2**28  # bytes of projections laid side by side: their second copy of the weights
+
+
+class Blocks:
+    """The network's layers, read off its modules. Adapters must be folded into their base weights."""
+
+    def __init__(self, network: nn.Module, frozen: bool) -> None:
+        """network: `readable`. frozen: the weights stay as they are while this is in use, so copies may be made of them."""
+        model: Any = network
+        decoder = model.base_model
+        size = sum(p.numel() * p.element_size() for p in decoder.layers.parameters())
+        self._embed: nn.Module = model.get_input_embeddings()
+        self._rotations: nn.Module = decoder.rotary_emb
+        self._layers = [_Block(layer, i, frozen and size <= LARGEST_COPY) for i, layer in enumerate(decoder.layers)]
+        self._norm: Any = decoder.norm
+        self._head: nn.Module = model.get_output_embeddings()
+
+    def step(self, tokens: Tensor, positions: Tensor, layout: Layout) -> Tensor:
+        """tokens and their positions, [B] -> the logits [B, V] of the ones after them."""
+        x: Tensor = self._embed(tokens)
+        cos, sin = self._rotations(x, positions[None])
+        cos, sin = cos[0, :, None], sin[0, :, None]  # [B, 1, D]
+        half = sin.shape[-1] // 2
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        for layer in self._layers:
+            x = layer.step(x, cos, sin, layout)
+        logits: Tensor = self._head(_normed(x, self._norm))
+        return logits
+
+
+def readable(network: nn.Module) -> bool:
+    """Whether `Blocks` computes what this network does."""
+    model: Any = network
+    return model.config.model_type in FAMILIES
+
+
+class _Block:
+    def __init__(self, layer: Any, index: int, copy: bool) -> None:
+        attention, config = layer.self_attn, layer.self_attn.config
+        self._index, self._attention, self._mlp = index, attention, layer.mlp
+        self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+        self._query_norm, self._key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        self._width: int = attention.head_dim
+        self._queries, self._keys = (_linear(p).out_features // self._width for p in (attention.q_proj, attention.k_proj))
+        everywhere = config.sliding_window if config.model_type == "mistral" else None
+        self._rules = Rules(attention.scaling, getattr(attention, "sliding_window", everywhere), None)
+        beside = _copied if copy else _in_place
+        self._project = beside([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._gated = beside([layer.mlp.gate_proj, layer.mlp.up_proj])
+
+    def step(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+        """x: [B, d]. cos, sin: [B, 1, D], the first half of sin negated."""
+        projected = self._project(_normed(x, self._before_attention)).view(len(x), -1, self._width)
+        rotated = projected[:, : self._queries + self._keys]
+        if self._query_norm is not None:
+            norms = ((rotated[:, : self._queries], self._query_norm), (rotated[:, self._queries :], self._key_norm))
+            rotated = torch.cat([_normed(part, norm) for part, norm in norms], dim=1)
+        # Halves swapped, times sin with its first half negated: what transformers' rotate_half does.
+        rotated = torch.addcmul(rotated * cos, rotated.roll(self._width // 2, -1), sin)
+        query, key, value = rotated[:, : self._queries], rotated[:, self._queries :], projected[:, self._queries + self._keys :]
+        seen = layout.attend(self._index, query, key, value, self._rules)
+        x = _added(x, seen.reshape(len(x), -1), self._attention.o_proj)
+        gate, up = self._gated(_normed(x, self._before_mlp)).chunk(2, dim=-1)
+        return _added(x, self._mlp.act_fn(gate) * up, self._mlp.down_proj)
+
+
+Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of several layers, side by side
+
+
+def _copied(projections: list[Any]) -> Project:
+    layers = [_linear(p) for p in projections]
+    weight = torch.cat([layer.weight for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _in_place(projections: list[Any]) -> Project:
+    layers = [_linear(p) for p in projections]
+    return lambda x: torch.cat([F.linear(x, layer.weight, layer.bias) for layer in layers], dim=-1)
+
+
+def _added(x: Tensor, update: Tensor, projection: Any) -> Tensor:
+    """x + projection(update), in one pass."""
+    layer = _linear(projection)
+    out = torch.addmm(x, update, layer.weight.T)
+    return out if layer.bias is None else out + layer.bias
+
+
+def _normed(x: Tensor, norm: Any) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _linear(projection: Any) -> nn.Linear:
+    """The layer itself, or the one under an adapter that is folded into it."""
+    layer: nn.Linear = getattr(projection, "base_layer", projection)
+    return layer

@@ -1,0 +1,61 @@
+"""The engine `own`: the trainer's network itself decodes (decode.py). Shares the weights, so there is nothing to hand over."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+from torch import nn
+
+from swarmd.errors import NoModel
+from swarmd.policy.inference.decode import Sample, Sampling, decode
+from swarmd.policy.inference.engine import Weights
+from swarmd.policy.models.device import is_out_of_memory, release_cached
+
+log = logging.getLogger(__name__)
+
+
+class OwnEngine:
+    """Implements `swarmd.policy.inference.engine.Engine`."""
+
+    foreign: Final = False
+
+    def __init__(self, network: nn.Module, tokens: int) -> None:
+        """tokens: whose keys and values are held at once; fewer from the first time on that memory is short."""
+        self._network, self._tokens = network, tokens
+        self.between: Callable[[], int] | None = None  # see `decode`
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
+    ) -> list[list[Sample]]:
+        """See `Engine`. NoModel where not even one prompt's completions fit into memory."""
+        while True:
+            try:
+                return decode(self._network, prompts, copies, sampling, generator, self._tokens, self.between)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._ask_less(prompts, copies, sampling, generator.device)
+
+    def _ask_less(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, device: torch.device) -> None:
+        release_cached(device)
+        largest = copies * (max(map(len, prompts)) + sampling.limit)
+        if self._tokens < largest:
+            raise NoModel(
+                f"not enough memory on {device} to answer one question {copies} times. "
+                "Lower generate.max_new_tokens or round.completions, or choose a smaller model."
+            )
+        self._tokens = min(self._tokens, len(prompts) * largest) // 2
+        log.warning("out of memory while answering: at most %d tokens of keys and values from now on", self._tokens)
+
+    def sync(self, weights: Weights) -> None:
+        """Nothing: they are the same tensors."""
+
+    def sleep(self) -> None:
+        """Nothing: keys and values are gone with the last answer."""
+
+    def wake(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

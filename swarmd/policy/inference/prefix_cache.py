@@ -1,0 +1,200 @@
+"""Rows that are being decoded, several to a prompt: the prompt's keys and values are stored once, and looked at by all of its rows."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from swarmd.policy.attention.attention import Rules, capped, run
+from swarmd.policy.attention.packed_layout import Span, Stream, shared_prefix
+from swarmd.policy.inference.fused_decoder import Blocks, readable
+
+PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not one prompt is longer
+
+
+class SharedPrefix:
+    """B rows in the order of their Q questions. Is the layout of its own forward passes, one token of each row at a time."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        prompts: Sequence[Sequence[int]],
+        copies: int,
+        steps: int,
+        device: torch.device,
+        *,
+        frozen: bool = True,
+    ) -> None:
+        """network: adopted. steps: tokens of each row, at most. frozen: no weight changes before the last. Nothing is computed yet."""
+        model: Any = network
+        self._network, self._prompts, self._copies, self._steps, self._device = network, prompts, copies, steps, device
+        self._dtype: torch.dtype = model.get_input_embeddings().weight.dtype
+        self._lengths = torch.tensor([len(p) for p in prompts], device=device)  # [Q]
+        self._width = max(map(len, prompts))  # P
+        self._prefix: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [Q, K, P, D], padded on the right
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> keys and values [S, K, steps, D]
+        self._done = 0  # own tokens whose keys and values are stored
+        self._masks: dict[int | None, Tensor | None] = {}  # window -> [Q K, 1, P]
+        self._question = torch.arange(len(prompts), device=device).repeat_interleave(copies)  # [B]
+        self._regroup()
+        self._blocks = Blocks(network, frozen) if readable(network) else None
+
+    def first(self) -> Tensor:
+        """Compute the prompts: the logits [B, V] of each row's first token."""
+        last = torch.cat([self._prefill(block) for block in _blocks(self._prompts)])
+        return last.repeat_interleave(self._copies, dim=0)
+
+    def _prefill(self, block: Sequence[int]) -> Tensor:
+        """The logits [prompts, V] behind the prompts of these indices; what they begin with in common is computed once."""
+        prompts = [list(self._prompts[i]) for i in block]
+        common = shared_prefix(prompts)
+        head = (Span(0, common),) if common else ()
+        spans, ids = list(head), prompts[0][:common]
+        for prompt in prompts:
+            spans.append(Span(len(ids), len(prompt) - common, head))
+            ids += prompt[common:]
+        own = spans[len(head) :]
+
+        def tensor(values: Iterable[int]) -> Tensor:
+            return torch.tensor(list(values), device=self._device)
+
+        sources = tensor(t for s in own for part in (*head, s) for t in range(part.start, part.start + part.length))
+        question = tensor(i for i, p in zip(block, prompts, strict=True) for _ in p)
+        places = tensor(j for p in prompts for j in range(len(p)))
+        layout = _Prefill(self, Stream(spans, self._device, self._dtype), sources, question, places)
+        positions = tensor(j for s in spans for j in range(s.position, s.position + s.length))
+        ends = tensor(s.start + s.length - 1 for s in own)
+        logits: Tensor = run(self._network, tensor(ids), positions, layout, logits_to_keep=ends).logits[0]
+        return logits
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Add one token to each row, [B]: the logits [B, V] of the one after it."""
+        for window in self._masks.keys() - {None}:
+            del self._masks[window]
+        positions = self._lengths[self._question] + self._done
+        logits: Tensor
+        logits = self._blocks.step(tokens, positions, self) if self._blocks else run(self._network, tokens, positions, self).logits[0]
+        self._done += 1
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, in this order: ascending."""
+        slots = self._slot[rows]
+        self._question = self._question[rows]
+        self._regroup()
+        slots = slots[self._row]
+        self._own = {layer: (self._kept(k, slots), self._kept(v, slots)) for layer, (k, v) in self._own.items()}
+
+    def store(self, layer: int, question: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        """Keys and values [T, K, D] of prompts' tokens."""
+        if layer not in self._prefix:
+            shape = (len(self._lengths), key.shape[1], self._width)
+            # Zeros: what is masked is multiplied by 0, which must not be 0 times whatever was in memory.
+            self._prefix[layer] = (key.new_zeros(*shape, key.shape[2]), value.new_zeros(*shape, value.shape[2]))
+        keys, values = self._prefix[layer]
+        keys.transpose(1, 2)[question, positions] = key
+        values.transpose(1, 2)[question, positions] = value
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        """Scores of the prompt and of the row's own tokens, one softmax over both.
+
+        All in slots: S = Q G, so that the G rows of a question lie side by side and meet its prompt in one product.
+        """
+        if self._ragged:
+            query, key, value = (x.index_select(0, self._row) for x in (query, key, value))
+        keys, values = self._append(layer, key, value)
+        first = 0 if rules.window is None else max(0, self._done + 1 - rules.window)
+        keys, values = (x[:, :, first : self._done + 1].flatten(0, 1) for x in (keys, values))  # [S K, t, D]
+        prefix_keys, prefix_values = (x.flatten(0, 1) for x in self._prefix[layer])  # [Q K, P, D]
+        slots, heads, width = query.shape
+        kinds, group = key.shape[1], self._group
+        shared = heads // kinds  # R
+        query = (query * rules.scale).view(-1, group, kinds, shared, width)
+        asked = query.transpose(1, 2).reshape(-1, group * shared, width)  # [Q K, G R, D]
+
+        on_prefix = self._on_prefix(asked, prefix_keys, rules).view(-1, kinds, group, shared, self._width).transpose(1, 2)
+        on_own = capped(torch.bmm(query.reshape(-1, shared, width), keys.transpose(1, 2)), rules.softcap)
+        scores = torch.cat([on_prefix, on_own.view(-1, group, kinds, shared, on_own.shape[-1])], dim=-1)  # [Q, G, K, R, P + t]
+        shares = scores.softmax(-1, dtype=torch.float32).to(query.dtype)
+        of_prefix = shares[..., : self._width].transpose(1, 2).reshape(-1, group * shared, self._width)
+        out = torch.bmm(of_prefix, prefix_values).view(-1, kinds, group, shared, width).transpose(1, 2).reshape(-1, shared, width)
+        out = torch.baddbmm(out, shares[..., self._width :].flatten(0, 2), values).view(slots, heads, width)
+        return out.index_select(0, self._slot) if self._ragged else out
+
+    def _on_prefix(self, query: Tensor, keys: Tensor, rules: Rules) -> Tensor:
+        """query [Q K, G R, D], keys [Q K, P, D] -> scores [Q K, G R, P]"""
+        mask, keys = self._mask(rules.window, len(query) // len(self._lengths)), keys.transpose(1, 2)
+        if mask is None:
+            return capped(torch.bmm(query, keys), rules.softcap)
+        if rules.softcap is None:
+            return torch.baddbmm(mask, query, keys)
+        return capped(torch.bmm(query, keys), rules.softcap) + mask
+
+    def _append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if layer not in self._own:
+            self._own[layer] = tuple(x.new_empty(x.shape[0], x.shape[1], self._steps, x.shape[2]) for x in (key, value))  # type: ignore[assignment]
+        keys, values = self._own[layer]
+        keys[:, :, self._done] = key
+        values[:, :, self._done] = value
+        return keys, values
+
+    def _kept(self, buffer: Tensor, slots: Tensor) -> Tensor:
+        kept = buffer.new_empty(len(slots), *buffer.shape[1:])
+        kept[:, :, : self._done] = buffer[:, :, : self._done].index_select(0, slots)
+        return kept
+
+    def _regroup(self) -> None:
+        """Forget questions without rows; note how the rest are spread: Q questions of at most G rows each."""
+        there, index, counts = torch.unique_consecutive(self._question, return_inverse=True, return_counts=True)
+        if len(there) < len(self._lengths):
+            self._lengths = self._lengths[there]
+            self._width = int(self._lengths.max())
+            self._prefix = {
+                layer: (k[there, :, : self._width].contiguous(), v[there, :, : self._width].contiguous())
+                for layer, (k, v) in self._prefix.items()
+            }
+        self._question, self._group = index, int(counts.max())
+        rank = torch.arange(len(index), device=self._device) - (counts.cumsum(0) - counts)[index]
+        self._ragged = len(index) < len(there) * self._group
+        self._slot = index * self._group + rank  # [B]: where each row stands in [S]
+        self._row = torch.zeros(len(there) * self._group, dtype=torch.long, device=self._device)  # and back; absent ones repeat row 0
+        self._row[self._slot] = torch.arange(len(index), device=self._device)
+        self._masks.clear()
+
+    def _mask(self, window: int | None, kinds: int) -> Tensor | None:
+        """To be added to scores [Q K, G R, P]; None where every row sees its whole prompt and all prompts are of one length."""
+        if window not in self._masks:
+            lengths, j = self._lengths[:, None], torch.arange(self._width, device=self._device)
+            hidden = j >= lengths
+            if window is not None:
+                hidden = hidden | (j <= lengths + self._done - window)
+            mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
+            self._masks[window] = mask.repeat_interleave(kinds, dim=0)[:, None] if bool(hidden.any()) else None
+        return self._masks[window]
+
+
+class _Prefill:
+    """The layout of prompts alone; leaves their keys and values behind."""
+
+    def __init__(self, to: SharedPrefix, stream: Stream, sources: Tensor, question: Tensor, positions: Tensor) -> None:
+        """sources: tokens of the stream, and of which question and which of its positions they are. One may be of several questions."""
+        self._to, self._stream, self._sources, self._question, self._positions = to, stream, sources, question, positions
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
+        self._to.store(layer, self._question, self._positions, key[self._sources], value[self._sources])
+        return self._stream.attend(layer, query, key, value, rules)
+
+
+def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Indices of prompts of at most PREFILL tokens together."""
+    block: list[int] = []
+    tokens = 0
+    for i, prompt in enumerate(prompts):
+        if block and tokens + len(prompt) > PREFILL:
+            yield block
+            block, tokens = [], 0
+        block.append(i)
+        tokens += len(prompt)
+    if block:
+        yield block

@@ -1,0 +1,96 @@
+"""From `generate.engine` to an engine that is ready."""
+
+import logging
+import time
+from functools import partial
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any, Final
+
+from swarmd.config.config import NodeConfig
+from swarmd.policy.inference import benchmark
+from swarmd.policy.inference.continuous import ContinuousEngine
+from swarmd.policy.inference.decode import Sampling
+from swarmd.policy.inference.engine import BUILT_IN, FOREIGN_CAP, Asked, Engine, NoEngine, open_plugin
+from swarmd.policy.inference.own import OwnEngine
+from swarmd.policy.models import hub
+from swarmd.policy.models.load import Loaded
+
+log = logging.getLogger(__name__)
+
+NO_LIMIT: Final = 2**30  # context of a model that names none
+
+
+def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None) -> Engine:
+    """The configured engine. NoEngine, EngineFailed.
+
+    auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default: `benchmark.cache_file`);
+    elsewhere `own`, which continuous batching was never quicker than.
+    """
+    name, tokens = config.generate.engine, loaded.plan.cache_tokens
+    if name == "auto" and loaded.device.type == "cuda":
+        return quickest(loaded, sampling, tokens, memory_file or benchmark.cache_file())
+    if name in ("auto", "own"):
+        return OwnEngine(loaded.network, tokens)
+    if name == "continuous":
+        return ContinuousEngine(loaded.network, tokens)
+    return open_plugin(name, _asked(config, loaded, sampling))
+
+
+def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path) -> Engine:
+    """Of the built-in engines, on this device."""
+    engines: dict[str, Engine] = {"own": OwnEngine(loaded.network, tokens)}
+    try:
+        engines["continuous"] = ContinuousEngine(loaded.network, tokens)
+    except NoEngine as error:
+        log.debug("left out: %s", error)
+    if len(engines) == 1:
+        return engines["own"]
+    network: Any = loaded.network
+    vocabulary = network.get_input_embeddings().num_embeddings
+    measured = partial(benchmark.measure, vocabulary=vocabulary, sampling=sampling, device=loaded.device, clock=time.perf_counter)
+    conditions = benchmark.conditions(loaded.device, loaded.fingerprint, loaded.dtype, _version())
+    return engines[benchmark.pick(engines, conditions, memory_file, measured)]
+
+
+def importance_cap(config: NodeConfig) -> float:
+    """train.importance_cap, or what it stands for where it is not set: FOREIGN_CAP where another implementation answers.
+
+    Not with replay, whose guard needs the clip: there the clip alone bounds what a difference can do. Not with a loss without ratios.
+    """
+    if config.train.importance_cap is not None:
+        return config.train.importance_cap
+    foreign = config.generate.engine not in ("auto", *BUILT_IN)
+    if not foreign or config.replay.mode == "on" or config.train.loss != "grpo":
+        return 0.0
+    log.info(
+        "answers come from another implementation than the trainer's (%s): importance weights of at most %g make up for the difference "
+        "(train.importance_cap)",
+        config.generate.engine,
+        FOREIGN_CAP,
+    )
+    return FOREIGN_CAP
+
+
+def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> Asked:
+    generate = config.generate
+    return Asked(
+        model=hub.with_weights(hub.locate(loaded.source, loaded.revision)).resolve(),
+        device=loaded.device.type,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        lora_rank=loaded.lora_rank,
+        context=sampling.context if sampling.context < NO_LIMIT else None,
+        url=generate.engine_url,
+        python=generate.engine_python,
+        memory=generate.engine_memory,
+        start_seconds=generate.engine_start_seconds,
+        arguments=generate.engine_args,
+    )
+
+
+def _version() -> str:
+    try:
+        return installed("swarmd")
+    except PackageNotFoundError:  # run from a checkout
+        return "(unreleased)"

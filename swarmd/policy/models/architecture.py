@@ -1,0 +1,125 @@
+"""A model's architecture, from its config.json alone: its network without weights, and what of it costs memory."""
+
+import itertools
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarmd.errors import NoModel
+from swarmd.policy.models import hub
+from swarmd.policy.models.config_json import read_config_json
+from swarmd.policy.models.memory_plan import Shape
+from swarmd.terminal import printable
+
+MOST_MODULES: Final = 20_000  # of a network; 512 ordinary layers have some 7,000
+
+
+def read_config(place: hub.Place) -> Any:
+    """transformers' configuration of it, of a checked config.json (config_json.py). NoModel where there is none that it knows itself."""
+    document = read_config_json(place.folder, place.source)
+    try:
+        with tempfile.TemporaryDirectory(prefix="swarmd-") as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
+            architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # a stranger's file: transformers may raise anything for it
+        if "auto_map" in document:
+            raise _remote_code(place.source) from None
+        raise NoModel(
+            f"transformers cannot read the configuration of {place.source} ({printable(hub.first_line(error))}). "
+            "If the architecture is newer than the installed transformers, upgrade it; else choose another model."
+        ) from error
+    architecture.name_or_path = str(place.folder)
+    return architecture
+
+
+def skeleton_of(architecture: Any, source: str, most: int = MOST_MODULES) -> nn.Module:
+    """The network without its weights (meta device): to count, before anything is fetched. NoModel where it is none of ours to train.
+
+    most: modules that are built before it is refused.
+    """
+    try:
+        with torch.device("meta"), _at_most(most):
+            network: nn.Module = AutoModelForCausalLM.from_config(architecture, trust_remote_code=False)
+    except _TooMany:
+        raise NoModel(f"{source} has more than {most:,} parts: it is not built. Choose another model.") from None
+    except Exception as error:  # as above
+        if isinstance(error, ValueError):
+            if getattr(architecture, "auto_map", None):
+                raise _remote_code(source) from None
+            if "Unrecognized configuration class" in str(error):
+                kind = type(architecture).__name__
+                raise NoModel(f"{source} is no causal language model ({kind}). Choose one that generates text.") from None
+        raise _not_built(source, error) from error
+    return network
+
+
+class _TooMany(Exception):
+    pass
+
+
+@contextmanager
+def _at_most(limit: int) -> Iterator[None]:
+    """_TooMany where more modules are put together within the block. Of this thread and all others."""
+    made = itertools.count(1)
+
+    def count(_module: nn.Module, _name: str, _part: nn.Module | None) -> None:
+        if next(made) > limit:
+            raise _TooMany
+
+    hook = register_module_module_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _not_built(source: str, error: Exception) -> NoModel:
+    return NoModel(
+        f"the network that the config.json of {source} describes cannot be built ({printable(hub.first_line(error))}). "
+        "Download the model again, or choose another one."
+    )
+
+
+def shape_of(network: nn.Module, source: str = "this model") -> Shape:
+    """Counted on the network itself, so exact but for the widths, which are the configuration's. Works on the meta device. NoModel."""
+    try:
+        return _counted(network)
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:  # no hidden_size, no heads, no layers, no head
+        raise _not_built(source, error) from error
+
+
+def _counted(network: nn.Module) -> Shape:
+    text: Any = network.config.get_text_config()  # type: ignore[operator,union-attr]  # of every transformers model
+    head: Any = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
+    layers = [m for m in network.modules() if isinstance(m, nn.Linear) and m is not head]
+    norms = [
+        m for m in network.modules() if "Norm" in type(m).__name__ and tuple(w.shape for w in m.parameters())[:1] == ((text.hidden_size,),)
+    ]
+    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return Shape(
+        parameters=sum(p.numel() for p in network.parameters()),
+        layers=text.num_hidden_layers,
+        norms=max(1, (len(norms) - 1) // text.num_hidden_layers),  # less the one behind the last layer
+        width=text.hidden_size,
+        query_width=text.num_attention_heads * head_width,
+        key_width=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_width,
+        inner_width=max(inner) if isinstance(inner, list | tuple) else inner,
+        vocabulary=head.weight.shape[0],
+        context=getattr(text, "max_position_embeddings", None),
+        adapted=sum(m.weight.numel() for m in layers),
+        adapted_inputs=sum(m.in_features for m in layers),
+        adapted_outputs=sum(m.out_features for m in layers),
+    )
+
+
+def _remote_code(source: str) -> NoModel:
+    return NoModel(f"{source} needs Python code from its own repository, which is never run. Choose one that transformers knows itself.")

@@ -1,0 +1,105 @@
+"""The plan for a model on this machine, in words and as a document: `swarmd doctor model`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from swarmd.config.config import NodeConfig
+from swarmd.errors import NoModel
+from swarmd.policy.models.device import free_memory
+from swarmd.policy.models.fit import Fit, fit, gigabytes, measures_start, require, too_large, work_of
+from swarmd.policy.models.tokenizer import load_tokenizer
+
+SCHEMA = 1
+PRECISION: Final = {None: "", "master": ", on a float32 copy of the weights", "stochastic": ", the weights rounded at random"}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found for one model."""
+
+    fit: Fit
+    fault: str | None = None  # of its tokenizer: why it cannot be trained anywhere
+
+    def require(self) -> None:
+        """NoModel where the model cannot be trained here."""
+        require(self.fit)
+        if self.fault:
+            raise NoModel(self.fault)
+
+    def document(self) -> dict[str, Any]:
+        """For programs. `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens."""
+        fit, plan = self.fit, self.fit.plan
+        return {
+            "schema": SCHEMA,
+            "model": fit.place.source,
+            "revision": fit.place.revision,
+            "device": str(fit.device),
+            "parameters": fit.shape.parameters,
+            "fits": plan.fits,
+            "message": self.fault if plan.fits else too_large(fit),
+            "work": asdict(fit.work),
+            "plan": asdict(plan),
+        }
+
+    @property
+    def kl(self) -> str:
+        """In words, what the distance from the start is measured against."""
+        fit = self.fit
+        if not fit.work.start_copy:
+            return "not measured"
+        if not measures_start(fit.plan, fit.device):
+            return "not measured: no room for a copy of the weights as they were"
+        if fit.plan.lora_rank:
+            return "measured against the model without its adapter"
+        return "measured against a copy of the weights as they were" + (", in main memory" if fit.device.type == "cuda" else "")
+
+    def lines(self) -> Sequence[str]:
+        """For people: what will be used, then the arithmetic."""
+        fit, plan = self.fit, self.fit.plan
+        rows = [
+            ("dtype", plan.dtype),
+            ("trained", f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
+            ("optimizer", plan.optimizer + PRECISION[plan.precision]),
+            ("KL from the start", self.kl),
+            ("gradient checkpointing", "on" if plan.checkpointing else "off"),
+            ("micro-batch", f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once"),
+            ("answers", f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at once, at most"),
+            ("context", f"{plan.context:,} tokens, question and answer"),
+        ]
+        width = max(len(item.name) for item in plan.items)
+        formulas = max(len(item.formula) for item in plan.items)
+        lines = [f"{fit.place.source}: {fit.shape.parameters:,} parameters, on {fit.device}", ""]
+        lines += [f"  {name:<24}{value}" for name, value in rows]
+        for phase in ("always", "answering", "training"):
+            lines += ["", f"  {phase}"]
+            lines += [
+                f"    {item.name:<{width}}  {item.formula:>{formulas}}  {gigabytes(item.bytes):>10}"
+                for item in plan.items
+                if item.phase == phase
+            ]
+        lines += [
+            "",
+            f"  at most   {gigabytes(plan.peak):>10}  always, and the larger of answering and training",
+            f"  at least  {gigabytes(plan.least):>10}  with one completion at a time",
+            f"  free      {gigabytes(plan.free):>10}  of which {gigabytes(plan.usable)} are counted on",
+        ]
+        if fit.shape.context is not None and fit.work.new_tokens >= fit.shape.context:
+            lines += ["", f"  Answers end with the model's context of {fit.shape.context:,} tokens, question included."]
+        if plan.fits and plan.peak > plan.usable:
+            lines += ["", f"  {plan.micro_batch_tokens:,} tokens, as train.micro_batch_tokens says, are too many: fewer will be tried."]
+        return lines
+
+
+def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> Examination:
+    """NoModel, Unreachable. Fetches configuration and tokenizer at most. free: bytes free on a device."""
+    transformers_logging.disable_progress_bar()
+    found = fit(config.model, work_of(config), free)
+    try:
+        load_tokenizer(found.place, found.skeleton)
+    except NoModel as error:
+        return Examination(found, str(error))
+    return Examination(found)

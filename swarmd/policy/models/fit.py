@@ -1,0 +1,148 @@
+"""What is used for a model on this machine: decided from its config.json and the free memory, before its weights are fetched."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+
+from swarmd.config.config import ModelConfig, NodeConfig
+from swarmd.errors import NoModel
+from swarmd.policy.models import hub
+from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
+from swarmd.policy.models.device import choose_device, choose_dtype, free_memory
+from swarmd.policy.models.memory_plan import Plan, Shape, Work, make_plan
+from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.policy.training import optimizer
+
+LORA_FROM: Final = 100_000_000  # parameters; larger models get an adapter unless the configuration says otherwise
+NEW_TOKENS_TINY, NEW_TOKENS = 16, 256  # what generate.max_new_tokens = 0 stands for
+
+# The named models' own config.json, as far as it counts: so that one can be recommended without a network.
+_NAMED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        name: {"model_type": kind, "vocab_size": 151_936, "tie_word_embeddings": True, "num_hidden_layers": layers}
+        | {"hidden_size": width, "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head}
+        for name, kind, layers, width, inner, heads, kv, head in (
+            ("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 128),
+            ("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128),
+            ("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 64),
+        )
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A model, the machine, and the plan for the two. `plan.fits` says whether it can be trained here at all."""
+
+    place: hub.Place
+    architecture: Any  # transformers' configuration
+    skeleton: nn.Module  # the network without weights
+    shape: Shape
+    device: torch.device
+    dtype: torch.dtype
+    work: Work
+    plan: Plan
+
+
+def work_of(config: NodeConfig) -> Work:
+    """What a round of this node asks of its model."""
+    default = NEW_TOKENS_TINY if config.model.name in TINY else NEW_TOKENS
+    return Work(
+        questions=max(1, config.round.local),
+        completions=config.round.completions,
+        new_tokens=config.generate.max_new_tokens or default,
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        optimizer=config.train.optimizer,
+        precision=config.train.precision,
+        start_copy=config.train.kl_every > 0,
+    )
+
+
+def fit(config: ModelConfig, work: Work, free: Callable[[torch.device], int] = free_memory) -> Fit:
+    """Decide device, dtype, adapter and budgets. Fetches configuration and tokenizer at most. NoModel, Unreachable, NoOptimizer.
+
+    free: bytes free on a device.
+    """
+    optimizer.require(work.optimizer)
+    device = choose_device(config.device)
+    place = hub.locate(config.name, config.revision)
+    architecture = read_config(place)
+    skeleton = skeleton_of(architecture, place.source)
+    shape = shape_of(skeleton, place.source)
+    rank = _lora_rank(config, shape)
+    # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in float32.
+    dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)
+    # The copy of the start lies in main memory, which on CUDA is another.
+    on_device = replace(work, start_copy=False) if device.type == "cuda" else work
+    plan = make_plan(shape, _name(dtype), rank, free(device), on_device)
+    return Fit(place, architecture, skeleton, shape, device, dtype, work, plan)
+
+
+def measures_start(plan: Plan, device: torch.device) -> bool:
+    """Whether there is something to measure the KL from the start against: a base model under an adapter, or room for a copy."""
+    return plan.lora_rank is not None or plan.start_copy or device.type == "cuda"
+
+
+def require(fit: Fit) -> None:
+    """NoModel where it cannot be trained here, with the largest thing that could be."""
+    if not fit.plan.fits:
+        raise NoModel(too_large(fit))
+
+
+def too_large(fit: Fit) -> str:
+    """Why it does not fit, and what would."""
+    plan = fit.plan
+    method = f"a LoRA adapter of rank {plan.lora_rank}" if plan.lora_rank else "all weights"
+    would = next(_alternatives(fit), None)
+    return (
+        f"not enough memory for {fit.place.source}: training {method} in {plan.dtype} takes at least {gigabytes(plan.least)}, and "
+        f"{fit.device} has {gigabytes(plan.free)} free, of which {gigabytes(plan.usable)} can be counted on. Close other programs"
+        + (f", or take the largest that would fit: {would}." if would else "; nothing that we know would fit.")
+    )
+
+
+def gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 10**8 else f"{count / 1e6:.2f} MB"
+
+
+def _lora_rank(config: ModelConfig, shape: Shape) -> int | None:
+    on = config.lora == "on" or (config.lora == "auto" and shape.parameters > LORA_FROM)
+    return config.lora_rank if on else None
+
+
+def _alternatives(fit: Fit) -> Iterator[str]:
+    """In words, what would fit: the same model with as little changed as possible, then the named models, largest first."""
+    plan, work = fit.plan, fit.work
+    rank_there = plan.lora_rank or ModelConfig().lora_rank
+    ways = dict.fromkeys(((plan.lora_rank, work.optimizer), (plan.lora_rank, "adamw8bit"), (rank_there, work.optimizer)))
+    lengths = dict.fromkeys((work.new_tokens, *(n for n in (128, 64) if n < work.new_tokens)))
+    for dtype, length, (rank, kind) in product(dict.fromkeys((plan.dtype, "bfloat16")), lengths, ways):
+        changed = replace(work, new_tokens=length, micro_batch_tokens=0, optimizer=kind)
+        if make_plan(fit.shape, dtype, rank, plan.free, changed).fits:
+            changes = [f"train.optimizer = '{kind}'"] * (kind != work.optimizer)
+            changes += [f"model.lora = 'on' (rank {rank})"] * (rank != plan.lora_rank)
+            changes += [f"generate.max_new_tokens = {length}"] * (length != work.new_tokens)
+            changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
+            yield f"this model with {' and '.join(changes)}"
+    for name, its_work, shape in _named(replace(work, micro_batch_tokens=0)):
+        smaller = shape.parameters < fit.shape.parameters
+        if smaller and make_plan(shape, plan.dtype, _lora_rank(ModelConfig(), shape), plan.free, its_work).fits:
+            yield f"--model {name}"
+
+
+def _named(work: Work) -> Iterator[tuple[str, Work, Shape]]:
+    """What has a short name, largest first."""
+    for name, settings in _NAMED.items():
+        yield name, work, shape_of(skeleton_of(AutoConfig.for_model(**settings), name))
+    tiny = hub.locate("tiny", None)
+    yield "tiny", replace(work, new_tokens=NEW_TOKENS_TINY), shape_of(skeleton_of(read_config(tiny), tiny.source))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

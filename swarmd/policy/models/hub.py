@@ -1,0 +1,103 @@
+"""Files of a model: from a folder, from this package, or from the Hugging Face hub. Every way that can fail has its message.
+
+Imports no torch, so that looking for a model costs nothing.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from swarmd.errors import NoModel
+from swarmd.policy.models.tiny import WEIGHTS as TINY
+
+REPOSITORIES: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+        "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+        "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    }
+)
+
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configuration and tokenizer
+WEIGHT_FILES = ("*.safetensors",)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model's files are. `folder` holds the small ones; the weights may still have to be fetched."""
+
+    source: str  # what a checkpoint remembers: a tiny name, a repository id, or a folder
+    folder: Path
+    repository: str | None = None  # None: the folder is all there is
+    revision: str | None = None  # the commit, where there is a repository
+
+
+def find_local(name: str) -> Place | None:
+    """The model's place where `name` is a tiny model or a folder; None where it is a repository's. NoModel. Asks nobody."""
+    if name in TINY:
+        if not (TINY[name] / "config.json").is_file():
+            raise NoModel(f"the embedded model is missing from {TINY[name]}: this installation is not whole. Install swarmd again.")
+        return Place(name, TINY[name])
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise NoModel(_no_model_in(path))
+        return Place(str(path.resolve()), path)
+    if name.startswith((".", "/", "~")):
+        raise NoModel(f"there is no folder {path}. {_choices()}")
+    return None
+
+
+def locate(name: str, revision: str | None) -> Place:
+    """The model's small files, downloaded if they have to be. NoModel, Unreachable."""
+    if (place := find_local(name)) is not None:
+        return place
+    repository = REPOSITORIES.get(name, name)
+    from swarmd.policy.models import download
+
+    folder = download.fetch(repository, revision, SMALL_FILES, _choices())
+    if not (folder / "config.json").is_file():
+        raise NoModel(f"the repository {repository} has no config.json, so no transformers model. Choose another one.")
+    return Place(repository, folder, repository, folder.name)
+
+
+def _no_model_in(folder: Path) -> str:
+    try:
+        base = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return f"the folder {folder} holds no config.json, so no model. Give the folder that `save_pretrained` wrote."
+    named = f", --model {base}," if base else ""
+    return (
+        f"the folder {folder} holds an adapter, not a model. Give its base model{named} to begin anew, or merge the two first: "
+        "`swarmd export` without --adapter writes a whole model."
+    )
+
+
+def with_weights(place: Place, told: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder once the weights are in it. NoModel where there are none that are safe to load. told: how far a download is."""
+    folder = place.folder
+    if place.repository is not None and place.revision is not None:
+        from swarmd.policy.models import download
+
+        folder = download.fetch_weights(place.repository, place.revision, folder, WEIGHT_FILES, _choices(), told)
+    require_weights(folder, place.source)
+    return folder
+
+
+def require_weights(folder: Path, source: str) -> None:
+    """NoModel where there are none that are safe to load."""
+    if not any(folder.glob("*.safetensors")):
+        raise NoModel(
+            f"{source} has no weights in safetensors format. Pickled weights (.bin, .pt) can run code when they are opened and are "
+            "never loaded. Choose another revision or repository, or convert them with `save_pretrained`."
+        )
+
+
+def _choices() -> str:
+    return f"Use one of {', '.join((*TINY, *REPOSITORIES))}, a repository of the Hugging Face hub (owner/name), or a local folder."
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,132 @@
+"""A named model, ready to be trained: network on its device, tokenizer, and what a checkpoint has to know of it."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from swarmd.config.config import ModelConfig
+from swarmd.errors import NoModel
+from swarmd.policy.models import hub
+from swarmd.policy.models.device import free_memory, is_out_of_memory
+from swarmd.policy.models.fit import LORA_FROM as _LORA_FROM
+from swarmd.policy.models.fit import fit, require
+from swarmd.policy.models.memory_plan import Plan, Work
+from swarmd.policy.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+LORA_FROM: Final = _LORA_FROM
+ORDINARY_WORK: Final = Work()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`network` is the transformers model itself, with LoRA layers inside where there is an adapter; in eval mode (no dropout), always."""
+
+    network: nn.Module
+    tokenizer: Any
+    source: str
+    revision: str | None  # the commit, for a model of the hub
+    device: torch.device
+    dtype: torch.dtype
+    parameters: int  # of the base model
+    lora_rank: int | None  # None: all weights are trained
+    fingerprint: str  # of the base weights as they were loaded
+    plan: Plan  # budgets: micro_batch_tokens, head_tokens, cache_tokens, checkpointing
+
+
+def load_model(
+    config: ModelConfig,
+    seed: int,
+    free: Callable[[torch.device], int] = free_memory,
+    work: Work = ORDINARY_WORK,
+    told: Callable[[str], None] = lambda _: None,
+) -> Loaded:
+    """Load what the configuration names. NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
+
+    seed: of the adapter's first weights. free: bytes free on a device. work: what a round will ask; see `swarmd.policy.models.fit.work_of`.
+    told: how far a download is, in words.
+    """
+    transformers_logging.disable_progress_bar()
+    found = fit(config, work, free)
+    require(found)
+    place, device, plan = found.place, found.device, found.plan
+
+    tokenizer = load_tokenizer(place, found.skeleton)
+    network = load_weights(hub.with_weights(place, told), found.architecture, found.dtype, place.source)
+    fingerprint = fingerprint_of(network)
+    try:
+        network = (with_adapter(network, plan.lora_rank, seed) if plan.lora_rank else network).to(device).eval()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _too_large(place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}") from error
+    return Loaded(
+        network, tokenizer, place.source, place.revision, device, found.dtype, found.shape.parameters, plan.lora_rank, fingerprint, plan
+    )
+
+
+def _too_large(source: str, why: str) -> NoModel:
+    return NoModel(
+        f"not enough memory for {source}: {why}. Close other programs, set model.lora to 'on', or choose a smaller model. "
+        "`swarmd doctor model` shows what it takes."
+    )
+
+
+def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> nn.Module:
+    """The network of a folder with its weights, on the CPU. NoModel."""
+    try:
+        network: nn.Module
+        network, report = AutoModelForCausalLM.from_pretrained(
+            folder, config=architecture, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise NoModel(
+            f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or choose another model."
+        ) from error
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise _too_large(source, "its weights did not fit") from error
+        raise NoModel(f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it again.") from error
+    if report["missing_keys"]:  # transformers would go on with random ones
+        some = ", ".join(sorted(report["missing_keys"])[:3])
+        raise NoModel(f"the weights of {source} are not all there ({some} …). Download it again, or choose another model.")
+    return network
+
+
+def lora_config(rank: int) -> "LoraConfig":
+    """LoRA on every linear layer but the head (arXiv 2106.09685), alpha = 2 r; adapter weights are float32 whatever the base is."""
+    from peft import LoraConfig  # where there is no adapter, nobody waits for peft
+
+    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
+    """An adapter that is as good as none yet. seed: of its first weights.
+
+    Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own forward.
+    """
+    from peft import get_peft_model
+
+    with torch.random.fork_rng(devices=[]):  # peft draws from torch's global source
+        torch.manual_seed(seed)
+        adapted: nn.Module = get_peft_model(network, lora_config(rank)).get_base_model()
+    return adapted
+
+
+def fingerprint_of(network: nn.Module) -> str:
+    """16 hex digits of names, shapes and the first weights of every tensor: tells base models apart, whatever dtype they were loaded in."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(network.named_parameters()):
+        first = weight.detach().flatten()[:64].to(torch.bfloat16).float()
+        digest.update(f"{name}{tuple(weight.shape)}{first.tolist()}".encode())
+    return digest.hexdigest()[:16]

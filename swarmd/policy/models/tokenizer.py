@@ -1,0 +1,101 @@
+"""A model's tokenizer, once it is known to have what a chat needs and to keep the text that is asked and answered here."""
+
+import logging
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from swarmd.errors import NoModel
+from swarmd.policy.models import hub
+from swarmd.policy.models.chat import SYSTEM_PROMPT
+
+log = logging.getLogger(__name__)
+
+# What questions and answers are made of. A letter, digit or sign that does not come back can be neither asked about nor answered with.
+PROBES: Final = (
+    SYSTEM_PROMPT,
+    "the quick brown fox jumps over the lazy dog THE QUICK BROWN FOX JUMPS OVER THE LAZY DOG 0123456789 1234567 3.14 2024-02-29",
+    "A line, and\nanother;\n\n  two spaces at its head:  - + * / = < > ( ) [ ] { } . , ; : ? ! ' \" & | ^ ~ % $ # @ _ \\ `",
+    "<answer>[[0, 1], [-2.5, 7]]</answer>",
+    "<answer>Zoe is a knight, and Mia is a knave.</answer>",
+)
+
+
+def load_tokenizer(place: hub.Place, network: nn.Module) -> Any:
+    """NoModel where it is missing, damaged, does not go with the network, or would lose text. network: its skeleton will do."""
+    tokenizer = _as_its_file_says(_read(place), place)
+    if tokenizer.chat_template is None:
+        raise NoModel(
+            f"the tokenizer of {place.source} has no chat template, so questions cannot be put to it. "
+            "Choose an instruct model, or add a chat_template.jinja to a local copy."
+        )
+    if tokenizer.eos_token_id is None:
+        raise NoModel(
+            f"the tokenizer of {place.source} has no end-of-sequence token, so answers could not end. "
+            "Set eos_token in the tokenizer_config.json of a local copy, or choose another model."
+        )
+    rows = network.get_input_embeddings().num_embeddings  # type: ignore[operator]  # of every causal language model
+    if len(tokenizer) > rows:
+        raise NoModel(
+            f"the tokenizer of {place.source} has {len(tokenizer)} tokens and its network only {rows}: they do not belong together. "
+            "Take both from the same model."
+        )
+    for text in PROBES:
+        _check_round_trip(tokenizer, text, place.source)
+    return tokenizer
+
+
+def _read(place: hub.Place) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError, OSError, ImportError) as error:  # missing, damaged, or of a kind that needs more
+        raise NoModel(
+            f"the tokenizer of {place.source} cannot be loaded ({hub.first_line(error)}). Choose another model, or repair its files."
+        ) from error
+
+
+def _as_its_file_says(tokenizer: Any, place: hub.Place) -> Any:
+    """transformers picks a class by the model's type, and may build it from the vocabulary alone: text is then split as that class would,
+    not as tokenizer.json says. Where the two differ, the file is right: the model was trained with it."""
+    path: Path = place.folder / "tokenizer.json"
+    if not path.is_file():
+        return tokenizer
+    try:
+        own = Tokenizer.from_file(str(path))
+    except Exception:  # tokenizers raises nothing narrower for a file it cannot read; transformers could, so go by that
+        return tokenizer
+    if all(_ids(tokenizer, text) == own.encode(text, add_special_tokens=False).ids for text in PROBES):
+        return tokenizer
+    exact = PreTrainedTokenizerFast.from_pretrained(place.folder)
+    log.warning(
+        "transformers reads the tokenizer.json of %s as a %s, which splits text otherwise than the file says: the file is followed",
+        place.source,
+        type(tokenizer).__name__,
+    )
+    if exact.chat_template is None:
+        exact.chat_template = tokenizer.chat_template
+    if exact.eos_token is None and tokenizer.eos_token is not None:
+        exact.eos_token = tokenizer.eos_token
+    return exact
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _check_round_trip(tokenizer: Any, text: str, source: str) -> None:
+    """As `Chat` encodes others' answers and reads our own."""
+    ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    back = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    if back.lstrip() == text.lstrip():  # some put a space in front
+        return
+    lost = "".join(sorted(set(text) - set(back)))
+    what = f"it has no token for {lost!r}" if lost else f"{text[:60]!r} comes back as {back[:60]!r}"
+    raise NoModel(
+        f"the tokenizer of {source} cannot represent what is asked and answered here: {what}. "
+        "Choose another model, or repair its tokenizer."
+    )

@@ -1,0 +1,285 @@
+"""One update by several trainers: rank 0 deals out a batch's rows, gradients are added up, and every rank takes the same step.
+
+A row's weight is already that of the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is the batch's gradient. Every
+rank holds the sum, the same bits, from the same all-reduce, and so the same weights and optimizer after each step. torch.distributed moves
+tensors only (its object collectives pickle); rows go over the pipes of the workers, as msgpack.
+"""
+
+import logging
+import os
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor, nn
+
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.learner import Learner, Sums
+from swarmd.policy.training.packing import Row, packed_tokens
+from swarmd.types import UpdateReport
+from swarmd.workers.generator_pool import WorkerFailed
+from swarmd.workers.messages import Failed, Join, Message, Ready, Share, Stepped
+from swarmd.workers.worker_process import HOPELESS, Child, backoff
+
+log = logging.getLogger(__name__)
+
+BUCKET: Final = 2**25  # bytes of gradients added up at once
+CHECK_EVERY: Final = 100  # updates between two comparisons of all weights
+MEETING: Final = timedelta(minutes=2)  # for all ranks to join, once each has its weights
+SLOWEST: Final = timedelta(minutes=30)  # between the first rank that has its gradients and the last
+_LOOPBACK: Final = ("lo", "lo0")
+
+_rows = msgspec.msgpack.Decoder(list[Row])
+
+
+def rows_from(share: bytes) -> list[Row]:
+    """What `Share.rows` holds."""
+    return _rows.decode(share)
+
+
+def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
+    """A share of the rows for each rank, about as many tokens in each; rows of one prompt stay together, and in order."""
+    by_prompt: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt, []).append(row)
+    shares: list[list[Row]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):  # the largest first, each to whoever has least
+        lightest = loads.index(min(loads))
+        shares[lightest] += group
+        loads[lightest] += packed_tokens(group)
+    return shares
+
+
+class RankLost(Exception):
+    """A rank ended while the others waited for it."""
+
+
+def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
+    """Meet the other ranks in this file; waits for all of them. Over loopback alone. RankLost where one does not come."""
+    interface = next((name for _, name in socket.if_nameindex() if name in _LOOPBACK), None)
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = dist.FileStore(meeting, size)  # type: ignore[attr-defined]  # it is public, though not in __all__
+    c10d._world.group_count = 0  # a meeting that failed stays counted, and under another name nobody would be met
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MEETING)
+    except RuntimeError as error:
+        raise RankLost(f"not all came to the meeting: {str(error).splitlines()[0]}") from error
+    c10d._set_pg_timeout(SLOWEST)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        if dist.get_backend() == "nccl":
+            c10d._abort_process_group()  # a destroyed one would wait for whoever is gone
+        else:
+            dist.destroy_process_group()
+
+
+def combine(parameters: Sequence[nn.Parameter], sums: Sums, alive: Callable[[], bool] = lambda: True) -> None:
+    """Make every rank's gradients and sums those of all. RankLost where one is gone."""
+    for parameter in parameters:
+        if parameter.grad is None:  # had no rows
+            parameter.grad = torch.zeros_like(parameter)
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = torch.cat([g.flatten() for g in bucket])
+        _add_up(flat, alive)
+        for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+    names = [f.name for f in fields(sums)]
+    total = torch.tensor([float(getattr(sums, name)) for name in names], dtype=torch.float64, device=parameters[0].device)
+    _add_up(total, alive)
+    for name, value in zip(names, total.tolist(), strict=True):
+        setattr(sums, name, type(getattr(sums, name))(value))
+
+
+def _add_up(tensor: Tensor, alive: Callable[[], bool]) -> None:
+    try:
+        work = dist.all_reduce(tensor, async_op=True)
+        while tensor.is_cuda and not work.is_completed():  # NCCL would wait for a dead rank for ever; gloo says so itself
+            if not alive():
+                raise RankLost("a process ended")
+            time.sleep(2e-4)
+        work.wait()
+    except RuntimeError as error:  # what gloo and NCCL make of a broken connection, or of one that is silent for too long
+        raise RankLost("a connection broke") from error
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    held = 0
+    for gradient in gradients:
+        if bucket and (held + gradient.nbytes > BUCKET or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(gradient)
+        held += gradient.nbytes
+    if bucket:
+        yield bucket
+
+
+def digest(learner: Learner) -> int:
+    """Of all trained weights: the same on every rank."""
+    check = 0
+    for weight in learner.weights.values():
+        check = zlib.crc32(weight.detach().flatten().view(torch.uint8).cpu().numpy().data, check)
+    return check
+
+
+class Trainers:
+    """Rank 0's view of the others: processes that compute a share of each step. Give `step` to `LanguagePolicy.train_with`."""
+
+    def __init__(
+        self, size: int, policy: LanguagePolicy, start: Callable[[int], Child], folder: Path, check_every: int = CHECK_EVERY
+    ) -> None:
+        """size: ranks, ourselves included. start: a process for this rank. folder: private, for what they have to read."""
+        self._size, self._policy, self._start, self._folder, self._check_every = size, policy, start, folder, check_every
+        self._children: list[Child] = []
+        self._waiting: list[Child] = []  # started, and not met yet
+        self._meetings = self._deaths = 0
+        self._expected: Stepped | None = None  # what each of the others is about to say
+        self.restarts = 0
+
+    def __enter__(self) -> Self:
+        """Start the others, without waiting for them."""
+        self._waiting = [self._start(rank) for rank in range(1, self._size)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._part()
+        for child in self._waiting:
+            child.end()
+
+    @property
+    def alive(self) -> int:
+        """Ranks that run, ourselves included."""
+        return 1 + sum(child.alive for child in self._children)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the others."""
+        return [child.pid for child in self._children]
+
+    def step(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
+        """`Learner.step`, shared. WorkerFailed.
+
+        Where a rank dies, all others are started again with our weights and optimizer, and the step is repeated.
+        """
+        if not rows:
+            return UpdateReport()
+        while True:
+            try:
+                if not self._children:
+                    self._meet()
+                self._settle()
+                report = self._shared(learner, rows)
+            except RankLost as lost:
+                self._restart(str(lost))
+                continue
+            self._deaths = 0
+            return report
+
+    def _shared(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
+        own, *others = deal(rows, self._size)
+        check = (learner.updates + 1) % self._check_every == 0
+        for child, share in zip(self._children, others, strict=True):
+            child.send(Share(msgspec.msgpack.encode(share), check))
+        report = learner.step(own)
+        self._expected = Stepped(learner.updates, digest(learner) if check else None)
+        return report
+
+    def _settle(self) -> None:
+        """Hear of the last step from each: it was taken, and came out as ours did."""
+        expected, self._expected = self._expected, None
+        for child in self._children if expected else ():
+            message = child.receive()
+            if message is None or isinstance(message, Failed):
+                _raise_failure(message)
+                raise RankLost("it ended between two steps")
+            if message != expected:
+                raise RankLost("its weights are not ours any more")
+
+    def _restart(self, cause: str) -> None:
+        self._await_end()
+        for child in self._children:
+            while not child.alive and (message := child.receive()) is not None:
+                _raise_failure(message)
+        self._deaths += 1
+        if self._deaths >= HOPELESS:
+            raise WorkerFailed(
+                f"a trainer died {self._deaths} times in a row without finishing a step: {cause}. See trainer.log; where memory is short, "
+                "lower workers.trainers or take a smaller model.",
+                1,
+            )
+        log.warning("a trainer is lost (%s): the others are started again with our weights, and the step is repeated", cause)
+        self._part()
+        time.sleep(backoff(self._deaths))
+        self.restarts += self._size - 1
+
+    def _meet(self) -> None:
+        """Give the others what we have, and wait for them."""
+        self._meetings += 1
+        state, meeting = self._folder / f"state-{self._meetings}", self._folder / f"meeting-{self._meetings}"
+        self._children, self._waiting = self._waiting or [self._start(rank) for rank in range(1, self._size)], []
+        state.mkdir(mode=0o700)
+        try:
+            self._save(state)
+            for child in self._children:
+                message = child.receive()
+                _raise_failure(message)
+                if not isinstance(message, Ready):
+                    raise RankLost("it ended while it was starting")
+            for rank, child in enumerate(self._children, 1):
+                child.send(Join(str(state), str(meeting), rank, self._size))
+            join(str(meeting), 0, self._size, self._policy.device)
+            for child in self._children:
+                _raise_failure(child.receive())  # joined, its weights in place
+        finally:
+            shutil.rmtree(state, ignore_errors=True)
+            meeting.unlink(missing_ok=True)
+        self._policy.learner.combine = lambda parameters, sums: combine(parameters, sums, self._all_alive)
+
+    def _save(self, state: Path) -> None:
+        try:
+            self._policy.save(state)
+        except OSError as error:
+            raise WorkerFailed(
+                f"what further trainers begin with cannot be written to {state} ({error.strerror}). Free some space there, or set "
+                "workers.trainers to 1."
+            ) from error
+
+    def _part(self) -> None:
+        self._expected, self._policy.learner.combine = None, None
+        for child in self._children:
+            child.kill()
+        leave()
+        for child in self._children:
+            child.end()
+        self._children = []
+
+    def _all_alive(self) -> bool:
+        return all(child.alive for child in self._children)
+
+    def _await_end(self, seconds: float = 2.0) -> None:
+        """Of whoever it was: a connection breaks before its process is gone. Nobody's, where one has only lost touch."""
+        until = time.monotonic() + seconds
+        while self._all_alive() and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _raise_failure(message: Message | None) -> None:
+    if isinstance(message, Failed):
+        raise WorkerFailed(message.message, message.exit_code)

@@ -1,0 +1,287 @@
+"""One policy-gradient step: forward and backward in micro-batches that fit, clip, Adam."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from swarmd.errors import NoModel, SwarmdError
+from swarmd.policy.attention.attention import adopt
+from swarmd.policy.models.device import is_out_of_memory, release_cached
+from swarmd.policy.models.memory_plan import Precision
+from swarmd.policy.training import losses
+from swarmd.policy.training.chunked_head import Decoder, recomputing
+from swarmd.policy.training.optimizer import Optimizer
+from swarmd.policy.training.packing import Packed, Padded, Row, Scores, micro_batches, pack, packed_tokens, pad, padded_micro_batches
+from swarmd.policy.training.reference import Start
+from swarmd.policy.training.schedule import Schedule, learning_rate
+from swarmd.types import UpdateReport
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+SKIPS_IN_A_ROW: Final = 5
+PADDED_LOGITS: Final = 2**27  # elements of a padded micro-batch's logits: half a GiB in float32, held about three times over
+
+
+class Diverged(SwarmdError):
+    """Training has diverged: loss or gradient was not finite several times in a row. Lower train.learning_rate and rejoin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    learning_rate: float  # the schedule's highest
+    clip_low: float
+    clip_high: float
+    max_grad_norm: float
+    temperature: float  # the one the policy samples at: ratios and entropy are of that distribution
+    micro_batch_tokens: int  # of one forward pass
+    loss: Literal["grpo", "asymre"] = "grpo"
+    importance_cap: float = 0.0  # above 0: no ratio to clip, but truncated importance weights (losses.truncated_weights)
+    checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
+    head_tokens: int = 0  # whose logits are held at once (`Plan.head_tokens`); 0: by the vocabulary
+    schedule: Schedule = field(default_factory=Schedule)
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    precision: Precision = "master"  # of trained weights in 16 bits; see optimizer.py
+    kl_every: int = 0  # updates between two measurements of the distance from the start; 0: none
+
+
+@dataclass(slots=True)
+class Sums:
+    """Over the completion tokens that were computed."""
+
+    loss: float = 0.0  # weighted
+    entropy: float = 0.0
+    clipped: float = 0.0
+    tokens: int = 0
+    drift: float = 0.0
+    drawn: int = 0  # tokens with log-probabilities of the policy that drew them: what `drift` is of
+    kl: float = 0.0
+    measured: int = 0  # tokens that `kl` is of
+
+
+class Learner:
+    """The network's trainable weights and their optimizer."""
+
+    def __init__(self, network: nn.Module, learning: Learning, device: torch.device, seed: int = 0) -> None:
+        """network: as training begins with it; what a checkpoint holds comes later. seed: of weights rounded at random. NoOptimizer."""
+        self.weights = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.optimizer = Optimizer(self.weights, learning.optimizer, learning.precision, seed)
+        self.updates = 0
+        self.skipped = 0  # in a row
+        # Of several trainers: makes everybody's gradients and sums those of all. Then a step with no rows of its own is a step, too.
+        self.combine: Callable[[Sequence[nn.Parameter], Sums], None] | None = None
+        self._network, self._learning, self._device = network, learning, device
+        self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
+        self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None  # None: padded batches
+        self._budget = learning.micro_batch_tokens
+        self._recompute = learning.checkpointing == "on"
+        self._start = Start(network, self.weights) if learning.kl_every else None
+
+    def step(self, rows: Sequence[Row]) -> UpdateReport:
+        """One step down the rows' weighted loss (`packing.rows_of`).
+
+        Where nothing has a gradient, nothing moves. A loss or gradient that is not finite: the step is left out and the report says
+        0 tokens and 1 skipped; Diverged after five in a row. Out of memory: recomputation where it may, then smaller micro-batches, from
+        then on; NoModel when not even one row fits.
+        """
+        if not rows and self.combine is None:
+            return UpdateReport()
+        sums = self._gradients(rows)
+        if self.combine is not None:
+            self.combine(tuple(self.weights.values()), sums)
+        norm = self._clip()
+        if not (math.isfinite(sums.loss) and math.isfinite(norm)):
+            return self._skip(sums.loss, norm)
+        rate = learning_rate(self._learning.learning_rate, self._learning.schedule, self.updates)
+        self._apply(rate)
+        self.updates, self.skipped = self.updates + 1, 0
+        return UpdateReport(
+            sums.loss,
+            norm,
+            sums.entropy / sums.tokens,
+            sums.clipped / sums.tokens,
+            sums.tokens,
+            drift=sums.drift / max(1, sums.drawn),
+            kl=sums.kl / sums.measured if sums.measured else None,
+            rate=rate,
+        )
+
+    def logprobs(self, rows: Sequence[Row]) -> dict[Row, tuple[float, ...]]:
+        """The log-probabilities that the policy as it is gives each row's completion. Trains nothing; memory as in `step`."""
+        if not rows:
+            return {}
+        return self._with_memory(rows, self._row_logprobs)
+
+    def _gradients(self, rows: Sequence[Row]) -> Sums:
+        return self._with_memory(rows, self._accumulate)
+
+    def _with_memory(self, rows: Sequence[Row], work: Callable[[Sequence[Sequence[Row]]], _T]) -> _T:
+        """`work` on micro-batches that fit."""
+        while True:
+            groups = list(self._micro_batches(rows))
+            self.optimizer.clear()
+            try:
+                return work(groups)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Out of the handler, so that the traceback no longer holds the tensors.
+            self._shrink(groups)
+
+    def _micro_batches(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        if self._decoder:
+            return micro_batches(rows, self._budget)
+        return padded_micro_batches(rows, self._budget, max(1, PADDED_LOGITS // self._head.weight.shape[0]))
+
+    def _shrink(self, groups: Sequence[Sequence[Row]]) -> None:
+        release_cached(self._device)
+        if self._learning.checkpointing == "auto" and not self._recompute:
+            self._recompute = True
+            log.warning("out of memory in the update: activations are computed twice from now on, rather than kept")
+            return
+        if all(len(group) == 1 for group in groups):
+            raise NoModel(
+                f"not enough memory on {self._device} to train on one completion of {max(len(g[0]) for g in groups)} tokens, question "
+                "included. Lower generate.max_new_tokens, close other programs, or choose a smaller model."
+            )
+        # Half of the largest that can be parted: a single long row would else keep the budget up for ever.
+        self._budget = max(packed_tokens(g) if self._decoder else len(g) * len(g[0]) for g in groups if len(g) > 1) // 2
+        log.warning("out of memory in the update: micro-batches of at most %d tokens from now on", self._budget)
+
+    def _accumulate(self, groups: Sequence[Sequence[Row]]) -> Sums:
+        sums = Sums()
+        starts = self._start_logprobs(groups)
+        with recomputing(self._network) if self._recompute else nullcontext():
+            for group, start in zip(groups, starts, strict=True):
+                if self._decoder:
+                    self._backward_packed(self._decoder, pack(group, self._device), start, sums)
+                else:
+                    batch = pad(group, self._device)
+                    self._backward_logits(self._padded_logits(batch), batch.scores, start, sums)
+        return sums
+
+    def _start_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
+        """[N] of each group, by the policy that training began from; None where it is not this update's turn."""
+        if self._start is None or self.updates % self._learning.kl_every:
+            return [None] * len(groups)
+        with self._start.in_place():
+            return [self._logprobs(group) for group in groups]
+
+    def _row_logprobs(self, groups: Sequence[Sequence[Row]]) -> dict[Row, tuple[float, ...]]:
+        found: dict[Row, tuple[float, ...]] = {}
+        for group in groups:
+            parts = torch.split(self._logprobs(group), [len(row.completion) for row in group])
+            found |= {row: tuple(part.tolist()) for row, part in zip(group, parts, strict=True)}
+        return found
+
+    @torch.no_grad()
+    def _logprobs(self, group: Sequence[Row]) -> Tensor:
+        """[N], of the group's completion tokens in order."""
+        if self._decoder is None:
+            padded = pad(group, self._device)
+            return losses.token_logprobs(self._padded_logits(padded), padded.scores.targets, self._learning.temperature)[0]
+        batch = pack(group, self._device)
+        hidden, found = self._decoder.hidden(batch), []
+        for begin in range(0, len(hidden), self._decoder.chunk):
+            part = slice(begin, begin + self._decoder.chunk)
+            logits = self._decoder.logits(hidden[part])
+            found.append(losses.token_logprobs(logits, batch.scores[part].targets, self._learning.temperature)[0])
+        return torch.cat(found)
+
+    def _backward_packed(self, decoder: Decoder, batch: Packed, start: Tensor | None, sums: Sums) -> None:
+        """The head and its loss forward and backward in chunks, then the rest backward at once: no more than a chunk of logits is held."""
+        hidden = decoder.hidden(batch)
+        gradient = torch.empty_like(hidden)
+        for begin in range(0, len(hidden), decoder.chunk):
+            part = slice(begin, begin + decoder.chunk)
+            seen = hidden[part].detach().requires_grad_()
+            self._backward_logits(decoder.logits(seen), batch.scores[part], None if start is None else start[part], sums)
+            assert seen.grad is not None
+            gradient[part] = seen.grad
+        hidden.backward(gradient)  # type: ignore[no-untyped-call]
+
+    def _backward_logits(self, logits: Tensor, scores: Scores, start: Tensor | None, sums: Sums) -> None:
+        """logits: [N, V], with a graph. start: [N], log-probabilities. Adds the gradients and the sums."""
+        temperature = self._learning.temperature
+        logprobs, entropy, probabilities = losses.token_logprobs(logits, scores.targets, temperature)
+        # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO section 4).
+        drawn, current = ~scores.old.isnan(), logprobs.clone()
+        old = torch.where(drawn, scores.old, current)
+        loss, cut = self._loss(logprobs.requires_grad_(), old, scores)
+        (gradient,) = torch.autograd.grad(loss, logprobs)
+        logits.backward(losses.logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype))  # type: ignore[no-untyped-call]
+        drift = losses.k3(current, old)  # 0 where the policy that drew is not known
+        kl = current.new_zeros(1) if start is None else losses.k3(start, current)
+        figures = [loss.detach(), entropy.sum(), cut.sum(), drift.sum(), drawn.sum(), kl.sum()]
+        found = torch.stack(figures).tolist()  # one wait for the device
+        sums.loss, sums.entropy, sums.clipped = sums.loss + found[0], sums.entropy + found[1], sums.clipped + found[2]
+        sums.drift, sums.drawn, sums.kl = sums.drift + found[3], sums.drawn + int(found[4]), sums.kl + found[5]
+        sums.tokens += len(scores.targets)
+        sums.measured += 0 if start is None else len(start)
+
+    def _loss(self, logprobs: Tensor, old: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+        """The weighted sum, and which tokens were clipped."""
+        learning, none = self._learning, torch.zeros_like(scores.weights, dtype=torch.bool)
+        current = logprobs.detach()
+        if learning.loss == "asymre":
+            return (losses.asymre(logprobs, scores.advantages) * scores.weights).sum(), none
+        low, high = learning.clip_low, learning.clip_high
+        if learning.importance_cap:
+            each = losses.grpo(logprobs, current, scores.advantages, low, high)
+            return (each * losses.truncated_weights(current, old, learning.importance_cap) * scores.weights).sum(), none
+        each = losses.grpo(logprobs, old, scores.advantages, low, high)
+        return (each * scores.weights).sum(), losses.clipped(current, old, scores.advantages, low, high)
+
+    def _padded_logits(self, batch: Padded) -> Tensor:
+        """[N, V]: the head sees only the positions that predict a completion token.
+
+        They are picked in front of the head, so that whatever a model does after it (soft-capping, scaling) still happens.
+        """
+
+        def pick(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+            return (inputs[0][batch.predicts][None],)
+
+        hook = self._head.register_forward_pre_hook(pick)
+        try:
+            out: Any = self._network(input_ids=batch.ids, use_cache=False)
+        finally:
+            hook.remove()
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def _clip(self) -> float:
+        """Scales the gradients down to the largest norm allowed; returns the norm they had, summed in float32 whatever they are in."""
+        gradients = [weight.grad for weight in self.weights.values() if weight.grad is not None]
+        if not gradients:
+            return 0.0
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]))
+        nn.utils.clip_grads_with_norm_(self.weights.values(), self._learning.max_grad_norm, norm)
+        return float(norm)
+
+    def _apply(self, rate: float) -> None:
+        try:
+            self.optimizer.step(rate)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise NoModel(
+                f"not enough memory on {self._device} for the optimizer. "
+                "Close other programs, set model.lora to 'on', or choose a smaller model."
+            ) from error
+
+    def _skip(self, loss: float, norm: float) -> UpdateReport:
+        self.optimizer.clear()
+        self.skipped += 1
+        log.warning("step left out: loss %s, gradient norm %s (%d in a row)", loss, norm, self.skipped)
+        if self.skipped >= SKIPS_IN_A_ROW:
+            raise Diverged(
+                f"loss or gradient was not finite {self.skipped} times in a row (last: loss {loss}, gradient norm {norm}); nothing was "
+                "changed by those steps. Lower train.learning_rate, set model.dtype to 'float32', or go back to an older checkpoint."
+            )
+        return UpdateReport(skipped=1)

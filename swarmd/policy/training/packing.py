@@ -1,0 +1,217 @@
+"""What is trained on, as tensors: completions behind their prompt in one stream, in micro-batches that fit."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from swarmd.policy.attention.packed_layout import Span, shared_prefix
+from swarmd.policy.models.chat import Chat
+from swarmd.types import Scored
+
+WASTE_FROM: Final = 512  # padded tokens from which on a padded micro-batch is rather ended than padded: smaller ones cost more in calls
+RAGGED: Final = 0.75  # a row shorter than this share of the longest starts a new one
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One completion that has a gradient."""
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    advantage: float
+    old: tuple[float, ...] | None  # log-probabilities it was sampled with; None: take the current policy's
+    weight: float  # of each of its tokens in the batch's loss
+
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.completion)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the loss needs of each completion token; every tensor is [N], in the order of the rows."""
+
+    targets: Tensor
+    advantages: Tensor
+    old: Tensor  # nan where the current policy's is to be taken
+    weights: Tensor
+
+    def __getitem__(self, part: slice) -> "Scores":
+        return Scores(self.targets[part], self.advantages[part], self.old[part], self.weights[part])
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A micro-batch of T tokens, N of them in completions.
+
+    What all prompts begin with, then what is left of each prompt, once, with its completions behind it.
+    """
+
+
+    ids: Tensor  # [T]
+    positions: Tensor  # [T], in the sequence of which a token is
+    spans: tuple[Span, ...]
+    sources: Tensor  # [N]: where in the stream the token is that predicts each completion token
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A micro-batch of B rows padded on the right to T, for networks that cannot read a stream.
+
+    No attention mask is needed: attention is causal, and padding comes after everything that is looked at.
+    """
+
+    ids: Tensor  # [B, T]
+    predicts: Tensor  # bool [B, T]: positions whose logits predict a completion token
+    scores: Scores
+
+
+def rows_of(
+    batch: Sequence[Scored],
+    chat: Chat,
+    limit: int,
+    context: int,
+    advantages: Callable[[Scored], Sequence[float]],
+    mean: Callable[[Sequence[int]], Sequence[float]],
+) -> list[Row]:
+    """The completions that have a gradient.
+
+    Our own completions keep their token ids and the log-probabilities they were drawn with; others' are re-encoded. Both are cut where our
+    own sampling would have stopped: at `limit` tokens, or at the end of the context. mean: from the lengths of all completions of the
+    batch, those without gradient included, the weight of each one's tokens in the loss.
+    """
+    rows: list[Row] = []
+    lengths: list[int] = []
+    places: list[int] = []  # of rows in lengths
+    for scored in batch:
+        prompt, ids = encoded(scored, chat, limit, context)
+        old: Sequence[tuple[float, ...] | None] = [None] * len(ids)
+        if scored.tokens is not None:
+            old = [p[: len(cut)] for p, cut in zip(scored.tokens.logprobs, ids, strict=True)]
+        for cut, drawn_with, advantage in zip(ids, old, advantages(scored), strict=True):
+            if cut and advantage:
+                places.append(len(lengths))
+                rows.append(Row(prompt, cut, advantage, drawn_with, 0.0))
+            lengths.append(len(cut))
+    weights = mean(lengths) if rows else ()
+    return [Row(r.prompt, r.completion, r.advantage, r.old, weights[i]) for r, i in zip(rows, places, strict=True)]
+
+
+def encoded(scored: Scored, chat: Chat, limit: int, context: int) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Its prompt, and all its completions as they are trained on; see `rows_of`."""
+    prompt = tuple(chat.prompt(scored.question))
+    room = max(0, min(limit, context - len(prompt)))
+    if scored.tokens is not None:
+        return prompt, [tuple(ids[:room]) for ids in scored.tokens.ids]
+    return prompt, [tuple(chat.encode(completion, room)) for completion in scored.rollout.completions]
+
+
+def micro_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    """Rows of one prompt together, in groups of at most `budget` tokens, a prompt counted once; a single row may be over.
+
+    The completions of one prompt are parted only where they are over the budget by themselves.
+    """
+    by_prompt: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.prompt, []).append(row)
+    group: list[Row] = []
+    held = 0
+    for piece in (piece for members in by_prompt.values() for piece in _pieces(members, budget)):
+        tokens = packed_tokens(piece)
+        if group and held + tokens > budget:
+            yield group
+            group, held = [], 0
+        group = [*group, *piece]
+        held += tokens
+    if group:
+        yield group
+
+
+def packed_tokens(rows: Sequence[Row]) -> int:
+    """Length of the stream that these rows make, were there nothing that their prompts begin with in common."""
+    return sum(map(len, {row.prompt for row in rows})) + sum(len(row.completion) for row in rows)
+
+
+def _pieces(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    """Rows of one prompt."""
+    piece: list[Row] = []
+    held = 0
+    for row in rows:
+        if piece and held + len(row.completion) > budget:
+            yield piece
+            piece = []
+        held = (held if piece else len(row.prompt)) + len(row.completion)
+        piece.append(row)
+    yield piece
+
+
+def pack(rows: Sequence[Row], device: torch.device) -> Packed:
+    """Rows of one prompt must follow one another."""
+    ids: list[int] = []
+    positions: list[int] = []
+    sources: list[int] = []
+    spans: list[Span] = []
+
+    def add(tokens: Sequence[int], *prefix: Span) -> Span:
+        span = Span(len(ids), len(tokens), prefix)
+        spans.append(span)
+        ids.extend(tokens)
+        positions.extend(range(span.position, span.position + span.length))
+        return span
+
+    common = shared_prefix(list({row.prompt for row in rows}))
+    head = (add(rows[0].prompt[:common]),) if common else ()
+    for i, row in enumerate(rows):
+        if i == 0 or row.prompt != rows[i - 1].prompt:
+            prompt = add(row.prompt[common:], *head)
+        completion = add(row.completion, *head, prompt)
+        sources += [prompt.start + prompt.length - 1, *range(completion.start, completion.start + completion.length - 1)]
+    return Packed(
+        torch.tensor(ids, device=device),
+        torch.tensor(positions, device=device),
+        tuple(spans),
+        torch.tensor(sources, device=device),
+        _scores(rows, device),
+    )
+
+
+def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> Iterator[list[Row]]:
+    """Rows longest first, in groups of at most so many tokens, padding counted, and completion tokens; a single row may be over.
+
+    head_tokens: completion tokens of one group, each of which costs a row of logits as wide as the vocabulary.
+    """
+    group: list[Row] = []
+    head = 0
+    for row in sorted(rows, key=len, reverse=True):
+        if group:
+            longest = len(group[0])
+            full = (len(group) + 1) * longest > budget or head + len(row.completion) > head_tokens
+            ragged = len(group) * longest >= WASTE_FROM and len(row) < RAGGED * longest
+            if full or ragged:
+                yield group
+                group, head = [], 0
+        group.append(row)
+        head += len(row.completion)
+    if group:
+        yield group
+
+
+def pad(rows: Sequence[Row], device: torch.device) -> Padded:
+    width = max(map(len, rows))
+    ids = [[*row.prompt, *row.completion, *[0] * (width - len(row))] for row in rows]
+    predicts = torch.zeros(len(rows), width, dtype=torch.bool)
+    for place, row in zip(predicts, rows, strict=True):
+        place[len(row.prompt) - 1 : len(row) - 1] = True
+    return Padded(torch.tensor(ids, device=device), predicts.to(device), _scores(rows, device))
+
+
+def _scores(rows: Sequence[Row], device: torch.device) -> Scores:
+    nan = float("nan")
+    return Scores(
+        torch.tensor([t for row in rows for t in row.completion], device=device),
+        torch.tensor([row.advantage for row in rows for _ in row.completion], device=device),
+        torch.tensor([p for row in rows for p in (row.old or [nan] * len(row.completion))], device=device),
+        torch.tensor([row.weight for row in rows for _ in row.completion], device=device),
+    )

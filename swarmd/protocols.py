@@ -1,0 +1,89 @@
+"""Every plug-in point, in one place. Implement one of these; touch nothing else."""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from p2p.types import PeerId
+from swarmd.types import Author, Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens, UpdateReport
+
+
+class TaskSource(Protocol):
+    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
+        """`count` tasks: specialty uniform with replacement, one question each (SAPO section 5)."""
+
+    def task(self, ref: TaskRef) -> Task | None:
+        """The task this reference names, or None where the curriculum has none such."""
+
+
+class Reward(Protocol):
+    def __call__(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
+        """One tuple of rewards (0.0 or 1.0) per item, in order. Never raises for what a completion holds."""
+
+
+class Policy(Protocol):
+    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
+        """`completions` sampled answers to each question, in order."""
+
+    def answer(self, question: str) -> Completion:
+        """One greedy answer: what the judge scores."""
+
+    def update(self, batch: Sequence[Scored]) -> UpdateReport:
+        """One policy-gradient step on the batch. Where nothing in it has a gradient nothing moves, and the report says 0 tokens."""
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """What a policy may offer besides: then external rollouts can be replayed off-policy, like our own."""
+
+    def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
+        """Each rollout's completions in our own tokens, with the log-probabilities our policy as it is now gives them. Trains nothing.
+
+        As long and as cut as `update` would have them: it takes what it finds in `Scored.tokens` as the policy's of first use.
+        """
+
+    @property
+    def parameters(self) -> int:
+        """Of the model: by its size, what looks at these log-probabilities acts on them or only reports (`experience.gate`)."""
+
+
+class Answers(Protocol):
+    """Answering that goes on beside the rounds, in processes of its own (`[workers]`)."""
+
+    def take(self) -> Sequence[tuple[Task, Generation]]:
+        """What was finished since, as much of it as a round takes, each once. Never waits."""
+
+
+class Sampler(Protocol):
+    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+        """Which of our own rollouts of this round and of the others' in the pool make the batch."""
+
+
+class Swarm(Protocol):
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        """Publish our rollouts. Never waits."""
+
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
+        """Rollouts that came since the last call, and how many were refused for which reason. Never waits."""
+
+    def author(self, peer: PeerId) -> Author:
+        """What our node knows of an author."""
+
+    def vouch(self, useful: Mapping[PeerId, int]) -> None:
+        """So many rollouts of each author proved useful (`experience.credit`): it earns standing."""
+
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        """There was nothing to learn from what these sent, for long: less of it is let in."""
+
+
+class View(Protocol):
+    def status(self, document: Mapping[str, Any]) -> None:
+        """The status document, whenever it may have changed; at most a few times a second."""
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """One finished round: its line of metrics.jsonl."""
+
+    def talk(self, text: str) -> None:
+        """Something happened that a person may care about."""
+
+    def close(self) -> None: ...

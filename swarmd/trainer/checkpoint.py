@@ -1,0 +1,300 @@
+"""Checkpoints: written whole or not at all, the two newest kept, each verified before it is used.
+
+    <state-dir>/checkpoints/round-00000012/
+        manifest.json     size and SHA-256 of every other file; written last
+        run.msgpack       round, random state, pool
+        …                 what the policy saves: weights or adapter, optimizer, its random state
+
+A save goes to a folder of another name; every file and the folder are synced; then it is renamed. So whatever has a round's name is
+whole as far as the disk keeps its promises, and the manifest finds the rest.
+
+One is due every `checkpoint.every` seconds (`Timetable`), and written in a thread while rounds go on (`Saver`). kill -9 loses the rounds
+since the last one. They are run again from the state they began with: the same seed draws the same questions, and their lines in
+metrics.jsonl are cut off and written again.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from swarmd.errors import SwarmdError
+from swarmd.experience.outliers import GateState
+from swarmd.experience.replay_schedule import GuardState
+from swarmd.types import Scored
+
+Content = bytes | memoryview  # of a file
+
+SCHEMA = 1
+KEPT = 2
+DAY = 86_400.0  # seconds
+
+
+class DiskFull(SwarmdError):
+    """The disk is full. Free some space; the last checkpoint is whole."""
+
+
+class CheckpointRefused(SwarmdError):
+    """The checkpoint cannot be written."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run is, apart from its policy."""
+
+    round: int  # rounds behind us
+    seed: int
+    task_rng: tuple[int, tuple[int, ...], float | None]  # random.Random.getstate()
+    batch_rng: tuple[int, tuple[int, ...], float | None]
+    pool: tuple[Scored, ...]
+    uses: tuple[int, ...]  # how often each of the pool was trained on
+    schema: int = SCHEMA
+    # Of replay; a checkpoint without them is from before it.
+    last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
+    updates: int = 0  # so far, as the pool counts them
+    since: tuple[int, ...] = ()  # updates before each of the pool was generated, or heard
+    used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
+    guard: GuardState = field(default_factory=GuardState)
+    gate: GateState = field(default_factory=GateState)  # likewise
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(RunState)
+
+
+class _File(msgspec.Struct, frozen=True):
+    bytes: int
+    sha256: str
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    schema: int
+    files: dict[str, _File]
+
+
+# What reading a checkpoint raises where it is damaged, whoever wrote into it: unreadable, of other types, nested without measure.
+_DAMAGE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, msgspec.MsgspecError)
+
+
+class Checkpoints:
+    """The checkpoints of one state folder. needs: the policy's files, without which one is not whole."""
+
+    def __init__(self, folder: Path, needs: Collection[str] = ()) -> None:
+        self.folder, self._needs = folder, {"run.msgpack", *needs}
+        self.size = 0  # bytes of the one written last
+
+    def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
+        """Write one, and remove all but the two newest. Durable when this returns. DiskFull where there is no room: nothing is lost then.
+
+        files: name and content of each that the policy saves; held one at a time.
+        """
+        final = self.folder / _name(state.round)
+        partial = self.folder / f"partial-{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            written = {name: _write(partial / name, content) for name, content in files}
+            written["run.msgpack"] = _write(partial / "run.msgpack", _encoder.encode(state))
+            _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode())
+            _sync(partial)
+            if final.exists():  # the same round again, after a resume from the one before it
+                shutil.rmtree(final)
+            partial.rename(final)
+            _sync_one(self.folder)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise _explained(error, self.folder) from error
+        self._prune(keep=final)
+        self.size = sum(line["bytes"] for line in written.values())
+        return final
+
+    def newest(self, take_up: Callable[[RunState, Path], None] | None = None) -> tuple[RunState, Path, list[str]] | None:
+        """The newest whole checkpoint, its folder, and what had to be passed over to find it. None where there never was one.
+
+        A damaged one is set aside under another name, for whoever wants to look into it. take_up: goes on from one; where it raises
+        ValueError or the like, that one is damaged.
+        """
+        notes: list[str] = []
+        for path in reversed(self._saved()):
+            try:
+                _verify(path, self._needs)
+                state = _decoder.decode((path / "run.msgpack").read_bytes())
+                _check(state, path)
+                if take_up is not None:
+                    take_up(state, path)
+            except _DAMAGE as error:
+                aside = path.with_name("damaged-" + path.name)
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                notes.append(f"checkpoint {path.name} is damaged ({error}); set aside as {aside.name}, using the one before it")
+                continue
+            return state, path, notes
+        if notes:
+            raise SwarmdError(
+                f"no checkpoint in {self.folder} can be used: {'; '.join(notes)}. To start anew, give another folder with --state-dir."
+            )
+        return None
+
+    def _saved(self) -> Sequence[Path]:
+        """Oldest first."""
+        return saved_in(self.folder)
+
+    def _prune(self, keep: Path) -> None:
+        others = [p for p in self._saved() if p != keep and p.name < keep.name]
+        for path in [*others[: -(KEPT - 1)], *self.folder.glob("partial-*"), *sorted(self.folder.glob("damaged-*"))[:-1]]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass
+class Timetable:
+    """When the next checkpoint is due: after `every` seconds, or later, so that a day does not write more than `bytes_a_day`.
+
+    A save that cannot wait (at stop and pause, before an answer to the judge) is made at once, and the next one waits the longer.
+    Times are seconds of one clock that only rises.
+    """
+
+    every: float
+    bytes_a_day: float
+    last: float  # when the last save began, or the run
+    paid: float = -math.inf  # when what was written is within the limit again
+
+    def due(self, now: float) -> bool:
+        return now >= self.last + self.every and self.affordable(now)
+
+    def affordable(self, now: float) -> bool:
+        """Whether another may be written without passing the limit."""
+        return now >= self.paid
+
+    def until_due(self, now: float) -> float:
+        """Seconds; 0 where one is due."""
+        return max(0.0, self.last + self.every - now, self.paid - now)
+
+    def wrote(self, size: int, now: float) -> None:
+        self.last = now
+        self.paid = max(self.paid, now) + self.interval(size)
+
+    def interval(self, size: int) -> float:
+        """Seconds between two checkpoints of that size that the limit allows."""
+        return size * DAY / self.bytes_a_day
+
+
+class Saver:
+    """Saves in a thread of its own, one at a time, from copies: whoever saves goes on with other things meanwhile.
+
+        saver.begin(state, files)     # returns at once
+        …
+        saver.settle()                # before anything that must not outlive the loss of what is being saved
+    """
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._begun: tuple[partial[Path], Future[Path]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Wait for the save under way. Its failure is for `settle` to tell: who leaves without it has a worse one to tell already."""
+        self._thread.shutdown()
+
+    def begin(self, state: RunState, files: Sequence[tuple[str, Content]]) -> None:
+        """Save, once the save before is settled; raises what that raises."""
+        self.settle()
+        save = partial(self._checkpoints.save, state, files)
+        self._begun = save, self._thread.submit(save)
+
+    @property
+    def over(self) -> bool:
+        """Whether a save was begun whose end nobody has looked at. `settle` then does not wait."""
+        return self._begun is not None and self._begun[1].done()
+
+    def settle(self) -> None:
+        """Return when the save begun last is durable. Where it failed it is tried again, here and at each call.
+
+        Raises DiskFull or CheckpointRefused where it fails again.
+        """
+        if self._begun is None:
+            return
+        save, future = self._begun
+        failure = future.exception()  # waits
+        if isinstance(failure, SwarmdError):
+            save()
+        elif failure is not None:
+            raise failure
+        self._begun = None
+
+
+def _name(round_number: int) -> str:
+    return f"round-{round_number:08d}"
+
+
+def _write(path: Path, content: Content) -> dict[str, Any]:
+    """Its line of the manifest."""
+    path.write_bytes(content)
+    return {"bytes": memoryview(content).nbytes, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def saved_in(folder: Path) -> Sequence[Path]:
+    """The folders of checkpoints, oldest first."""
+    return sorted(p for p in folder.glob("round-*") if p.name.removeprefix("round-").isdecimal() and p.is_dir())
+
+
+def _verify(folder: Path, needs: Set[str]) -> None:
+    """Raises something of _DAMAGE where the folder is not what its manifest says, or that names less than is needed."""
+    manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)
+    if manifest.schema != SCHEMA:
+        raise ValueError("its manifest is of another version")
+    if left_out := sorted(needs - manifest.files.keys()):
+        raise ValueError(f"its manifest does not name {', '.join(left_out)}")
+    for name, known in manifest.files.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise ValueError(f"{name} is missing")
+        if path.stat().st_size != known.bytes or _sha256(path) != known.sha256:
+            raise ValueError(f"{name} is not what was written")
+
+
+def _check(state: RunState, folder: Path) -> None:
+    """ValueError where the state cannot be that of this checkpoint."""
+    if _name(state.round) != folder.name:
+        raise ValueError(f"run.msgpack is of round {state.round}")
+    if len(state.uses) != len(state.pool) or any(len(s.rewards) != len(s.rollout.completions) for s in state.pool):
+        raise ValueError("its pool does not fit together")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """The files first: a folder that is durable before what it names would be worth nothing."""
+    for path in [*(p for p in folder.iterdir() if p.is_file()), folder]:
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(error: OSError, folder: Path) -> SwarmdError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"no room for a checkpoint in {folder}: {error.strerror}. Free some space; the last checkpoint is whole.")
+    return CheckpointRefused(f"no checkpoint can be written in {folder}: {error.strerror or error}. Check the folder's owner and mode.")

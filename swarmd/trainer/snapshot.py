@@ -1,0 +1,63 @@
+"""A run as it stands, read without its lock and without changing anything: the newest whole checkpoint, and the lines of its rounds.
+
+A node may be training in the folder meanwhile, and removes a checkpoint once there are two newer ones. So whatever is wanted of one is
+read whole and compared with its manifest; where it went away in between, the newest is looked for again.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from swarmd.errors import SwarmdError
+from swarmd.state.folder import METRICS_FILE
+from swarmd.state.metrics import read_metrics
+from swarmd.trainer.checkpoint import SCHEMA, saved_in
+
+_TRIES: Final = 5  # each needs the node to have saved twice while one was being read
+
+
+class NothingSaved(SwarmdError):
+    """The state folder holds no checkpoint. Let `swarmd join` run there for a minute, or name the folder with --state-dir."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    round: int  # rounds behind the checkpoint
+    files: Mapping[str, bytes]  # those that were asked for
+    metrics: Sequence[Mapping[str, Any]]  # of the rounds behind it
+
+
+def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
+    """names: of files in the checkpoint. NothingSaved where there is none; SwarmdError where none is whole."""
+    notes: list[str] = []
+    for _ in range(_TRIES):
+        notes = []
+        folders = saved_in(state_dir / "checkpoints")[::-1]
+        if not folders:
+            raise NothingSaved(
+                f"{state_dir} holds no checkpoint. Let `swarmd join` run there for a minute, or name the folder with --state-dir."
+            )
+        for folder in folders:
+            try:
+                files = {name: _read(folder, name) for name in names}
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # removed meanwhile, damaged, or of another version
+                notes.append(f"{folder.name}: {error}")
+                continue
+            behind = int(folder.name.removeprefix("round-"))
+            lines = [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= behind]
+            return Snapshot(behind, files, lines)
+    raise SwarmdError(f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node save once more, or restore the folder.")
+
+
+def _read(folder: Path, name: str) -> bytes:
+    """OSError where it is gone; ValueError, KeyError or TypeError where it is not what the manifest says."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if manifest["schema"] != SCHEMA:
+        raise ValueError("its manifest is of another version")
+    data = (folder / name).read_bytes()
+    if hashlib.sha256(data).hexdigest() != manifest["files"][name]["sha256"]:
+        raise ValueError(f"{name} is not what was written")
+    return data

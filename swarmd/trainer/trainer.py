@@ -1,0 +1,447 @@
+"""The trainer process: the one place that builds a node, its loop, and its end.
+
+The daemon starts it as `python -m swarmd.trainer.trainer FD`.
+"""
+
+import itertools
+import logging
+import math
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from p2p.types import PeerId
+from swarmd import link
+from swarmd.config.config import CheckpointConfig, NodeConfig
+from swarmd.errors import SwarmdError
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
+from swarmd.experience.pool import Kept, Limits, Pool
+from swarmd.experience.replay_schedule import Schedule
+from swarmd.experience.replay_theory import compute_ratio
+from swarmd.experience.sampling import SAMPLERS, Replay
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.checkpoint import FILES, CheckpointDamaged
+from swarmd.protocols import Policy, Remembering, Reward, Swarm
+from swarmd.state.folder import METRICS_FILE
+from swarmd.state.metrics import CannotRecord, MetricsFile, metrics_line, set_up_logging
+from swarmd.tasks.answers import answer_end
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState, Saver, Timetable
+from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.workers import Crew, check_workers, for_trainer, free_for_trainer, is_apart, open_crew
+from swarmd.types import RoundReport
+
+log = logging.getLogger(__name__)
+
+RETRY_FULL_DISK = 10.0  # seconds
+LONGEST_WAIT = 60.0  # seconds in a wait that the daemon can end at any moment
+PATIENCE = 0.1  # seconds without a look at what the daemon wants, while waiting for generators
+COPIED = 2**28  # bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before it
+
+
+@dataclass
+class Trainer:
+    """A node with what surrounds its rounds: the link to the daemon, checkpoints, metrics."""
+
+    config: NodeConfig
+    seed: int
+    node: Node
+    policy: LanguagePolicy
+    verifier: Verifier
+    exchange: RolloutExchange
+    link: link.TrainerLink
+    checkpoints: Checkpoints
+    saver: Saver
+    metrics: MetricsFile
+    round: int  # rounds behind us
+    timetable: Timetable
+    saved: int  # of them in a checkpoint, or on the way there
+    durable: int  # of them in a checkpoint
+    save_seconds: float = 0.0  # what saves took out of the loop since the last round
+    starved: bool = False  # waiting for others' rollouts has been said
+    slowed: bool = False  # that checkpoints come less often than configured has been said
+    crew: Crew | None = None  # where others generate or train beside us (`[workers]`)
+    waited: float = 0.0  # seconds for their rollouts, since the last round
+
+    def run(self) -> None:
+        """Round after round, until the limit is reached or the daemon says stop; then save and leave."""
+        limit = self.config.round.rounds
+        self._say_training()
+        while not self.link.stopping and not (limit and self.round >= limit):
+            if self.link.paused:
+                self._pause()
+                continue
+            if not self._supplied():
+                continue
+            begun = time.monotonic()
+            self._one_round()
+            self._attend()
+            self._rest(begun + self.config.round.pace)
+        self._save_all()
+        self.link.tell(link.Stopped(self.round))
+
+    def _one_round(self) -> None:
+        rested = self.node.schedule.state.rests
+        report = run_round(self.round + 1, self.node)
+        self.round += 1
+        if (guard := self.node.schedule.state).rests > rested:
+            log.warning(
+                "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction above %g or drift above %g): "
+                "one update a round for %d rounds. If it comes again, lower replay.updates_per_round or train.learning_rate.",
+                self.node.schedule.limit,
+                self.node.schedule.drift_limit,
+                guard.resting,
+            )
+        mu, gamma = reuse_figures(report, self.crew.seconds_per_rollout() if self.crew else None)
+        if self.crew:
+            report = with_waiting(report, self.waited)
+        judged = self.link.judged
+        line = metrics_line(
+            report,
+            time=time.time(),
+            peers=self.link.peers,
+            judge={"score": judged.score, "n": judged.n} if judged else None,
+            checkpoint_seconds=self.save_seconds,
+            pool_external_share=self.node.pool.external_share,
+            mu=mu,
+            gamma=gamma,
+            workers=self.crew.figures(time.monotonic()) if self.crew else None,
+        )
+        self.waited, self.save_seconds = 0.0, 0.0
+        # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again. None is missing or double.
+        self._insist(partial(self.metrics.append, line))
+        authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
+        affordable = self.timetable.affordable(time.monotonic())
+        self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable))
+
+    def _supplied(self) -> bool:
+        """Whether there is something to train on. Waits a moment for generators beside us where there is not, or not enough.
+
+        With replay the pool will do, and nobody ever waits for anybody; without it, and while the guard lets reuse rest, a round has as
+        many rollouts of our own as in one process.
+        """
+        if self.config.round.local == 0:
+            return self._others_are_here()
+        if self.crew is None:
+            return True
+        reuse = self.config.replay.mode == "on" and not self.node.schedule.resting and any(s.informative for s in self.node.pool)
+        begun = time.monotonic()
+        there = self.crew.generators.wait(0 if reuse else self.config.round.local, PATIENCE)
+        self.waited += time.monotonic() - begun
+        if not there:
+            self._attend()
+        return there
+
+    def _others_are_here(self) -> bool:
+        """Whether others' rollouts can make a round, where we ask nothing ourselves. Waits for them where they cannot."""
+        self.node.pool.forget(self.round + 1)
+        if self.link.waiting or any(scored.informative for scored in self.node.pool.snapshot()):
+            if self.starved:
+                self._say_training()
+            return True
+        if not self.starved:
+            self.starved = True
+            remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
+            self.link.tell(link.State("waiting", "it waits for others' rollouts: round.local is 0, so there are none of its own", remedy))
+        self.link.wait(self._until_save(LONGEST_WAIT), envelopes=True)
+        self._attend()
+        return False
+
+    def _say_training(self) -> None:
+        self.starved = False
+        self.link.tell(link.State("training"))
+
+    def _until_save(self, seconds: float) -> float:
+        """How long the loop may wait: `seconds`, or less where a checkpoint is due before."""
+        return min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
+
+    def _let_generators(self, rest: bool) -> None:
+        if self.crew is not None:
+            self.crew.generators.rest(rest)
+
+    def _attend(self) -> None:
+        """Between rounds, and wherever the loop waits: save what is due, answer the judge."""
+        if self.saver.over:
+            self._settle()
+        if self.saved < self.round and self.timetable.due(time.monotonic()):
+            self._save()
+        self._answer_judge()
+
+    def _save(self) -> None:
+        """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
+        begun = time.perf_counter()
+        self._insist(self.metrics.sync)  # no round of a checkpoint is without its line, power cuts included
+        state = run_state(self.round, self.seed, self.node)
+        if self.policy.state_bytes <= COPIED:
+            self._insist(partial(self.saver.begin, state, tuple(self.policy.files())))
+            self.durable = self.saved  # the one before
+        else:
+            self._insist(lambda: self.checkpoints.save(state, self.policy.files()))
+            self.durable = self.round
+        size = max(self.policy.state_bytes, self.checkpoints.size)
+        self.timetable.wrote(size, time.monotonic())
+        self._say_when_slower(size)
+        self.saved = self.round
+        self.save_seconds += time.perf_counter() - begun
+
+    def _save_all(self) -> None:
+        """Return when every round behind us is in a checkpoint."""
+        if self.saved < self.round:
+            self._save()
+        self._settle()
+
+    def _settle(self) -> None:
+        begun = time.perf_counter()
+        self._insist(self.saver.settle)
+        self.durable = self.saved
+        self.save_seconds += time.perf_counter() - begun
+
+    def _say_when_slower(self, size: int) -> None:
+        interval, limits = self.timetable.interval(size), self.config.checkpoint
+        if interval > limits.every and not self.slowed:
+            self.slowed = True
+            self.link.tell(link.Note(slower(size, interval, limits)))
+
+    def _insist(self, write: Callable[[], object]) -> None:
+        """A full disk pauses the run until there is room, or until it is told to stop: then it ends with the last whole checkpoint."""
+        for attempt in itertools.count():
+            try:
+                write()
+            except (DiskFull, CheckpointRefused, CannotRecord) as error:
+                if self.link.stopping:
+                    raise
+                log.warning("%s", error)
+                self.link.tell(link.State("paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"))
+                self.link.wait(RETRY_FULL_DISK)
+            else:
+                if attempt:
+                    self._say_training()
+                return
+
+    def _answer_judge(self) -> None:
+        question = self.link.question()
+        if question is not None:
+            self._save_all()  # the judge's figure is that of weights which cannot be lost
+            answer = self.policy.answer(question.text)
+            self.link.tell(link.Answer(question.id, answer.text, answer.ended))
+
+    def _pause(self) -> None:
+        self._save_all()
+        self._let_generators(rest=True)
+        self.link.tell(link.State("paused", "you paused it", "swarmd resume"))
+        while self.link.paused and not self.link.stopping:
+            self.link.wait(LONGEST_WAIT)
+            self._answer_judge()
+        self._let_generators(rest=False)
+        self._say_training()
+
+    def _rest(self, until: float) -> None:
+        """Leave the machine to others for what is left of the round's pace."""
+        while (left := until - time.monotonic()) > 0 and not self.link.stopping and not self.link.paused:
+            self._let_generators(rest=True)
+            self.link.wait(self._until_save(left))
+            self._attend()
+        self._let_generators(rest=False)
+
+
+@contextmanager
+def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Trainer]:
+    """Build everything; resume from the newest whole checkpoint, without asking."""
+    config = NodeConfig.model_validate_json(start.config)
+    state_dir = Path(start.state_dir)
+    curriculum = curriculum_of(config)
+    checkpoints = Checkpoints(state_dir / "checkpoints", FILES)
+    daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
+
+    def told(download: str) -> None:
+        daemon.tell(link.State("starting", download, "wait; Ctrl-C leaves at once, and the next start goes on from there"))
+
+    with (
+        Verifier(curriculum.name) as verifier,
+        Saver(checkpoints) as saver,
+        closing(_open_policy(config, start.seed, told)) as policy,
+    ):
+        exchange = RolloutExchange(daemon, config.model.name, curriculum)
+        node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
+        behind, notes = resume(checkpoints, node, policy)
+        metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
+        daemon.tell(link.Ready(dict(policy.description), behind, [*notes, *metrics.notes]))
+        timetable = Timetable(config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic())
+        trainer = Trainer(
+            config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, timetable, behind, behind
+        )
+        with _open_crew(config, policy, start.seed, state_dir, node) as trainer.crew:
+            yield trainer
+
+
+def _open_policy(config: NodeConfig, seed: int, told: Callable[[str], None]) -> LanguagePolicy:
+    if not is_apart(config):
+        return LanguagePolicy.open(config, seed, told=told)
+    check_workers(config)
+    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), told)
+
+
+@contextmanager
+def _open_crew(config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, node: Node) -> Iterator[Crew | None]:
+    if not is_apart(config):
+        yield None
+        return
+    with open_crew(config, policy, seed, state_dir, partial(node.tasks.draw, rng=node.task_rng)) as crew:
+        crew.lag.sample = node.sample
+        node.generators, node.sample = crew.generators, crew.lag
+        yield crew
+
+
+def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
+    """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
+    node = Node(
+        me=me,
+        tasks=CurriculumTasks(curriculum_of(config)),
+        policy=policy,
+        reward=reward,
+        swarm=swarm,
+        sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external, author_of=swarm.author),
+        pool=Pool(config.round.max_age, author_of=swarm.author),
+        task_rng=random.Random(f"{seed} tasks"),
+        batch_rng=random.Random(f"{seed} batch"),
+        clock=time.perf_counter,
+        questions=config.round.local,
+        external=config.round.external,
+        completions=config.round.completions,
+    )
+    if config.replay.mode == "on":
+        _switch_on_replay(node, config)
+    if config.gate.mode != "off":
+        _put_up_gate(node, config)
+    return node
+
+
+def _switch_on_replay(node: Node, config: NodeConfig) -> None:
+    """A pool that keeps our own too, batches drawn from it, several updates a round.
+
+    Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only where the policy can remember
+    the log-probabilities of their first use; else as long as without replay: text taken as on-policy must be fresh.
+    """
+    replay, mixed = config.replay, max(1, config.round.local + config.round.external)
+    batch = replay.batch or mixed
+    if isinstance(node.policy, Remembering):
+        node.remember = node.policy.logprobs
+    share = config.round.external / mixed
+    limits = Limits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
+    age = replay.max_age if node.remember else config.round.max_age
+    node.pool = Pool(age, replay.size or 3 * batch, limits, node.swarm.author)
+    node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
+    node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age, node.swarm.author)
+
+
+def _put_up_gate(node: Node, config: NodeConfig) -> None:
+    """Before what is sampled. A policy that cannot say how likely it finds a text has none."""
+    if isinstance(node.policy, Remembering):
+        acts = config.gate.mode == "on" or (config.gate.mode == "auto" and node.policy.parameters <= MEASURED_TO)
+        node.gate = Gate(config.gate.margin, answer_end, acts)
+        remember = partial(node.pool.remember, logprobs=node.remember) if node.remember else None
+        node.sample = Gated(node.sample, node.gate, node.pool, node.me, node.policy.logprobs, remember)
+
+
+def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
+    """That checkpoints come less often than configured, why, and what to change."""
+    return (
+        f"a checkpoint has {size / 1e9:.2g} GB: one is written every {interval / 60:.0f} min, not every {limits.every:g} s, so that a day "
+        f"writes {limits.gigabytes_a_day:g} GB at most. kill -9 loses what came since. Raise checkpoint.gigabytes_a_day to save more often."
+    )
+
+
+def with_waiting(report: RoundReport, waited: float) -> RoundReport:
+    """What generators beside the rounds cost a round: the seconds it waited for them. A round that got nothing new has no mean reward."""
+    reward = report.reward_mean if report.generated else math.nan
+    return replace(report, seconds={**report.seconds, "generate": waited}, reward_mean=reward)
+
+
+def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple[float | None, float | None]:
+    """mu and gamma of one round (section 2 of the replay paper; `experience/replay_theory.py`); None where the round cannot tell.
+
+    What training on a rollout cost is taken over the whole batch, rollouts without gradient included: they cost nothing, here as there.
+    generating: seconds that a rollout took, where that was beside the round.
+    """
+    trained, train = report.local + report.external, report.seconds["train"]
+    generate = report.seconds["generate"] if generating is None else generating * report.generated
+    if not (report.generated and trained and report.update.tokens and generate > 0 and train > 0):
+        return None, None
+    mu = (generate / report.generated) / (train / trained)
+    return mu, compute_ratio(mu, report.generated, trained)
+
+
+def run_state(rounds: int, seed: int, node: Node) -> RunState:
+    """What the node's next rounds depend on, its policy apart. `resume` takes it up."""
+    kept = node.pool.kept()
+    return RunState(
+        rounds,
+        seed,
+        node.task_rng.getstate(),
+        node.batch_rng.getstate(),
+        tuple(k.scored for k in kept),
+        tuple(k.uses for k in kept),
+        last_uses=tuple(k.last_use for k in kept),
+        updates=node.pool.updates,
+        since=tuple(k.since for k in kept),
+        used=tuple(node.pool.used),
+        guard=node.schedule.state,
+        gate=node.gate.state if node.gate else GateState(),
+    )
+
+
+def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
+    """Go on from the newest whole checkpoint: the rounds behind it, and what is to be said. (0, []) where there is none."""
+    found = checkpoints.newest(partial(_take_up, node, policy))
+    if found is None:
+        return 0, []
+    state, _, notes = found
+    return state.round, [*notes, f"resumed after round {state.round}"]
+
+
+def _take_up(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
+    """What a damaged checkpoint makes of it is made good by the next that is taken up."""
+    try:
+        policy.restore(folder)
+    except CheckpointDamaged as error:
+        raise ValueError(str(error)) from error
+    node.task_rng.setstate(state.task_rng)
+    node.batch_rng.setstate(state.batch_rng)
+    nought = (0,) * len(state.pool)  # for what an older checkpoint does not say
+    kept = map(Kept, state.pool, state.uses, state.last_uses or nought, state.since or nought)
+    node.pool.restore(kept, state.updates, state.used)
+    if node.schedule.configured > 1:
+        node.schedule.state = state.guard
+    if node.gate is not None:
+        node.gate.state = state.gate
+
+
+def main() -> None:
+    """The daemon ended: so do we, at once. Whatever was saved is whole."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    daemon = link.TrainerLink(sock, on_eof=lambda: os._exit(1))
+    start = daemon.open()
+    set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
+    try:
+        with open_trainer(start, daemon) as trainer:
+            trainer.run()
+    except SwarmdError as error:
+        log.error("%s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
+        daemon.tell(link.Failed(str(error), error.exit_code))
+    finally:
+        daemon.close()
+
+
+if __name__ == "__main__":
+    main()

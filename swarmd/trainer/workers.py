@@ -1,0 +1,205 @@
+"""`[workers]`: the processes around a trainer that does not answer, or not train, alone.
+
+The trainer stays what it was: it owns the link, the verifier, the pool, checkpoints and metrics, and is rank 0 of the trainers.
+
+    generators   answer questions without pause and take new weights between two tokens (policy/parallel/weight_sync.py)
+    trainers     compute shares of every update (policy/parallel/data_parallel.py)
+"""
+
+import os
+import random
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from swarmd.config.config import NodeConfig
+from swarmd.errors import ConfigError
+from swarmd.experience.sampling import uniform
+from swarmd.policy.inference.select import importance_cap
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.devices import count_devices, device_of, environment, free_share
+from swarmd.policy.parallel.data_parallel import Trainers
+from swarmd.policy.parallel.weight_sync import Handover, private_folder
+from swarmd.protocols import Sampler
+from swarmd.types import Scored, Task
+from swarmd.workers.generator_pool import Generators
+from swarmd.workers.messages import Begin
+from swarmd.workers.question_queue import Flow
+from swarmd.workers.worker_process import Child
+
+AHEAD: Final = 2  # rounds' questions that a generator has in hand: those it answers and those it turns to next
+STORED: Final = 1024  # rollouts that may wait for a trainer that replays; one that does not has one round's waiting beside those in work
+RATE_OVER: Final = 32  # rounds that tokens per second are taken over
+PER_CORE: Final = 4  # processes; more only wait for each other
+
+
+def is_apart(config: NodeConfig) -> bool:
+    workers = config.workers
+    return workers.apart == "on" or workers.generators > 1 or workers.trainers > 1
+
+
+def check_workers(config: NodeConfig) -> None:
+    """ConfigError where these workers make no sense here, with what would."""
+    workers, device = config.workers, device_of(config.model)
+    if config.round.local == 0:
+        raise ConfigError(
+            "workers: with round.local = 0 nothing is asked, so generators have nothing to do. Set round.local to 1 or more, or leave the "
+            "section [workers] out."
+        )
+    if workers.trainers > 1 and device == "mps":
+        raise ConfigError("workers.trainers: torch cannot add up gradients on MPS. Set workers.trainers to 1, or model.device to 'cpu'.")
+    if device == "cuda" and workers.trainers > count_devices():
+        raise ConfigError(
+            f"workers.trainers is {workers.trainers}, and each needs a CUDA device of its own: there are {count_devices()}. Set it to "
+            "that, or make more of them visible (CUDA_VISIBLE_DEVICES)."
+        )
+    processes, cores = workers.generators + workers.trainers, os.cpu_count() or 1
+    if device == "cpu" and processes > PER_CORE * cores:
+        raise ConfigError(
+            f"workers: {workers.generators} generators and {workers.trainers} trainers are {processes} processes on {cores} cores. "
+            f"Set the two to {cores} together, or to {PER_CORE * cores} at the very most."
+        )
+
+
+def for_trainer(config: NodeConfig) -> NodeConfig:
+    """The same, for a process that only trains: what answers is the generators' affair, but for a judge's question now and then."""
+    train = config.train.model_copy(update={"importance_cap": importance_cap(config)})
+    return config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train})
+
+
+def for_generator(config: NodeConfig) -> NodeConfig:
+    """The same, for a process that never trains: without the copies of weights that training keeps."""
+    train = config.train.model_copy(update={"kl_every": 0, "precision": "stochastic"})
+    return config.model_copy(update={"train": train})
+
+
+@dataclass
+class LagMeter:
+    """A `Sampler` that notes how many updates lie between the weights our own tokens of a batch were drawn from and those they train."""
+
+    sample: Sampler
+    version: Callable[[], int]
+    _means: list[float] = field(default_factory=list)
+    _largest: int = 0
+
+    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+        batch, now = self.sample(local, pool, rng), self.version()
+        for versions in (v for s in batch if s.tokens for v in s.tokens.versions if v):
+            self._means.append(now - fmean(versions))
+            self._largest = max(self._largest, now - min(versions))
+        return batch
+
+    def read(self) -> tuple[float, int]:
+        """Mean over completions, and the largest of any token, since the last call."""
+        found = fmean(self._means) if self._means else 0.0, self._largest
+        self._means, self._largest = [], 0
+        return found
+
+
+@dataclass
+class Crew:
+    generators: Generators
+    trainers: Trainers | None
+    handover: Handover
+    lag: LagMeter
+    _size: tuple[int, int]  # generators, trainers
+    _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))  # tokens generated, and when
+
+    def figures(self, now: float) -> dict[str, Any]:
+        """For the round's line of metrics.jsonl. now: seconds, any epoch."""
+        generators, flow, trainers = self.generators, self.generators.flow, self.trainers
+        self._read.append((flow.tokens, now))
+        (tokens, since), lag = self._read[0], self.lag.read()
+        rate = (flow.tokens - tokens) / (now - since) if now > since else None
+        wanted, ranks = self._size
+        return {
+            "generators": {"alive": generators.alive, "of": wanted, "restarts": generators.restarts, "pids": generators.pids},
+            "trainers": {
+                "alive": trainers.alive if trainers else 1,
+                "of": ranks,
+                "restarts": trainers.restarts if trainers else 0,
+                "pids": trainers.pids if trainers else [],
+            },
+            "version": self.handover.version,
+            "lag": {"mean": lag[0], "max": lag[1]},
+            "tokens_per_second": rate,
+            "questions": {"in_flight": flow.in_flight, "put_back": flow.put_back, "given_up": flow.given_up},
+            "waiting": flow.finished,
+            "overtaken": flow.overtaken,
+        }
+
+    def seconds_per_rollout(self) -> float | None:
+        """Of one generator's computing; None before the first."""
+        return self.generators.seconds / self.generators.rollouts if self.generators.rollouts else None
+
+
+@contextmanager
+def open_crew(
+    config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, draw: Callable[[int], Sequence[Task]]
+) -> Iterator[Crew]:
+    """Start everybody; from here on `policy.update` is everybody's. policy: resumed. draw: so many tasks more; any thread may call."""
+    workers, asked = config.workers, config.round.local
+    settled = _settled(config, policy.description)
+    replay = config.replay.mode == "on"
+    with ExitStack() as stack:
+        size = sum(w.nbytes for w in policy.trained.values())
+        folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)  # weights, and two moments
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        handover = Handover(folder)
+
+        def start(module: str, config: NodeConfig, seed: int, place: int) -> Child:
+            begin = Begin(config.model_dump_json(), seed, str(folder), _sharing(config, place))
+            return Child(module, begin, environment(config.model, place))
+
+        def start_generator(number: int, life: int) -> Child:
+            drawn = random.Random(f"{seed} generator {number} {life} {policy.version}").getrandbits(62)
+            return start("swarmd.policy.parallel.generator", for_generator(settled), drawn, workers.trainers + number)
+
+        trainers = None
+        if workers.trainers > 1:
+            trainers = Trainers(
+                workers.trainers, policy, lambda rank: start("swarmd.policy.parallel.rank", for_trainer(settled), seed, rank), folder
+            )
+            stack.enter_context(trainers)
+
+        def step(learner: Any, rows: Any) -> Any:
+            report = trainers.step(learner, rows) if trainers else learner.step(rows)
+            handover.publish(policy.version, policy.trained)
+            return report
+
+        handover.publish(policy.version, policy.trained)
+        policy.train_with(step)
+        enough = (workers.generators + 1) * asked
+        flow = Flow(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
+        generators = stack.enter_context(Generators(workers.generators, start_generator, flow, lambda: None if replay else asked))
+        lag = LagMeter(uniform, lambda: policy.version)
+        yield Crew(generators, trainers, handover, lag, (workers.generators, workers.trainers))
+
+
+def processes_on(place: int, processes: int, devices: int) -> int:
+    """How many of so many processes, dealt round robin to devices, are on the device of this one."""
+    return len(range(place % devices, processes, devices))
+
+
+def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
+    """What we found out for ourselves is given, not found out again: another answer would be another model."""
+    found = {"device": description["device"].partition(":")[0], "dtype": description["dtype"], "revision": description["revision"]}
+    return config.model_copy(update={"model": config.model.model_copy(update=found)})
+
+
+def free_for_trainer(config: NodeConfig) -> Callable[[Any], int]:
+    """Bytes of a device that the trainer may plan with, beside its workers."""
+    sharing = _sharing(config, 0)
+    return lambda device: free_share(device, sharing)
+
+
+def _sharing(config: NodeConfig, place: int) -> int:
+    """How many processes of this run are on the device of this place."""
+    devices = count_devices() if device_of(config.model) == "cuda" else 1
+    return processes_on(place, config.workers.generators + config.workers.trainers, devices)

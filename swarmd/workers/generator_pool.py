@@ -1,0 +1,168 @@
+"""The generator processes: kept busy with questions, and started again when they die. One thread of ours waits on each."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from swarmd.errors import SwarmdError
+from swarmd.types import Generation, Task
+from swarmd.workers.messages import Answered, Ask, Failed, Ready, Rest, Work
+from swarmd.workers.question_queue import Flow
+from swarmd.workers.worker_process import HOPELESS, Child, backoff
+
+log = logging.getLogger(__name__)
+
+
+class WorkerFailed(SwarmdError):
+    """A process that generates or trains cannot be kept running."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Generators:
+    """Implements `swarmd.protocols.Answers`."""
+
+    def __init__(self, count: int, start: Callable[[int, int], Child], flow: Flow, most: Callable[[], int | None]) -> None:
+        """start: the generator of this number (0 up), in this life of its (0 up). most: rollouts a round takes now; None: all there are."""
+        self._start, self._flow, self._most = start, flow, most
+        self._children: list[Child | None] = [None] * count
+        self._working: set[int] = set()  # those that have their model
+        self._changed = threading.Condition()  # guards everything here, the flow too
+        self._closing, self._resting = threading.Event(), False
+        self._failure: SwarmdError | None = None
+        self._bug: Exception | None = None
+        self._threads = [threading.Thread(target=self._keep, args=(i,), name=f"generator-{i}", daemon=True) for i in range(count)]
+        self.restarts = 0
+        self.seconds = 0.0  # of computing, all of them together
+        self.rollouts = 0  # that came of it
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End them; what they have in hand is given up."""
+        self._closing.set()
+        with self._changed:
+            children = [child for child in self._children if child]
+        for child in children:
+            child.end()
+        for thread in self._threads:
+            thread.join()
+
+    def take(self) -> Sequence[tuple[Task, Generation]]:
+        """What is finished, as much of it as a round takes. Never waits."""
+        with self._changed:
+            taken = self._flow.take(self._most())
+            for number in self._working:
+                self._top_up(number)
+            return taken
+
+    def wait(self, rollouts: int, seconds: float) -> bool:
+        """Until so many are finished: True; or the time is over. WorkerFailed where there is no use in waiting."""
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._flow.finished >= rollouts or self._failure or self._bug, seconds)
+            if self._failure is not None:
+                raise self._failure
+            if self._bug is not None:
+                raise RuntimeError("a thread that keeps a generator busy failed") from self._bug
+            return bool(there)
+
+    def rest(self, resting: bool) -> None:
+        """Stop them all between two tokens, or let them go on."""
+        with self._changed:
+            if resting == self._resting:
+                return
+            self._resting = resting
+            for child in self._children:
+                if child:
+                    child.send(Rest() if resting else Work())
+
+    @property
+    def flow(self) -> Flow:
+        """For its figures."""
+        return self._flow
+
+    @property
+    def alive(self) -> int:
+        """Those that have their model and can answer."""
+        with self._changed:
+            return len(self._working)
+
+    @property
+    def pids(self) -> list[int]:
+        with self._changed:
+            return [child.pid for child in self._children if child]
+
+    def _keep(self, number: int) -> None:
+        """One generator, life after life."""
+        deaths = life = 0
+        try:
+            while not self._closing.is_set():
+                worked, ended = self._one_life(number, life)
+                if self._closing.is_set() or self._failure:
+                    return
+                deaths, life = 1 if worked else deaths + 1, life + 1
+                if deaths >= HOPELESS:
+                    self._fail(
+                        WorkerFailed(
+                            f"a generator died {deaths} times in a row without answering: {ended}. See trainer.log; where memory is short, "
+                            "lower workers.generators or take a smaller model.",
+                            1,
+                        )
+                    )
+                    return
+                log.warning("generator %d ended (%s); it is started again, its questions are asked again", number, ended)
+                self._closing.wait(backoff(deaths))
+        except Exception as error:  # ours: drawing a task, say. Heard by the loop, in `wait`
+            with self._changed:
+                self._bug = error
+                self._changed.notify_all()
+
+    def _one_life(self, number: int, life: int) -> tuple[bool, str]:
+        """Whether it answered anything, and how it ended."""
+        child, worked = self._start(number, life), False
+        with self._changed:
+            self._children[number] = child
+            self.restarts += life > 0
+            resting = self._resting
+        if self._closing.is_set():
+            return False, child.end()
+        if resting:
+            child.send(Rest())
+        while (message := child.receive()) is not None:
+            match message:
+                case Ready():
+                    with self._changed:
+                        self._working.add(number)
+                        self._top_up(number)
+                case Answered(answers, seconds):
+                    worked = True
+                    with self._changed:
+                        self._flow.answered(number, answers)
+                        self.seconds, self.rollouts = self.seconds + seconds, self.rollouts + len(answers)
+                        self._top_up(number)
+                        self._changed.notify_all()
+                case Failed(text, exit_code):
+                    self._fail(WorkerFailed(text, exit_code))
+        with self._changed:
+            self._children[number] = None
+            self._working.discard(number)
+            self._flow.lost(number)
+        return worked, child.end()
+
+    def _top_up(self, number: int) -> None:
+        child = self._children[number]
+        questions = self._flow.hand_out(number)
+        if child and questions:
+            child.send(Ask(questions))  # where it has just died, `lost` gets them back
+
+    def _fail(self, failure: SwarmdError) -> None:
+        with self._changed:
+            self._failure = failure
+            self._changed.notify_all()

@@ -1,0 +1,73 @@
+"""What both kinds of worker do inside their process: hear the trainer in a thread of their own, and end when it has."""
+
+import logging
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from swarmd.errors import SwarmdError
+from swarmd.state.metrics import set_up_logging
+from swarmd.workers.messages import Ask, Begin, Channel, Failed, Message, Rest, Work
+
+log = logging.getLogger(__name__)
+
+
+class Inside:
+    """The worker's end. `messages` are those that want doing, in order; rest and work take effect at once."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._may_work = threading.Event()
+        self._may_work.set()
+        self._left: list[tuple[int, str]] = []  # questions that were not asked for yet
+        threading.Thread(target=self._hear, name="trainer", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        self._channel.send(message)  # to nobody: `_hear` sees the same end and acts on it
+
+    def rest(self) -> float:
+        """Wait here for as long as we are to rest; the seconds that took."""
+        if self._may_work.is_set():
+            return 0.0
+        begun = time.perf_counter()
+        self._may_work.wait()
+        return time.perf_counter() - begun
+
+    def questions(self, most: int) -> list[tuple[int, str]]:
+        """At least one, as soon as there is one; at most so many of those that are here."""
+        found, self._left = self._left, []
+        while not found or (len(found) < most and not self.messages.empty()):
+            message = self.messages.get()
+            assert isinstance(message, Ask)
+            found += message.questions
+        self._left = found[most:]
+        return found[:most]
+
+    def _hear(self) -> None:
+        while (message := self._channel.receive()) is not None:
+            match message:
+                case Rest():
+                    self._may_work.clear()
+                case Work():
+                    self._may_work.set()
+                case _:
+                    self.messages.put(message)
+        os._exit(0)  # the trainer is gone, or done with us; what we have in hand is nobody's
+
+
+def run(work: Callable[[Begin, Inside], None]) -> None:
+    """The body of a worker's `main`."""
+    set_up_logging(None, stderr=True)  # which is the trainer's, and so trainer.log
+    inside = Inside(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    begin = inside.messages.get()
+    assert isinstance(begin, Begin)
+    try:
+        work(begin, inside)
+    except SwarmdError as error:
+        inside.send(Failed(str(error), error.exit_code))
+        sys.exit(error.exit_code)
