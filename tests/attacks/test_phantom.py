@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
@@ -177,13 +178,13 @@ def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
     parser.add_argument("--engine", choices=["libp2p", "hivemind"], default="libp2p", help="of the honest nodes")
     parser.add_argument("--honest", type=int, default=2, help="nodes")
     parser.add_argument("--keys", type=int, default=300)
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="without the crowd, and again with it")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="with the crowd, and beside it without")
     parser.add_argument("--age", type=float, default=0.0, help="minutes that the nodes have trained when it comes")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds that a round takes at least")
+    parser.add_argument("--apart", action="store_true", help="one swarm after the other: for more nodes than the machine can bear twice")
     given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        clean = play(Path(folder) / "clean", given, 0)
-        crowded = play(Path(folder) / "crowded", given, given.keys)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1 if given.apart else 2) as both:  # side by side the load is the same
+        clean, crowded = both.map(lambda keys: play(Path(folder) / str(keys), given, keys), (0, given.keys))
     return {"clean": fmean(clean), "crowded": fmean(crowded), "least": min(crowded), "lost": max(0.0, 1 - fmean(crowded) / fmean(clean))}
 
 
