@@ -3,6 +3,7 @@
 Peers' faults are values (`p2p.types.Rejected`), counted and shown. Our own bugs are ordinary exceptions, with tracebacks.
 """
 
+from pathlib import Path
 
 from p2p.errors import OperatorError
 
@@ -37,3 +38,11 @@ class NotRunning(SwarmdError):
     """No node is running in this state folder. Start one with `swarmd join`."""
 
     exit_code = 6
+
+
+class CannotRecord(SwarmdError):
+    """A file in the state folder cannot be written or read."""
+
+    @classmethod
+    def to(cls, path: Path, error: OSError) -> "CannotRecord":
+        return cls(f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions, then start again.")

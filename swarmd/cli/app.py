@@ -39,7 +39,7 @@ app.add_typer(plan.app, name="plan")
 
 def _say_version(wanted: bool) -> None:
     if wanted:
-        from swarmd.state.metrics import installed_version
+        from swarmd.state.logs import installed_version
 
         print(f"swarmd {installed_version()}")
         raise typer.Exit
@@ -253,7 +253,7 @@ def demo(
 @app.command(epilog="Example: swarmd version --json")
 def version(as_json: AsJson = False) -> None:
     """Versions of swarmd and of what a report of a fault should name."""
-    from swarmd.state.metrics import installed_version
+    from swarmd.state.logs import installed_version
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
     versions = {"python": sys.version.split()[0]} | {package: installed_version(package) for package in packages}

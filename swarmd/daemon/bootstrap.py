@@ -34,7 +34,7 @@ from swarmd.daemon.status import peers_document
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, StateFolder
-from swarmd.state.metrics import set_up_logging
+from swarmd.state.logs import set_up_logging
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.terminal import printable
 

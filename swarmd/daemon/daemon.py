@@ -45,7 +45,8 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience import caps
 from swarmd.protocols import View
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
-from swarmd.state.metrics import installed_version, read_metrics, set_up_logging
+from swarmd.state.logs import installed_version, set_up_logging
+from swarmd.state.metrics import read_metrics
 
 log = logging.getLogger(__name__)
 

@@ -101,18 +101,8 @@ def in_use(path: Path) -> bool:
 
 
 def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
-    """JSON to a new file (mode 0600) that takes the old one's place whole: a reader sees the one or the other."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+    """A JSON file (mode 0600) in the place of the old one: a reader sees the one or the other, whole. Raises OSError."""
+    durable.replace(path, json.dumps(document).encode())
 
 
 class _Drawn(msgspec.Struct):

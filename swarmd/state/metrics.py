@@ -1,27 +1,19 @@
-"""What a node writes down about itself: one line a round in metrics.jsonl, and a log for people and for machines."""
+"""metrics.jsonl: one line a round. What each field means, writing the file, and reading it."""
 
 import json
-import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from swarmd.errors import SwarmdError
+from p2p import durable
+from swarmd.errors import CannotRecord
 from swarmd.types import RoundReport
 
-LOG_BYTES = 5 * 1024 * 1024  # a log file's size before it is set aside
-LOGS_KEPT = 3
-CHATTY = ("httpx2", "httpcore2")  # they log every request: hundreds of lines an hour, where a judge is asked
 _KINDS: Mapping[str, Any] = {"reward_mean": (int, float, type(None)), "tokens": dict, "judge": (dict, type(None))}  # of what is read again
 _STAGES = ("generate", "score", "share", "collect", "train")
-
-
-class CannotRecord(SwarmdError):
-    """The state folder cannot be written to. Free some space, or mend the folder's permissions, and start the node again."""
 
 
 def metrics_line(
@@ -99,10 +91,10 @@ class MetricsFile:
         try:
             kept = "".join(map(_text, lines)).encode()
             if not path.exists() or path.read_bytes() != kept:
-                _replace(path, kept)
+                durable.replace(path, kept, 0o666)  # less the umask: others may read it
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
-            raise _cannot(path, error) from None
+            raise CannotRecord.to(path, error) from None
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one line, in one call. Raises CannotRecord, with the file as it was before."""
@@ -111,7 +103,7 @@ class MetricsFile:
         try:
             written = os.write(self._file, data)
         except OSError as error:
-            raise _cannot(self.path, error) from None
+            raise CannotRecord.to(self.path, error) from None
         if written < len(data):
             os.ftruncate(self._file, before)
             raise CannotRecord(f"{self.path}: the disk is full. Free some space and start the node again.")
@@ -121,7 +113,7 @@ class MetricsFile:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise _cannot(self.path, error) from None
+            raise CannotRecord.to(self.path, error) from None
 
     def close(self) -> None:
         if self._file >= 0:
@@ -169,80 +161,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _replace(path: Path, content: bytes) -> None:
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
-
-
-def _cannot(path: Path, error: OSError) -> CannotRecord:
-    return CannotRecord(f"{path}: cannot be written: {error.strerror or error}. Free some space or mend its permissions, then start again.")
-
-
-def installed_version(package: str = "swarmd") -> str:
-    """Of an installed package; "not installed" in a checkout, or without what only some need."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
-    """Send every library's log and our own (structlog or logging) to `log_file`, as JSON lines, and to stderr for people.
-
-    log_file: rotated at 5 MiB, three kept; one process a file (rotation is not safe for two). None: no file.
-    stderr: False while a live view owns the terminal. Called once, early in each process. Raises CannotRecord.
-    """
-    import structlog
-
-    stamp: list[Any] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.stdlib.ExtraAdder(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    handlers: list[logging.Handler] = []
-    if log_file is not None:
-        try:
-            handlers.append(RotatingFileHandler(log_file, maxBytes=LOG_BYTES, backupCount=LOGS_KEPT - 1, encoding="utf-8"))
-        except OSError as error:
-            raise _cannot(log_file, error) from None
-        as_json = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        handlers[-1].setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(as_json)))
-    if stderr:
-        handlers.append(logging.StreamHandler())
-        colours = handlers[-1].stream.isatty() and not os.environ.get("NO_COLOR")  # type: ignore[attr-defined]
-        for_people = [structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)]
-        handlers[-1].setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=_without_meta(for_people)))
-    for library in CHATTY:
-        logging.getLogger(library).setLevel(max(level, logging.WARNING))
-    root = logging.getLogger()
-    for old in root.handlers[:]:
-        root.removeHandler(old)
-        old.close()
-    for handler in handlers or [logging.NullHandler()]:
-        root.addHandler(handler)
-    root.setLevel(level)
-    structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *stamp, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-
-
-def _without_meta(last: list[Any]) -> list[Any]:
-    import structlog
-
-    return [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]

@@ -21,7 +21,7 @@ from typing import Any
 from p2p.types import PeerId
 from swarmd import link
 from swarmd.config.config import CheckpointConfig, NodeConfig
-from swarmd.errors import SwarmdError
+from swarmd.errors import CannotRecord, SwarmdError
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
@@ -33,7 +33,8 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import FILES, CheckpointDamaged
 from swarmd.protocols import Policy, Remembering, Reward, Swarm
 from swarmd.state.folder import METRICS_FILE
-from swarmd.state.metrics import CannotRecord, MetricsFile, metrics_line, set_up_logging
+from swarmd.state.logs import set_up_logging
+from swarmd.state.metrics import MetricsFile, metrics_line
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from swarmd.errors import SwarmdError
-from swarmd.state.metrics import set_up_logging
+from swarmd.state.logs import set_up_logging
 from swarmd.workers.messages import Ask, Begin, Channel, Failed, Message, Rest, Work
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from swarmd.state.folder import LOCK_FILE, StateFolder, in_use, node_seed, write
 OWNER = """
 import os, sys
 from pathlib import Path
-from swarmd.state_folder import StateFolder
+from swarmd.state.folder import StateFolder
 state = StateFolder.open(Path(sys.argv[1]))
 print(os.posix_spawn(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"], os.environ), flush=True)  # closes nothing
 sys.stdin.read()

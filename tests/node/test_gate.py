@@ -20,7 +20,7 @@ from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.round import Node, run_round
 from swarmd.trainer.trainer import build, resume, run_state
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef, Tokens
-from tests.cli.test_telemetry import report
+from tests.cli.test_metrics import report
 from tests.node.test_round import join, without_seconds
 
 

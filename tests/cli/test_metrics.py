@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from swarmd.state.metrics import LOG_BYTES, CannotRecord, MetricsFile, metrics_line, read_metrics, set_up_logging
+from swarmd.errors import CannotRecord
+from swarmd.state.logs import LOG_BYTES, set_up_logging
+from swarmd.state.metrics import MetricsFile, metrics_line, read_metrics
 from swarmd.types import RoundReport, UpdateReport
 
 
