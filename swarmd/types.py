@@ -16,7 +16,7 @@ How far a rollout has come is in its type, so the pool cannot hold what was not 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Annotated, Any
 
 from p2p.types import PeerId
 
@@ -105,46 +105,88 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class Figure:
+    """Describes a field of a report: its place in the round's line of metrics.jsonl, what it means, and its unit.
+
+    at: dotted, relative to the report it is in. docs/metrics.md is made from these (`python -m swarmd.state.metrics`).
+    """
+
+    at: str
+    means: str
+    unit: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)  # of a mapping whose keys are known: key -> meaning
+
+
+STAGES: Mapping[str, str] = {  # of a round: what its seconds are spent on
+    "generate": "answering our own questions; with `[workers]` waiting for generators",
+    "score": "rewards from the verifier, and drawing batches",
+    "share": "encoding our rollouts and handing them to the daemon",
+    "collect": "decoding the rollouts of others that are here",
+    "train": "updates of the policy",
+}
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateReport:
     """Figures of one policy update. Means are over completion tokens that had a gradient, unless said."""
 
-    loss: float = 0.0
-    grad_norm: float = 0.0  # before clipping
-    entropy: float = 0.0  # nats
-    clip_fraction: float = 0.0
-    tokens: int = 0  # completion tokens trained on
-    drift: float = 0.0  # nats: KL of the policy from the one that drew the tokens, over those whose log-probabilities were kept
-    kl: float | None = None  # nats: KL of the policy from the one training began with; None: not measured in this update
-    rate: float = 0.0  # learning rate
-    skipped: int = 0  # 1: loss or gradient was not finite, and nothing moved
+    loss: Annotated[float, Figure("loss", "loss of the updates, as weighted")] = 0.0
+    grad_norm: Annotated[float, Figure("grad_norm", "gradient norm before clipping")] = 0.0
+    entropy: Annotated[float, Figure("entropy", "entropy of the policy", "nats a token")] = 0.0
+    clip_fraction: Annotated[float, Figure("clip_fraction", "share of tokens whose ratio was clipped", "0 to 1")] = 0.0
+    tokens: Annotated[int, Figure("tokens.trained", "completion tokens that had a gradient")] = 0
+    drift: Annotated[
+        float, Figure("drift", "KL of the policy from the one that drew the tokens, where log-probabilities were kept", "nats a token")
+    ] = 0.0
+    kl: Annotated[
+        float | None, Figure("kl", "KL of the policy from the one training began with; `null`: not measured in this round", "nats a token")
+    ] = None
+    rate: Annotated[float, Figure("learning_rate", "learning rate")] = 0.0
+    skipped: Annotated[int, Figure("skipped", "updates that were left out: a loss or gradient was not finite")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """One line of metrics.jsonl, less what only the node knows (time, peers, judge)."""
+    """What one round did. Rollouts trained on are those of all its updates: one that was used twice counts twice.
 
-    round: int
-    seconds: Mapping[str, float]  # generate, score, share, collect, train
-    tokens_generated: int
+    Of the pool's rollouts: of others' alone without replay, of our own too with it.
+    """
+
+    round: Annotated[int, Figure("round", "number of the round, from 1")]
+    seconds: Annotated[Mapping[str, float], Figure("seconds", "time by stage", "seconds", STAGES)]
+    tokens_generated: Annotated[int, Figure("tokens.generated", "tokens of our own completions")]
     update: UpdateReport
-    local: int  # rollouts in the batch, of all updates
-    external: int
-    pool_size: int
-    pool_fresh: int  # arrived this round
-    zero_advantage_dropped: int
-    rejected: Mapping[str, int]  # reason -> count, this round
-    reward_mean: float  # over our own completions of this round
-    reward_sum: float
-    # Of the rollouts of all batches that came from the pool: others' alone without replay, our own too with it.
-    staleness_mean: float  # own rounds since they were heard, or generated
-    staleness_max: int
-    replays_mean: float  # how often they had been trained on before; 0 without replay
+    local: Annotated[int, Figure("local", "our own rollouts trained on")]
+    external: Annotated[int, Figure("external", "others' rollouts trained on")]
+    pool_size: Annotated[int, Figure("pool.size", "rollouts in the pool")]
+    pool_fresh: Annotated[int, Figure("pool.fresh", "others' rollouts that entered the pool in this round")]
+    zero_advantage_dropped: Annotated[
+        int, Figure("zero_advantage_dropped", "others' rollouts in which every completion earned the same")
+    ]
+    rejected: Annotated[Mapping[str, int], Figure("rejected", "what was refused: reason and count")]
+    reward_mean: Annotated[float, Figure("reward_mean", "mean reward of our own completions; `null`: there were none", "0 to 1")]
+    reward_sum: Annotated[float, Figure("reward_sum", "the same rewards, added up")]
+    staleness_mean: Annotated[
+        float, Figure("staleness.mean", "age of the pool's rollouts trained on, since they were heard of or made; mean", "own rounds")
+    ]
+    staleness_max: Annotated[int, Figure("staleness.max", "the same, largest", "own rounds")]
+    replays_mean: Annotated[
+        float, Figure("replays_mean", "how often the pool's rollouts had been trained on before, mean; 0 without replay")
+    ]
     external_authors: tuple[PeerId, ...]  # of the batch
-    updates: int = 1
-    since_use_mean: float | None = None  # updates since they were last trained on, of those that had been; None: none had
-    resting: int = 0  # rounds for which the guard has ended reuse, this one included
-    generated: int = 0  # our own rollouts
-    off_policy_mean: float = 0.0  # updates since they were heard, or generated
-    off_policy_max: int = 0
-    gated: Mapping[str, int] = field(default_factory=dict)  # others' rollouts that were too odd to train on: why -> count
-    gate_reported: Mapping[str, int] = field(default_factory=dict)  # likewise odd, but trained on: the gate only reports here
+    updates: Annotated[int, Figure("updates", "updates made in this round")] = 1
+    since_use_mean: Annotated[
+        float | None, Figure("since_use_mean", "time since they were last trained on, mean; `null`: none of them had been", "updates")
+    ] = None
+    resting: Annotated[int, Figure("replay_resting", "for how long the guard has ended reuse, this round included", "rounds")] = 0
+    generated: Annotated[int, Figure("generated", "new rollouts of our own")] = 0
+    off_policy_mean: Annotated[
+        float, Figure("off_policy.mean", "the age of `staleness` in updates: the replay paper's off-policiness; mean", "updates")
+    ] = 0.0
+    off_policy_max: Annotated[int, Figure("off_policy.max", "the same, largest", "updates")] = 0
+    gated: Annotated[
+        Mapping[str, int], Figure("gated", "others' rollouts that were too odd to train on: reason and count ([gate.md](gate.md))")
+    ] = field(default_factory=dict)
+    gate_reported: Annotated[
+        Mapping[str, int], Figure("gate_reported", "likewise odd, and trained on, as the gate only reports: reason and count")
+    ] = field(default_factory=dict)

@@ -4,75 +4,116 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from p2p import durable
 from swarmd.errors import CannotRecord
-from swarmd.types import RoundReport
+from swarmd.types import Figure, RoundReport, UpdateReport
 
 _KINDS: Mapping[str, Any] = {"reward_mean": (int, float, type(None)), "tokens": dict, "judge": (dict, type(None))}  # of what is read again
-_STAGES = ("generate", "score", "share", "collect", "train")
 
 
-def metrics_line(
-    report: RoundReport,
-    *,
-    time: float,
-    peers: int,
-    judge: Mapping[str, Any] | None,
-    pool_external_share: float,
-    checkpoint_seconds: float = 0.0,
-    mu: float | None = None,
-    gamma: float | None = None,
-    workers: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """One line of metrics.jsonl (docs/metrics.md).
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How a judge rates the node."""
 
-    time: seconds since the epoch at the round's end. judge: `{"score", "n"}` as the judge last gave it, or None.
-    checkpoint_seconds: what saves took out of the loop since the line before: the line's `seconds.checkpoint`.
-    pool_external_share: of the pool, 0..1. mu: what generating a rollout cost over what training on one did; gamma: the round's cost over
-    that of one that generates all it trains on. workers: how those beside the trainer stand. A figure that is not a finite number is
-    written as null.
-    """
-    line = {
-        "round": report.round,
-        "time": time,
-        "seconds": {**{stage: report.seconds.get(stage, 0.0) for stage in _STAGES}, "checkpoint": checkpoint_seconds},
-        "tokens": {"generated": report.tokens_generated, "trained": report.update.tokens},
-        "generated": report.generated,
-        "local": report.local,
-        "external": report.external,
-        "pool": {"size": report.pool_size, "fresh": report.pool_fresh, "external_share": pool_external_share},
-        "zero_advantage_dropped": report.zero_advantage_dropped,
-        "rejected": dict(report.rejected),
-        "gated": dict(report.gated),
-        "gate_reported": dict(report.gate_reported),
-        "reward_mean": report.reward_mean,
-        "reward_sum": report.reward_sum,
-        "loss": report.update.loss,
-        "grad_norm": report.update.grad_norm,
-        "entropy": report.update.entropy,
-        "staleness": {"mean": report.staleness_mean, "max": report.staleness_max},
-        "off_policy": {"mean": report.off_policy_mean, "max": report.off_policy_max},
-        "replays_mean": report.replays_mean,
-        "since_use_mean": report.since_use_mean,
-        "clip_fraction": report.update.clip_fraction,
-        "drift": report.update.drift,
-        "kl": report.update.kl,
-        "learning_rate": report.update.rate,
-        "skipped": report.update.skipped,
-        "updates": report.updates,
-        "replay_resting": report.resting,
-        "mu": mu,
-        "gamma": gamma,
-        "workers": dict(workers) if workers is not None else None,
-        "peers": peers,
-        "judge": dict(judge) if judge is not None else None,
-    }
-    finite: dict[str, Any] = _finite(line)
-    return finite
+    score: Annotated[float, Figure("score", "pass@1", "0 to 1")]
+    n: Annotated[int, Figure("n", "questions graded")]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersReport:
+    """How the processes beside the trainer stand."""
+
+    generators_alive: Annotated[int, Figure("generators.alive", "generators that can answer")]
+    generators: Annotated[int, Figure("generators.of", "generators wanted")]
+    generator_restarts: Annotated[int, Figure("generators.restarts", "generators started again since the trainer's start")]
+    generator_pids: Annotated[Sequence[int], Figure("generators.pids", "their processes")]
+    trainers_alive: Annotated[int, Figure("trainers.alive", "trainers at work, rank 0 among them")]
+    trainers: Annotated[int, Figure("trainers.of", "trainers wanted")]
+    trainer_restarts: Annotated[int, Figure("trainers.restarts", "trainers started again since the trainer's start")]
+    trainer_pids: Annotated[Sequence[int], Figure("trainers.pids", "their processes, without rank 0")]
+    version: Annotated[int | None, Figure("version", "updates that led to the newest weights; `null`: none were handed out yet")]
+    lag_mean: Annotated[float, Figure("lag.mean", "age of the weights that drew our own tokens trained on; mean", "updates")]
+    lag_max: Annotated[int, Figure("lag.max", "the same, largest", "updates")]
+    tokens_per_second: Annotated[float | None, Figure("tokens_per_second", "tokens that all generators make", "1/s")]
+    in_flight: Annotated[int, Figure("questions.in_flight", "questions that generators have in hand")]
+    put_back: Annotated[int, Figure("questions.put_back", "questions asked again, because their generator died")]
+    given_up: Annotated[int, Figure("questions.given_up", "questions that cost three generators, and are not asked again")]
+    waiting: Annotated[int, Figure("waiting", "finished rollouts that wait for a round")]
+    overtaken: Annotated[int, Figure("overtaken", "finished rollouts dropped for fresher ones")]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What the node adds to the line of a round."""
+
+    time: Annotated[float, Figure("time", "end of the round", "seconds since 1970")]
+    peers: Annotated[int, Figure("peers", "members heard lately")]
+    judge: Annotated[Score | None, Figure("judge", "as the judge last gave it (docs/judge-protocol.md); `null`: not judged")]
+    pool_external_share: Annotated[float, Figure("pool.external_share", "share of the pool that is others'", "0 to 1")]
+    checkpoint_seconds: Annotated[
+        float, Figure("seconds.checkpoint", "what saves took out of the loop since the line before", "seconds")
+    ] = 0.0
+    mu: Annotated[float | None, Figure("mu", "cost of generating a rollout over that of training on one; `null`: unknown")] = None
+    gamma: Annotated[
+        float | None, Figure("gamma", "the round's cost over that of one that generates all it trains on; `null`: unknown")
+    ] = None
+    workers: Annotated[WorkersReport | None, Figure("workers", "processes beside the trainer; `null` without `[workers]`")] = None
+
+
+def metrics_line(report: RoundReport, node: NodeReport) -> dict[str, Any]:
+    """One line of metrics.jsonl (docs/metrics.md). A figure that is not a finite number is written as null."""
+    line: dict[str, Any] = {}
+    for part in (report, report.update, node):
+        _put(part, line)
+    return line
+
+
+def _put(report: Any, line: dict[str, Any]) -> dict[str, Any]:
+    kind: type = type(report)
+    for name, _, figure in described(kind):
+        place, (*folders, last) = line, figure.at.split(".")
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        value = getattr(report, name)
+        place[last] = _put(value, {}) if is_dataclass(value) else _plain(value)
+    return line
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@cache
+def described(report: type) -> Sequence[tuple[str, Any, Figure]]:
+    """Name, type and description of each field of a report that stands in the line, in order."""
+    hints = get_type_hints(report, include_extras=True).items()
+    return [(name, get_args(hint)[0], hint.__metadata__[0]) for name, hint in hints if get_origin(hint) is Annotated]
+
+
+def reference() -> str:
+    """Every field of metrics.jsonl as a table in Markdown, which docs/metrics.md holds."""
+    rows = [row for report in (RoundReport, UpdateReport, NodeReport) for row in _rows(report, "")]
+    sections = list(dict.fromkeys(at.partition(".")[0] for at, _, _ in rows))  # pool.size and pool.external_share stand together
+    rows.sort(key=lambda row: sections.index(row[0].partition(".")[0]))
+    return "\n".join(["| field | meaning | unit |", "|---|---|---|", *(f"| `{at}` | {means} | {unit} |" for at, means, unit in rows)])
+
+
+def _rows(report: type, prefix: str) -> Iterator[tuple[str, str, str]]:
+    for _, kind, figure in described(report):
+        at = prefix + figure.at
+        yield at, figure.means, figure.unit
+        yield from ((f"{at}.{key}", means, figure.unit) for key, means in figure.keys.items())
+        for part in (kind, *get_args(kind)):
+            if is_dataclass(part):
+                yield from _rows(part, f"{at}.")  # type: ignore[arg-type]  # a type, as it is one of an annotation
 
 
 class MetricsFile:
@@ -157,7 +198,5 @@ def _text(line: Mapping[str, Any]) -> str:
     return json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+if __name__ == "__main__":
+    print(reference())

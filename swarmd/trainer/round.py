@@ -16,7 +16,7 @@ from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.replay_schedule import Schedule
 from swarmd.experience.sampling import shuffled
 from swarmd.protocols import Answers, Policy, Reward, Sampler, Swarm, TaskSource
-from swarmd.types import Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
+from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
 
 SCORED_PER_ROUND = 256  # external rollouts; the newest that the caps allow. Bounds what a crowd of authors can cost us
 SCORED_OF_ONE = 2  # times as many completions as we ask ourselves for are scored of an external rollout; half of them may be trained on
@@ -149,7 +149,7 @@ class _Stopwatch:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.seconds = dict.fromkeys(("generate", "score", "share", "collect", "train"), 0.0)
+        self.seconds = dict.fromkeys(STAGES, 0.0)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

@@ -34,7 +34,7 @@ from swarmd.policy.training.checkpoint import FILES, CheckpointDamaged
 from swarmd.protocols import Policy, Remembering, Reward, Swarm
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import set_up_logging
-from swarmd.state.metrics import MetricsFile, metrics_line
+from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
@@ -108,17 +108,17 @@ class Trainer:
         if self.crew:
             report = with_waiting(report, self.waited)
         judged = self.link.judged
-        line = metrics_line(
-            report,
+        figures = NodeReport(
             time=time.time(),
             peers=self.link.peers,
-            judge={"score": judged.score, "n": judged.n} if judged else None,
+            judge=Score(judged.score, judged.n) if judged else None,
             checkpoint_seconds=self.save_seconds,
             pool_external_share=self.node.pool.external_share,
             mu=mu,
             gamma=gamma,
-            workers=self.crew.figures(time.monotonic()) if self.crew else None,
+            workers=self.crew.report(time.monotonic()) if self.crew else None,
         )
+        line = metrics_line(report, figures)
         self.waited, self.save_seconds = 0.0, 0.0
         # The line before the checkpoint: a resumed run drops the lines of lost rounds and writes them again. None is missing or double.
         self._insist(partial(self.metrics.append, line))

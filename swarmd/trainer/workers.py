@@ -27,6 +27,7 @@ from swarmd.policy.models.devices import count_devices, device_of, environment, 
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.weight_sync import Handover, private_folder
 from swarmd.protocols import Sampler
+from swarmd.state.metrics import WorkersReport
 from swarmd.types import Scored, Task
 from swarmd.workers.generator_pool import Generators
 from swarmd.workers.messages import Begin
@@ -111,28 +112,31 @@ class Crew:
     _size: tuple[int, int]  # generators, trainers
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))  # tokens generated, and when
 
-    def figures(self, now: float) -> dict[str, Any]:
+    def report(self, now: float) -> WorkersReport:
         """For the round's line of metrics.jsonl. now: seconds, any epoch."""
         generators, flow, trainers = self.generators, self.generators.flow, self.trainers
         self._read.append((flow.tokens, now))
-        (tokens, since), lag = self._read[0], self.lag.read()
-        rate = (flow.tokens - tokens) / (now - since) if now > since else None
+        (tokens, since), (lag_mean, lag_max) = self._read[0], self.lag.read()
         wanted, ranks = self._size
-        return {
-            "generators": {"alive": generators.alive, "of": wanted, "restarts": generators.restarts, "pids": generators.pids},
-            "trainers": {
-                "alive": trainers.alive if trainers else 1,
-                "of": ranks,
-                "restarts": trainers.restarts if trainers else 0,
-                "pids": trainers.pids if trainers else [],
-            },
-            "version": self.handover.version,
-            "lag": {"mean": lag[0], "max": lag[1]},
-            "tokens_per_second": rate,
-            "questions": {"in_flight": flow.in_flight, "put_back": flow.put_back, "given_up": flow.given_up},
-            "waiting": flow.finished,
-            "overtaken": flow.overtaken,
-        }
+        return WorkersReport(
+            generators_alive=generators.alive,
+            generators=wanted,
+            generator_restarts=generators.restarts,
+            generator_pids=generators.pids,
+            trainers_alive=trainers.alive if trainers else 1,
+            trainers=ranks,
+            trainer_restarts=trainers.restarts if trainers else 0,
+            trainer_pids=trainers.pids if trainers else [],
+            version=self.handover.version,
+            lag_mean=lag_mean,
+            lag_max=lag_max,
+            tokens_per_second=(flow.tokens - tokens) / (now - since) if now > since else None,
+            in_flight=flow.in_flight,
+            put_back=flow.put_back,
+            given_up=flow.given_up,
+            waiting=flow.finished,
+            overtaken=flow.overtaken,
+        )
 
     def seconds_per_rollout(self) -> float | None:
         """Of one generator's computing; None before the first."""

@@ -188,7 +188,7 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
 NO_READER = """
 import sys
 from swarmd.cli.view_log import LINES, LogView
-from swarmd.view import JsonView, PlainView
+from swarmd.cli.view import JsonView, PlainView
 view = JsonView(sys.stdout, PlainView(sys.stderr))
 sys.stdin.readline()
 for number in range(3):
@@ -218,7 +218,7 @@ def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
 
 ON_A_TERMINAL = """
 import sys, time
-from swarmd.cli import _view
+from swarmd.cli.app import _view
 view = _view(False)
 assert type(view).__name__ == "LiveView"
 view.status({"state": "paused", "cause": "you paused it", "remedy": "swarmd resume", "name": "brave-otter", "round": 3})

@@ -13,7 +13,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.experience.outliers import MEASURED_TO
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.state.metrics import metrics_line
+from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
@@ -153,9 +153,9 @@ def test_with_replay_each_rollout_is_computed_once(verifier: Verifier, monkeypat
 
 
 def test_what_was_gated_is_written_down_and_shown() -> None:
-    line = metrics_line(replace(report(1), gated={"an unlikely token": 2}), time=0.0, peers=1, judge=None, pool_external_share=1.0)
+    line = metrics_line(replace(report(1), gated={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0))
     assert (line["gated"], line["gate_reported"]) == ({"an unlikely token": 2}, {})
     assert "not trained on: 2 an unlikely token" in round_sentence(line)
-    line = metrics_line(replace(report(1), gate_reported={"an unlikely token": 2}), time=0.0, peers=1, judge=None, pool_external_share=1.0)
+    line = metrics_line(replace(report(1), gate_reported={"an unlikely token": 2}), NodeReport(0.0, 1, None, 1.0))
     assert (line["gated"], line["gate_reported"]) == ({}, {"an unlikely token": 2})
     assert "odd, but trained on: 2 an unlikely token" in round_sentence(line)

@@ -44,7 +44,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
         within = False
         deadline = time.monotonic() + 120
         while not (within and crew.generators.alive == 2 and len(newest) > 8):
-            assert time.monotonic() < deadline, crew.figures(time.monotonic())
+            assert time.monotonic() < deadline, crew.report(time.monotonic())
             if not crew.generators.wait(2, 1.0):
                 continue
             taken = crew.generators.take()
@@ -56,9 +56,9 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
             newest.append(max(max(v) for v in versions))
             policy.update(crew.lag([scored(task, answers, 1) for task, answers in taken], [], rng))
         assert newest[-1] > newest[0] and policy.version == len(newest)
-        figures = crew.figures(time.monotonic())
-        assert figures["version"] == policy.version and 0 <= figures["lag"]["mean"] <= figures["lag"]["max"] <= policy.version
-        assert figures["questions"]["given_up"] == 0 and figures["tokens_per_second"] is None
+        figures = crew.report(time.monotonic())
+        assert figures.version == policy.version and 0 <= figures.lag_mean <= figures.lag_max <= policy.version
+        assert figures.given_up == 0 and figures.tokens_per_second is None
 
         crew.generators.rest(True)
         crew.generators.take()
