@@ -15,6 +15,7 @@ NETWORK_QUESTIONS = 1_000  # and of those that have one
 SCORING_BACKLOG = 128  # answers waiting for the verifier
 ASK_BURST = 10  # questions a peer may ask for at once,
 ASK_SECONDS = 1.0  # and then one each so many seconds
+REMEMBERED_PEERS = 10_000  # for that
 BODY_SECONDS = 5.0  # for a body to arrive
 REQUEST_SECONDS = 10.0  # for a whole request to arrive, headers included
 RESPONSE_SECONDS = 30.0  # for the answer to be worked out,

@@ -28,15 +28,18 @@ from judge.config import (
     NEWCOMERS_QUESTIONS,
     OPEN_QUESTIONS,
     PROBE_SECONDS,
+    REMEMBERED_PEERS,
     SCORING_BACKLOG,
     JudgeSettings,
 )
 from judge.leaderboard import LISTED_ANSWERS, Board, Record
-from judge.limits import TokenBuckets, network_of
+from judge.limits import network_of
 from judge.refusals import BUSY, FAULT, UNHEALTHY, Refusal, Refused
 from judge.sessions import Asker, OpenQuestion, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
+from p2p.rate_limit import TokenBuckets
+from p2p.types import PeerId
 from swarmd.tasks.curriculum import Curriculum, curriculum
 from swarmd.tasks.scoring import Completion, Judgement, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks
@@ -91,7 +94,7 @@ class JudgeService:
         self._store, self._mark, self._monotonic, self._wall = store, mark, monotonic, wall
         room = Room(OPEN_QUESTIONS, NEWCOMERS_QUESTIONS, NETWORK_QUESTIONS)
         self._sessions = Sessions(lambda r: tasks.draw_held_out(1, r)[0], rng, settings.deadline, room)
-        self._buckets = TokenBuckets(ASK_BURST, ASK_SECONDS)
+        self._buckets = TokenBuckets[PeerId](1 / ASK_SECONDS, ASK_BURST, REMEMBERED_PEERS)
         self._sequences = Sequences()
         self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
@@ -114,7 +117,7 @@ class JudgeService:
                     f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge of your own curriculum.",
                 )
             )
-        if wait := self._buckets.wait(signed.peer, self._monotonic()):
+        if wait := self._buckets.of(signed.peer, now := self._monotonic()).wait(now):
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
         asker = Asker(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)

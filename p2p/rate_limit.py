@@ -1,56 +1,84 @@
-"""What may come from whom how fast: token buckets. Pure; `now` is an argument.
-
-The inbox charges authors, whom only a good signature proves, and connections, which are proved by how they were opened. `Toll` is for
-the engines: whoever hands us the bytes is charged before anything is looked into, so that forged and broken messages, which have no
-author, are paid for too. A peer in the mesh passes on everybody's frames, so the rate is that of a whole busy swarm and not of one author.
-"""
+"""Rate limits: the one token bucket, buckets by key, and bans of peers that send too much. Pure; `now` is an argument, in seconds."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Hashable
+from typing import Generic, TypeVar
 
 LONGEST = 16 * 60.0  # seconds
 _DAY = 24 * 3600.0
 _PEERS = 1024
 
+K = TypeVar("K", bound=Hashable)
 
-class Bucket:
-    """Holds `burst` when full, and fills at `rate` a second. What is taken may leave it in debt, of one burst at most."""
 
-    __slots__ = ("at", "left")
+class TokenBucket:
+    """Holds `burst` tokens when full, and is refilled at `rate` a second. A clock that was set back refills nothing."""
 
-    def __init__(self, burst: float, now: float) -> None:
-        self.left, self.at = burst, now
+    __slots__ = ("_at", "burst", "left", "rate")
 
-    def refill(self, rate: float, burst: float, now: float) -> float:
-        """What is in it now. A clock that was set back fills nothing."""
-        self.left = min(burst, self.left + max(0.0, now - self.at) * rate)
-        self.at = now
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self.rate, self.burst, self.left, self._at = rate, burst, burst, now
+
+    def refill(self, now: float) -> float:
+        """The tokens in it now."""
+        self.left = min(self.burst, self.left + max(0.0, now - self._at) * self.rate)
+        self._at = now
         return self.left
 
-    def take(self, amount: float, burst: float) -> None:
-        self.left = max(-burst, self.left - amount)
+    def take(self, tokens: float) -> None:
+        """This may leave it in debt, of one burst at most."""
+        self.left = max(-self.burst, self.left - tokens)
+
+    def wait(self, now: float, tokens: float = 1.0) -> float:
+        """Take the tokens and return 0.0. Where there are too few, take none, and return the seconds until there are enough."""
+        if self.refill(now) >= tokens:
+            self.take(tokens)
+            return 0.0
+        return (tokens - self.left) / self.rate
 
 
-@dataclass(slots=True)
-class _Purse:
-    frames: float
-    broken: float
-    at: float
+class TokenBuckets(Generic[K]):
+    """A token bucket for each key. Bounded: at `most` keys the one not used for longest is forgotten.
+
+    A bucket that is not used fills up, so forgetting one gives away one burst at most.
+    """
+
+    def __init__(self, rate: float, burst: float, most: int = _PEERS) -> None:
+        self.rate, self.burst, self._most = rate, burst, most
+        self._buckets: OrderedDict[K, TokenBucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def of(self, key: K, now: float) -> TokenBucket:
+        """The bucket of this key; a new one is full."""
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket(self.rate, self.burst, now)
+            if len(self._buckets) > self._most:
+                self._buckets.popitem(last=False)
+        self._buckets.move_to_end(key)
+        return bucket
+
+    def forget(self, key: K) -> None:
+        self._buckets.pop(key, None)
 
 
-class Toll:
-    """Two token buckets per peer, one for all frames and a small one for broken ones.
+class RateLimit:
+    """Two token buckets for each peer: one for all frames, and a small one for broken frames.
 
-    Who runs dry is shut out for `ban` seconds, and for twice as long each time it does so again within a day, up to LONGEST.
+    For the engines. The peer that hands us a frame pays for it before anything in it is checked, as forged and broken frames have no
+    author. A peer in the mesh passes on everybody's frames, so its rate is that of a busy swarm. A peer whose bucket is empty is banned
+    for `ban` seconds, and for twice as long each time that this happens again within a day, up to LONGEST.
     """
 
     def __init__(
         self, rate: float = 200.0, burst: float = 600.0, broken_rate: float = 1.0, broken_burst: float = 30.0, ban: float = 60.0
     ) -> None:
-        self.rate, self.burst, self.broken_rate, self.broken_burst, self.ban_seconds = rate, burst, broken_rate, broken_burst, ban
-        self._purses: OrderedDict[str, _Purse] = OrderedDict()
+        self.ban_seconds = ban
+        self.frames, self.broken = TokenBuckets[str](rate, burst), TokenBuckets[str](broken_rate, broken_burst)
         self._banned: OrderedDict[str, float] = OrderedDict()  # peer -> until
-        self._again: OrderedDict[str, tuple[int, float]] = OrderedDict()  # peer -> how often it ran dry, and until when it was banned
+        self._again: OrderedDict[str, tuple[int, float]] = OrderedDict()  # peer -> how often its bucket was empty, end of the last ban
 
     def banned(self, peer: str, now: float) -> bool:
         until = self._banned.get(peer)
@@ -59,28 +87,23 @@ class Toll:
         return until is not None and until > now
 
     def pay(self, peer: str, now: float, *, frames: float = 1.0, broken: bool = False) -> bool:
-        """False: this was more than the peer had, and from now on it is banned."""
-        purse = self._purses.setdefault(peer, _Purse(self.burst, self.broken_burst, now))
-        self._purses.move_to_end(peer)
-        if len(self._purses) > _PEERS:
-            self._purses.popitem(last=False)
-        passed, purse.at = max(0.0, now - purse.at), now
-        purse.frames = min(self.burst, purse.frames + passed * self.rate) - frames
-        purse.broken = min(self.broken_burst, purse.broken + passed * self.broken_rate) - broken
-        if purse.frames >= 0 and purse.broken >= 0:
+        """False: the peer had too few tokens, and is banned from now on."""
+        paid = self.frames.of(peer, now).wait(now, frames) == 0
+        if paid and (not broken or self.broken.of(peer, now).wait(now) == 0):
             return True
-        del self._purses[peer]
-        self.ran_dry(peer, now)
+        self.frames.forget(peer)
+        self.broken.forget(peer)
+        self.ban_again(peer, now)
         return False
 
     def ban(self, peer: str, now: float, seconds: float) -> None:
-        """Shut out for so long; a longer ban that there is already stays."""
+        """A longer ban that there is already stays."""
         self._banned[peer] = max(now + seconds, self._banned.get(peer, 0.0))
         if len(self._banned) > _PEERS:
             self._banned.popitem(last=False)
 
-    def ran_dry(self, peer: str, now: float) -> float:
-        """Shut out as one who could not pay; for how many seconds."""
+    def ban_again(self, peer: str, now: float) -> float:
+        """Ban it for twice as long as the last time. Returns the seconds."""
         times, until = self._again.get(peer, (0, now))
         times = times if now - until < _DAY else 0
         seconds = min(LONGEST, self.ban_seconds * float(1 << times))

@@ -15,7 +15,7 @@ PACKAGES = ("swarmd", "p2p", "judge")
 # Between the packages: whose modules may be imported. The empty prefix is the whole package.
 ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
-    ("judge", "p2p"): ["p2p.identity", "p2p.errors", "p2p.types"],
+    ("judge", "p2p"): ["p2p.identity", "p2p.errors", "p2p.types", "p2p.rate_limit"],
     ("judge", "swarmd"): ["swarmd.tasks", "swarmd.types", "swarmd.errors"],
 }
 
@@ -35,10 +35,10 @@ LAYERS = {
         "__main__",
     ],
     "p2p": [
-        "errors topic durable",
+        "errors topic durable rate_limit",
         "types sequence",
         "identity",
-        "address envelope rate_limit",
+        "address envelope",
         "netgroup blobs",
         "admission peers shards nat",
         "engines",

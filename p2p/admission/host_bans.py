@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 
 from p2p.netgroup import machine_of_host
-from p2p.rate_limit import Toll
+from p2p.rate_limit import RateLimit
 from p2p.types import PeerId
 
 PEERS = 3.0  # that may be shut out at once,
@@ -24,7 +24,7 @@ class Doorstep:
     """Who may come in, by where he comes from."""
 
     def __init__(self) -> None:
-        self._toll = Toll(rate=1 / EVERY, burst=PEERS, ban=CLOSED)
+        self._rate_limit = RateLimit(rate=1 / EVERY, burst=PEERS, ban=CLOSED)
         self._known: OrderedDict[PeerId, None] = OrderedDict()  # who was charged for
 
     def shut_out(self, peer: PeerId, host: str, now: float) -> None:
@@ -37,7 +37,7 @@ class Doorstep:
         self._known[peer] = None
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
-        if not self._toll.pay(machine, now):
+        if not self._rate_limit.pay(machine, now):
             log.warning("several peers that came from %s had to be shut out: nobody new is let in from there for a while", machine)
 
     def knows(self, peer: PeerId) -> bool:
@@ -45,4 +45,4 @@ class Doorstep:
         return peer in self._known
 
     def open_to(self, host: str, now: float) -> bool:
-        return not self._toll.banned(machine_of_host(host), now)
+        return not self._rate_limit.banned(machine_of_host(host), now)

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from p2p.envelope import MAX_FRAME, Frame, check, parse
 from p2p.identity import peer_id_of, public_key_of
-from p2p.rate_limit import Bucket
+from p2p.rate_limit import TokenBucket
 from p2p.types import Envelope, PeerId, Reason, Rejected, Verdict
 
 _SEQUENCES = 1024  # of an author's latest sequence numbers that are remembered
@@ -92,12 +92,13 @@ class _Author:
     __slots__ = ("bytes", "frames", "newest", "seen")
 
     def __init__(self, limits: Limits, now: float, newest: int = -1, seen: int = 0) -> None:
-        self.frames, self.bytes = Bucket(limits.frames_burst, now), Bucket(limits.bytes_burst, now)
+        self.frames = TokenBucket(limits.frames_per_second, limits.frames_burst, now)
+        self.bytes = TokenBucket(limits.bytes_per_second, limits.bytes_burst, now)
         self.newest, self.seen = newest, seen
 
-    def affords(self, size: int, limits: Limits, now: float) -> bool:
-        frames = self.frames.refill(limits.frames_per_second, limits.frames_burst, now)
-        return self.bytes.refill(limits.bytes_per_second, limits.bytes_burst, now) >= size and frames >= 1
+    def affords(self, size: int, now: float) -> bool:
+        frames = self.frames.refill(now)
+        return self.bytes.refill(now) >= size and frames >= 1
 
     def repeats(self, sequence: int) -> bool:
         """Whether it came, as far as it is remembered. Of what is further behind the content alone is known: there a second node with the
@@ -116,18 +117,16 @@ class _Via:
     __slots__ = ("broken", "bytes", "frames")
 
     def __init__(self, limits: Limits, now: float) -> None:
-        self.frames, self.bytes = Bucket(limits.via_frames_burst, now), Bucket(limits.via_bytes_burst, now)
-        self.broken = Bucket(limits.via_broken_burst, now)
+        self.frames = TokenBucket(limits.via_frames_per_second, limits.via_frames_burst, now)
+        self.bytes = TokenBucket(limits.via_bytes_per_second, limits.via_bytes_burst, now)
+        self.broken = TokenBucket(limits.via_broken_per_second, limits.via_broken_burst, now)
 
-    def pays(self, size: int, limits: Limits, now: float) -> bool:
+    def pays(self, size: int, now: float) -> bool:
         """Frames that it could not pay for cost it nothing more: it is heard again as soon as it is slower."""
-        frames = self.frames.refill(limits.via_frames_per_second, limits.via_frames_burst, now)
-        in_bytes = self.bytes.refill(limits.via_bytes_per_second, limits.via_bytes_burst, now)
-        broken = self.broken.refill(limits.via_broken_per_second, limits.via_broken_burst, now)
-        if frames < 1 or in_bytes < size or broken < 1:
+        if self.frames.refill(now) < 1 or self.bytes.refill(now) < size or self.broken.refill(now) < 1:
             return False
-        self.frames.take(1, limits.via_frames_burst)
-        self.bytes.take(size, limits.via_bytes_burst)
+        self.frames.take(1)
+        self.bytes.take(size)
         return True
 
 
@@ -161,7 +160,7 @@ class Inbox:
             (key, _Author(self.limits, 0.0, newest, seen)) for key, newest, seen in memory.authors
         )
         self._vias: OrderedDict[PeerId, _Via] = OrderedDict()  # least recently heard first
-        self._newcomers = Bucket(self.limits.newcomers_burst, 0.0)
+        self._newcomers = TokenBucket(self.limits.newcomers_per_second, self.limits.newcomers_burst, 0.0)
         self._oldest = list(memory.contents)  # heap of (sent_at in ms, content id), one for each in _seen
         heapq.heapify(self._oldest)
         self._seen = {content_id for _, content_id in self._oldest}
@@ -182,8 +181,8 @@ class Inbox:
         """Take `frames` off an author's quota, for what it sent was admitted and proved bad. Down to one burst below zero."""
         state = self._authors.get(public_key_of(author))
         if state is not None:
-            state.frames.refill(self.limits.frames_per_second, self.limits.frames_burst, now)
-            state.frames.take(frames, self.limits.frames_burst)
+            state.frames.refill(now)
+            state.frames.take(frames)
 
     def memory(self) -> Memory:
         """What the next life of this inbox must be given."""
@@ -197,13 +196,13 @@ class Inbox:
         self._vias.move_to_end(via)
         if len(self._vias) > self.limits.vias:
             self._vias.popitem(last=False)
-        if not purse.pays(len(frame), self.limits, now):
+        if not purse.pays(len(frame), now):
             return Rejected(Reason.FLOODING)
         if self._opinion is not None and self._opinion.shunned(via, now):
             return Rejected(Reason.SHUNNED)
         outcome = self._admit(frame, now, swarm_id)
         if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
-            purse.broken.take(1, self.limits.via_broken_burst)
+            purse.broken.take(1)
         return outcome
 
     def _admit(self, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
@@ -220,7 +219,7 @@ class Inbox:
         author = self._authors.get(parsed.author) or _Author(self.limits, now)
         if content_id in self._seen or author.repeats(parsed.sequence):
             return Rejected(Reason.DUPLICATE)
-        if not author.affords(len(frame), self.limits, now):
+        if not author.affords(len(frame), now):
             return Rejected(Reason.OVER_QUOTA)
         newcomer = False
         if self._opinion is not None:
@@ -228,18 +227,18 @@ class Inbox:
             if self._opinion.shunned(name, now):
                 return Rejected(Reason.SHUNNED)
             newcomer = not self._opinion.established(name, now)
-            if newcomer and self._newcomers.refill(self.limits.newcomers_per_second, self.limits.newcomers_burst, now) < 1:
+            if newcomer and self._newcomers.refill(now) < 1:
                 return Rejected(Reason.CROWDED)
         envelope = self._verify(parsed, frame)
         if isinstance(envelope, Envelope):
             if newcomer:
-                self._newcomers.take(1, self.limits.newcomers_burst)
+                self._newcomers.take(1)
             self._remember(parsed, author, content_id, len(frame), now)
         return envelope
 
     def _remember(self, parsed: Frame, author: _Author, content_id: bytes, size: int, now: float) -> None:
-        author.frames.take(1, self.limits.frames_burst)
-        author.bytes.take(size, self.limits.bytes_burst)
+        author.frames.take(1)
+        author.bytes.take(size)
         author.remember(parsed.sequence)
         self._authors[parsed.author] = author
         self._authors.move_to_end(parsed.author)

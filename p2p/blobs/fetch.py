@@ -6,7 +6,6 @@ and the blob; length zero where it is not at hand. A peer that knows no such que
 
 import logging
 import struct
-from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +15,7 @@ import trio
 
 from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BlobStore, content_id
 from p2p.blobs.providers import HOLDERS
+from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId, Reason, Unanswered
 
 FETCH = 1
@@ -80,23 +80,17 @@ class Server:
         self, store: BlobStore, clock: Callable[[], float], *, rate: float = 512 * 1024.0, burst: float = 8 * 1024 * 1024.0
     ) -> None:
         self._store, self._clock = store, clock
-        self._rate, self._burst = rate, burst  # bytes a second, bytes
-        self._left: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # peer -> bytes it may still have, and when that was so
+        self._upload = TokenBuckets[PeerId](rate, burst, _PEERS)  # bytes
         self.sent = 0  # bytes
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Empty for what is no question of ours, and for a peer that has had its share."""
-        ids = asked(message)
         now = self._clock()
-        left, since = self._left.get(peer, (self._burst, now))
-        left = min(self._burst, left + max(0.0, now - since) * self._rate)
-        if not ids or left <= 0:
+        bucket = self._upload.of(peer, now)
+        if not (ids := asked(message)) or bucket.refill(now) <= 0:
             return b""
         reply = answer([self._store.get(name) for name in ids])
-        self._left[peer] = (left - len(reply), now)
-        self._left.move_to_end(peer)
-        if len(self._left) > _PEERS:
-            self._left.popitem(last=False)
+        bucket.take(len(reply))
         self.sent += len(reply)
         return reply
 

@@ -20,6 +20,7 @@ import trio
 
 from p2p.address import parse_endpoint
 from p2p.nat.noise_probe import Silent, Stranger, knock
+from p2p.rate_limit import TokenBucket
 from p2p.types import Peer, PeerId, Unanswered
 
 DIAL_BACK = 3
@@ -79,7 +80,7 @@ class DialBack:
     def __init__(self, peers: Callable[[], Sequence[Peer]], clock: Callable[[], float], *, knock: Knock = knock) -> None:
         self._peers, self._clock, self._knock = peers, clock, knock
         self._outcomes: OrderedDict[tuple[PeerId, int], tuple[float, Outcome]] = OrderedDict()
-        self._left, self._since = BURST, clock()
+        self._dials = TokenBucket(RATE, BURST, clock())
         self._nursery: trio.Nursery | None = None
         self._under_way = 0
 
@@ -103,20 +104,14 @@ class DialBack:
         if (peer, port) in self._outcomes:
             return self._outcomes[peer, port][1]
         tried = Counter(asker for asker, _ in self._outcomes)[peer]
-        if address is None or port < MIN_PORT or tried >= PORTS or self._nursery is None or not self._may_dial(now):
+        if address is None or port < MIN_PORT or tried >= PORTS or self._nursery is None or self._under_way >= AT_ONCE:
+            return Outcome.REFUSED
+        if self._dials.wait(now):
             return Outcome.REFUSED
         self._outcomes[peer, port] = now, Outcome.TRYING
         self._under_way += 1
         self._nursery.start_soon(self._try, peer, str(address), port, now)
         return Outcome.TRYING
-
-    def _may_dial(self, now: float) -> bool:
-        self._left = min(BURST, self._left + max(0.0, now - self._since) * RATE)
-        self._since = now
-        if self._left < 1 or self._under_way >= AT_ONCE:
-            return False
-        self._left -= 1
-        return True
 
     async def _try(self, peer: PeerId, host: str, port: int, asked: float) -> None:
         outcome = Outcome.NOT_REACHED

@@ -13,6 +13,7 @@ from p2p.netgroup import LOCAL, group_of, only_here
 from p2p.peers import addressbook_file
 from p2p.peers.addressbook_file import MAX_ADDRESSES, MAX_FILE
 from p2p.peers.buckets import MISS_EVERY, NEW_BUCKETS, SIZE, TRIED_BUCKETS, Known, Tables
+from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
 MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE  # beside those that the operator named
@@ -21,7 +22,7 @@ TRIED_FIRST = 0.95  # how often a peer that we reached before is preferred to on
 TOLD_RATE, TOLD_BURST = 0.1, 40.0  # unknown peers that one peer may tell us of: a second, and at once
 HEARSAY_EVERY = 3600.0  # seconds between two times that hearing of a peer makes it younger
 NEARBY = PeerId("nearby")  # a teller: whoever announces peers on our own network, all together
-_TELLERS, _CONTESTED = 1024, 16
+_CONTESTED = 16
 
 Candidate = tuple[PeerId, list[str]]
 
@@ -40,7 +41,7 @@ class AddressBook:
         self.anchors: Sequence[PeerId] = ()  # whom we were connected to for long: dialled first after a restart
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
-        self._purses: OrderedDict[PeerId, tuple[float, float]] = OrderedDict()  # teller -> what it may still tell, and since when
+        self._tellers = TokenBuckets[PeerId](TOLD_RATE, TOLD_BURST)
         self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()  # in a full bucket of `tried` -> who would have its place
         self._last_success = 0.0  # of any dial
 
@@ -70,7 +71,7 @@ class AddressBook:
         """
         itself = teller is None or teller == peer
         known = self._known.get(peer)
-        if peer == self.me or (known is None and not itself and not self._may_tell(teller or peer, now)):
+        if peer == self.me or (known is None and not itself and self._tellers.of(teller or peer, now).wait(now)):
             return
         said = _dialable(addresses, source)
         if not said:
@@ -273,15 +274,6 @@ class AddressBook:
         wanted = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
         if wanted != known.addresses:
             known.addresses, self.changed = wanted, True
-
-    def _may_tell(self, teller: PeerId, now: float) -> bool:
-        left, since = self._purses.get(teller, (TOLD_BURST, now))
-        left = min(TOLD_BURST, left + max(0.0, now - since) * TOLD_RATE)
-        self._purses[teller] = (left - 1 if left >= 1 else left, now)
-        self._purses.move_to_end(teller)
-        if len(self._purses) > _TELLERS:
-            self._purses.popitem(last=False)
-        return left >= 1
 
 
 def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:

@@ -21,7 +21,7 @@ import pytest
 from benchmarks.probes import ProbeProcess
 from p2p.engines.hivemind.p2pd import missing
 from p2p.engines.libp2p.metering import ITEM, NAMED, READ, Meter
-from p2p.rate_limit import Toll
+from p2p.rate_limit import RateLimit
 from tests.attacks.flooding import KINDS
 
 RATE = 10_000  # messages a second, to each node
@@ -147,7 +147,7 @@ def test_a_flooder_is_cut_off_and_costs_the_others_nothing(kind: str, nodes: int
 @pytest.mark.parametrize("amount", [READ, ITEM, 100 * NAMED])
 def test_what_is_no_message_is_paid_for(amount: float) -> None:
     now, cut = [0.0], list[str]()
-    meter = Meter(Toll(), lambda: now[0], lambda peer, why: cut.append(peer))
+    meter = Meter(RateLimit(), lambda: now[0], lambda peer, why: cut.append(peer))
     for n in range(20_000):  # as many a second as a busy peer has, and the attacker
         now[0] = n / RATE
         assert n % 100 or meter.talks("busy", amount)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from judge.limits import SlowReaders, TokenBuckets, network_of
+from judge.limits import SlowReaders, network_of
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE
 from judge.sessions import Asked, Asker, OpenQuestion, Room, Sessions
 from p2p.types import PeerId
@@ -137,23 +137,6 @@ def test_random_histories_never_grade_twice() -> None:
                     taken.add(id)
         assert taken
         assert not taken & expired
-
-
-def test_a_bucket_refills() -> None:
-    buckets = TokenBuckets(burst=3, seconds=2.0)
-    assert [buckets.wait("a", 10.0) for _ in range(3)] == [0.0, 0.0, 0.0]
-    assert buckets.wait("a", 11.0) == pytest.approx(1.0)
-    assert buckets.wait("b", 11.0) == 0.0  # another peer's is its own
-    assert buckets.wait("a", 12.0) == 0.0
-    assert buckets.wait("a", 12.0) == pytest.approx(2.0)
-
-
-def test_buckets_are_bounded() -> None:
-    buckets = TokenBuckets(burst=1, seconds=1e9, remembered=10)
-    for i in range(1_000):
-        buckets.wait(str(i), 0.0)
-    assert buckets.wait("999", 0.0) > 0  # the newest are remembered
-    assert len(buckets) <= 10
 
 
 @pytest.mark.parametrize(

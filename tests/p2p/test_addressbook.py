@@ -113,7 +113,7 @@ def test_who_tells_too_much_is_not_listened_to(book: AddressBook) -> None:
     assert book[peer(0)].addresses == [at(0), at(1)]
     for n in range(1100):
         book.heard(peer(5000 + n), [at(0)], NOW, teller=peer(20_000 + n), source="66.1")
-    assert len(book._purses) <= 1024
+    assert len(book._tellers) <= 1024
 
 
 def test_what_the_peer_says_itself_counts_for_more_than_hearsay(book: AddressBook) -> None:

@@ -10,7 +10,6 @@ from p2p.address import EXAMPLE, Endpoint, parse_bootstrap, parse_endpoint, pars
 from p2p.errors import BadAddress
 from p2p.identity import Identity, peer_id_of
 from p2p.peers.addressbook import MAX_ADDRESSES, MAX_PEERS, AddressBook
-from p2p.rate_limit import Toll
 
 NOW = 1_700_000_000.0
 ME, A, B = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -133,32 +132,3 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes, caplog: pyt
     book.load(path)
     assert len(book) == 0 and not path.exists() and (tmp_path / "peers.json.corrupt").read_bytes() == content
     assert "damaged" in caplog.text
-
-
-def test_the_toll_lets_a_busy_swarm_pass_and_bans_who_floods() -> None:
-    toll = Toll(rate=200, burst=600, broken_rate=1, broken_burst=30, ban=60)
-    assert all(toll.pay("mesh", NOW + n / 150) for n in range(5000))
-    flood = [toll.pay("flood", NOW + n / 10_000) for n in range(1000)]
-    assert flood.index(False) < 700 and toll.banned("flood", NOW + 1) and not toll.banned("mesh", NOW + 1)
-    assert [toll.pay("junk", NOW + n / 100, broken=True) for n in range(40)].index(False) == 30
-    assert toll.banned("junk", NOW + 60) and not toll.banned("junk", NOW + 61) and toll.pay("junk", NOW + 61)
-    for n in range(5000):
-        toll.pay(f"stranger {n}", NOW)
-    assert len(toll._purses) <= 1024
-
-
-def test_who_floods_again_is_shut_out_for_twice_as_long_and_after_a_day_in_peace_it_is_as_new() -> None:
-    toll, now = Toll(rate=200, burst=600, ban=60), NOW
-
-    def flood() -> float:
-        while toll.pay("flood", now):
-            pass
-        return next(seconds for seconds in range(1, 2000) if not toll.banned("flood", now + seconds))
-
-    bans = []
-    for _ in range(6):
-        bans.append(flood())
-        now += bans[-1]
-    assert bans == [60, 120, 240, 480, 960, 960]
-    now += 24 * 3600
-    assert flood() == 60

@@ -63,7 +63,7 @@ def test_what_is_remembered_is_bounded() -> None:
     doorstep = Doorstep()
     for n in range(10_000):
         come(doorstep, 1, float(n), f"11.1.{n // 256}.{n % 256}")
-    assert len(doorstep._known) == _KNOWN and len(doorstep._toll._purses) <= _KNOWN
+    assert len(doorstep._known) == _KNOWN and len(doorstep._rate_limit.frames) <= _KNOWN
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ async def test_who_told_of_a_peer_is_noted() -> None:
         await nursery.start(c.run)
         await until(lambda: b.identity.peer_id in c_engine._book)
         assert c_engine._book[b.identity.peer_id].source == LOCAL
-        told = c_engine._book._purses
+        told = c_engine._book._tellers._buckets
         assert set(told) <= {a.identity.peer_id, c.identity.peer_id} and (told or c_engine._book[b.identity.peer_id].itself)
         nursery.cancel_scope.cancel()
 
@@ -327,7 +327,7 @@ async def test_who_floods_is_cut_off_and_the_honest_are_heard() -> None:
         b, _ = member(2, bootstrap=addresses[:1])
         await nursery.start(b.run)
         await heard(b, a)
-        a_engine._toll.rate, a_engine._toll.burst = 20.0, 60.0  # the sender is a slow one
+        a_engine._rate_limit.frames.rate, a_engine._rate_limit.frames.burst = 20.0, 60.0  # the sender is a slow one
         started, cut = time.monotonic(), 0.0
 
         async def flood(stack: Stack, target: Any) -> None:

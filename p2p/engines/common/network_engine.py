@@ -13,7 +13,7 @@ from p2p.engines.common.request_response import Desk
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY
-from p2p.rate_limit import Toll
+from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Unanswered, Verdict
 
@@ -54,7 +54,7 @@ class Networked:
         identity: Identity,
         topic: Topic,
         handlers: Handlers,
-        toll: Toll,
+        rate_limit: RateLimit,
         *,
         listen: Sequence[str],
         bootstrap: Sequence[str],
@@ -70,8 +70,8 @@ class Networked:
         self._file = BookFile(self._book, addressbook)
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)
-        self._toll, self._doorstep = toll, Doorstep()
-        self._questions = Toll(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
+        self._rate_limit, self._doorstep = rate_limit, Doorstep()
+        self._questions = RateLimit(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
         self._desk = Desk(handlers.answer, self._may_ask)
         self._shards = Shards()
         self._asking: Asking | None = None  # while the engine is up, as the next
@@ -93,7 +93,7 @@ class Networked:
         return await self._asking.ask(peer, question, limit)
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
-        self._toll.ban(peer, self._clock(), seconds)
+        self._rate_limit.ban(peer, self._clock(), seconds)
         if self._finding is not None:
             self._finding.hang_up_soon(peer)
 
@@ -133,4 +133,4 @@ class Networked:
         return False
 
     def _shut_out(self, peer: PeerId) -> bool:
-        return self._toll.banned(peer, self._clock())
+        return self._rate_limit.banned(peer, self._clock())

@@ -25,7 +25,7 @@ from p2p.engines.hivemind.streams import Asker, serve
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.peers.listen import dialable, with_ports
-from p2p.rate_limit import Toll
+from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Verdict
 
@@ -64,7 +64,7 @@ class HivemindEngine(Networked):
     ) -> None:
         if (reason := missing()) is not None:
             raise EngineMissing(reason)
-        of_one_author = Toll(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
+        of_one_author = RateLimit(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
         self._public = public
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
@@ -194,10 +194,10 @@ class HivemindEngine(Networked):
                     nursery.start_soon(discovery.hang_up, author)
                     continue
                 verdict = self._hear(message.data, None, message.topicIDs)
-                if not self._toll.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
+                if not self._rate_limit.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
                     log.warning("cut off %s: too many messages, or too many broken ones", author)
                     nursery.start_soon(discovery.hang_up, author)
 
     def _cut_off_for_junk(self, peer: PeerId) -> None:
         log.warning("cut off %s: it sends much that p2pd has no use for", peer)
-        self.shut_out(peer, self._toll.ran_dry(peer, self._clock()))
+        self.shut_out(peer, self._rate_limit.ban_again(peer, self._clock()))

@@ -100,7 +100,7 @@ class Discovery:
         return True
 
     def _shut_out(self, peer: PeerId) -> bool:
-        return self._stack.pubsub.toll.banned(peer, self._clock())
+        return self._stack.pubsub.rate_limit.banned(peer, self._clock())
 
     def _inside(self) -> dict[int, set[PeerId]]:
         return {shard: self.members(shard) for shard in sorted(self._shards.wanted)}

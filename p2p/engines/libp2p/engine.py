@@ -14,7 +14,7 @@ from p2p.engines.libp2p.stack import Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Asker, serve
 from p2p.identity import Identity
 from p2p.peers.listen import check_listen, dialable
-from p2p.rate_limit import Toll
+from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started
 
@@ -23,7 +23,7 @@ class Libp2pEngine(Networked):
     """Implements `Engine`. TCP, Noise, yamux, GossipSub, Kademlia. The arguments are those of `Networked`."""
 
     def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, **options: Any) -> None:
-        super().__init__(identity, topic, handlers, Toll(), **options)
+        super().__init__(identity, topic, handlers, RateLimit(), **options)
         self._stack: Stack | None = None
         self._discovery: Discovery | None = None
 
@@ -56,7 +56,7 @@ class Libp2pEngine(Networked):
         topics = [topic, *handlers.also]
         try:
             opened = open_stack(
-                self._identity, topics, self._hear, self._listen, self._clock, self._toll, self._doorstep, handlers.score
+                self._identity, topics, self._hear, self._listen, self._clock, self._rate_limit, self._doorstep, handlers.score
             )
             async with opened as stack:
                 self._stack = stack

@@ -7,7 +7,7 @@ and each message is paid for (`p2p.rate_limit`) before there is a task for it.
 from collections.abc import Callable
 from typing import Any
 
-from p2p.rate_limit import Toll
+from p2p.rate_limit import RateLimit
 
 AHEAD = 65536  # bytes
 READ = 1.0  # an RPC takes two or three reads, a large one a few more
@@ -46,16 +46,16 @@ def cost(control: Any) -> float:
 class Meter:
     """cut_off: called with a peer that has used up what it may send, and the reason."""
 
-    def __init__(self, toll: Toll, clock: Callable[[], float], cut_off: Callable[[Any, str], None]) -> None:
-        self._toll, self._clock, self._cut_off = toll, clock, cut_off
-        self._talk = Toll(rate=RATE, burst=BURST)
+    def __init__(self, rate_limit: RateLimit, clock: Callable[[], float], cut_off: Callable[[Any, str], None]) -> None:
+        self._rate_limit, self._clock, self._cut_off = rate_limit, clock, cut_off
+        self._talk = RateLimit(rate=RATE, burst=BURST)
 
     def pays(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
         """For messages. False: it is shut out, perhaps from now on."""
         now = self._clock()
-        if self._toll.banned(str(peer), now):
+        if self._rate_limit.banned(str(peer), now):
             return False
-        paid = self._toll.pay(str(peer), now, frames=frames, broken=broken)
+        paid = self._rate_limit.pay(str(peer), now, frames=frames, broken=broken)
         if not paid:
             self._cut_off(peer, "too many messages, or too many broken ones")
         return paid
@@ -63,10 +63,10 @@ class Meter:
     def talks(self, peer: Any, amount: float) -> bool:
         """For what is no message. False: the same."""
         now = self._clock()
-        if self._toll.banned(str(peer), now):
+        if self._rate_limit.banned(str(peer), now):
             return False
         paid = self._talk.pay(str(peer), now, frames=amount)
         if not paid:
-            self._toll.ban(str(peer), now, self._toll.ban_seconds)
+            self._rate_limit.ban(str(peer), now, self._rate_limit.ban_seconds)
             self._cut_off(peer, "too much that is no message")
         return paid

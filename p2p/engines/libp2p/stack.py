@@ -45,7 +45,7 @@ from p2p.envelope import MAX_FRAME
 from p2p.errors import CannotListen
 from p2p.identity import Identity
 from p2p.peers.listen import dialable
-from p2p.rate_limit import Toll
+from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import PeerId, Score, Verdict
 
@@ -130,7 +130,9 @@ class _AnyShard(Container[object]):
 class TopicPubsub(Pubsub):  # type: ignore[misc]
     """Pubsub that makes each connected peer pay for what it hands us, well or badly formed."""
 
-    def __init__(self, *args: Any, hear: Hear, clock: Callable[[], float], topics: Sequence[Topic], toll: Toll, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, hear: Hear, clock: Callable[[], float], topics: Sequence[Topic], rate_limit: RateLimit, **options: Any
+    ) -> None:
         # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
         super().__init__(
             *args,
@@ -142,11 +144,11 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         )
         self.allowed_topics = _AnyShard(topics)
         self.counter = int(clock() * 1e9)
-        self.toll = toll
+        self.rate_limit = rate_limit
         self._hear = hear
         self._clock = clock
         self._visit = _Visit(True)
-        self.meter = Meter(toll, clock, self._cut_off)
+        self.meter = Meter(rate_limit, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being gone through
         self.heard_at: dict[Any, float] = {}  # peer -> when anything came of it, in trio's time
         self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
@@ -164,7 +166,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if msg_forwarder == self.my_id:
             await super().push_msg(msg_forwarder, msg)
             return
-        if self.toll.banned(str(msg_forwarder), self._clock()):
+        if self.rate_limit.banned(str(msg_forwarder), self._clock()):
             return
         # The library does not await before the validator has run, so what `_validate` finds in `_visit` is this message's.
         visit = self._visit = _Visit(passed=self._is_msg_seen(msg))
@@ -278,17 +280,17 @@ async def open_stack(
     hear: Hear,
     listen: Sequence[Endpoint],
     clock: Callable[[], float],
-    toll: Toll | None = None,
+    rate_limit: RateLimit | None = None,
     doorstep: Doorstep | None = None,
     score: Score = lambda _: 0.0,
 ) -> AsyncIterator[Stack]:
     """The running stack, listening and subscribed to the topics. hear: called for each message that arrives. Raises CannotListen; later
     an exception group, where a service broke.
     """
-    toll = toll or Toll()
+    rate_limit = rate_limit or RateLimit()
     host = _host(identity)
     network = host.get_network()
-    network.shut_out = lambda peer: toll.banned(peer, clock())
+    network.shut_out = lambda peer: rate_limit.banned(peer, clock())
     network.doorstep = doorstep or network.doorstep
     router = Router(
         protocols=MESHSUB,
@@ -302,7 +304,7 @@ async def open_stack(
         prune_back_off=10,
         max_idontwant_messages=1000,
         adaptive_gossip_enabled=False,  # it stretches the heartbeat of a swarm it finds unhealthy, as any small one is
-        spam_protection_enabled=False,  # ours is `Toll` and the inbox
+        spam_protection_enabled=False,  # ours is `RateLimit` and the inbox
         eclipse_protection_enabled=False,  # it wants three addresses in the mesh, which one LAN has not
         pending_messages_ttl=3.0,  # whole messages, kept for every connected peer that is not of this swarm
         # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh and told nothing.
@@ -310,7 +312,7 @@ async def open_stack(
             app_specific_score_fn=lambda peer: score(PeerId(str(peer))), p6_appl_slack_weight=1.0, graylist_threshold=SHUNNED
         ),
     )
-    pubsub = TopicPubsub(host, router, hear=hear, clock=clock, topics=topics, toll=toll)
+    pubsub = TopicPubsub(host, router, hear=hear, clock=clock, topics=topics, rate_limit=rate_limit)
     wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]
     try:
         async with host.run(listen_addrs=wanted):

@@ -1,0 +1,59 @@
+"""The token bucket, buckets by key, and bans of peers that send too much."""
+
+import pytest
+
+from p2p.rate_limit import RateLimit, TokenBucket, TokenBuckets
+
+NOW = 1_900_000_000.0
+
+
+def test_a_bucket_refills() -> None:
+    buckets = TokenBuckets[str](rate=0.5, burst=3)
+    assert [buckets.of("a", 10.0).wait(10.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+    assert buckets.of("a", 11.0).wait(11.0) == pytest.approx(1.0)
+    assert buckets.of("b", 11.0).wait(11.0) == 0.0  # another peer's is its own
+    assert buckets.of("a", 12.0).wait(12.0) == 0.0
+    assert buckets.of("a", 12.0).wait(12.0) == pytest.approx(2.0)
+
+
+def test_a_bucket_is_never_over_full_nor_deeper_in_debt_than_a_burst_and_a_clock_set_back_fills_nothing() -> None:
+    bucket = TokenBucket(rate=2.0, burst=10.0, now=NOW)
+    assert bucket.refill(NOW + 1000) == 10
+    bucket.take(1e9)
+    assert bucket.left == -10 and bucket.refill(NOW) == -10 and bucket.refill(NOW + 6) == 2
+
+
+def test_buckets_are_bounded() -> None:
+    buckets = TokenBuckets[str](rate=1e-9, burst=1, most=10)
+    for i in range(1_000):
+        buckets.of(str(i), 0.0).take(1)
+    assert buckets.of("999", 0.0).left == 0 and len(buckets) == 10  # the newest are remembered
+
+
+def test_a_rate_limit_lets_a_busy_swarm_pass_and_bans_who_floods() -> None:
+    limit = RateLimit(rate=200, burst=600, broken_rate=1, broken_burst=30, ban=60)
+    assert all(limit.pay("mesh", NOW + n / 150) for n in range(5000))
+    flood = [limit.pay("flood", NOW + n / 10_000) for n in range(1000)]
+    assert flood.index(False) < 700 and limit.banned("flood", NOW + 1) and not limit.banned("mesh", NOW + 1)
+    assert [limit.pay("junk", NOW + n / 100, broken=True) for n in range(40)].index(False) == 30
+    assert limit.banned("junk", NOW + 60) and not limit.banned("junk", NOW + 61) and limit.pay("junk", NOW + 61)
+    for n in range(5000):
+        limit.pay(f"stranger {n}", NOW)
+    assert len(limit.frames) <= 1024
+
+
+def test_who_floods_again_is_shut_out_for_twice_as_long_and_after_a_day_in_peace_it_is_as_new() -> None:
+    limit, now = RateLimit(rate=200, burst=600, ban=60), NOW
+
+    def flood() -> float:
+        while limit.pay("flood", now):
+            pass
+        return next(seconds for seconds in range(1, 2000) if not limit.banned("flood", now + seconds))
+
+    bans = []
+    for _ in range(6):
+        bans.append(flood())
+        now += bans[-1]
+    assert bans == [60, 120, 240, 480, 960, 960]
+    now += 24 * 3600
+    assert flood() == 60
