@@ -81,7 +81,7 @@ def side_of(name: str, folder: Path, plan: Plan, every: bool) -> Step:
     network = material(folder, plan)[0]
     if name == "padded":
         return padded(network, every)
-    learner = Learner(network, Learning(RATE, 0.2, 0.28, 1.0, 1.0, BUDGET), torch.device(plan.device))
+    learner = Learner(network, Learning(RATE, 1.0, 1.0, BUDGET), torch.device(plan.device))
 
     def ours(rows: Sequence[Row]) -> tuple[float, float]:
         made = learner.step(rows)
@@ -107,7 +107,7 @@ def padded(network: Any, every: bool) -> Step:
         with torch.no_grad():
             entropy(logits)
         advantages = torch.tensor([r.advantage for r in rows], device=device)[:, None].expand_as(logprobs)
-        each = losses.grpo(logprobs, logprobs.detach(), advantages, 0.2, 0.28)
+        each = losses.surrogate(logprobs, logprobs.detach(), advantages, 0.2, 0.28)
         loss = (each * counted).sum() / counted.sum()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

@@ -18,6 +18,8 @@ from pydantic.fields import FieldInfo
 from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, web_address
 from swarmd.config.messages import expected, key_name, kind_of, nearest, nearest_choice, shown
 from swarmd.errors import ConfigError
+from swarmd.experience.sampling import STRATEGIES
+from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
 from swarmd.terminal import printable
 
 
@@ -64,7 +66,7 @@ class GenerateConfig(_Section):
     engine_args: Annotated[tuple[str, ...], Field(description="a list of texts")] = ()  # more arguments for what it starts
 
 
-class TrainConfig(_Section):
+class TrainConfig(_Section, LossSettings):
     learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: by the model (policy/language_policy.py, docs/papers.md)
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, from the end of the warm-up
     warmup: Annotated[int, Field(ge=0, le=10**9)] = 0  # updates in which the rate rises to the full one
@@ -72,16 +74,11 @@ class TrainConfig(_Section):
     lowest_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of the rate that is left in the end
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"  # adamw8bit: a quarter of the memory for moments; needs `pip install 'swarmd[8bit]'`
     precision: Literal["auto", "master", "stochastic"] = "auto"  # how bfloat16 weights keep small steps; see policy/training/optimizer.py
-    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     kl_every: Annotated[int, Field(ge=0, le=10**9)] = 10  # updates between two measurements of the KL from the start; 0: none
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0  # tokens a forward pass may hold; 0: what fits this machine
-    loss: Literal["grpo", "asymre"] = "grpo"
-    loss_mean: Literal["token", "sequence"] = "token"  # what weighs the same: every token of the batch, or every completion
-    asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline
-    # grpo with truncated importance weights in place of clipping; 0: off; None: 2 where a foreign engine answers, without replay, else off
-    importance_cap: Annotated[float, Field(ge=0, le=100)] | None = None
+    loss: Literal[tuple(LOSSES)] = "grpo"  # type: ignore[valid-type]
+    loss_mean: Literal[tuple(MEANS)] = "token"  # type: ignore[valid-type]  # what weighs the same: every token of the batch, or every completion
 
 
 class ReplayConfig(_Section):
@@ -89,7 +86,7 @@ class ReplayConfig(_Section):
     size: Annotated[int, Field(ge=0, le=65_536)] = 0  # N: rollouts kept, ours and others'; 0: three batches
     updates_per_round: Annotated[int, Field(ge=1, le=64)] = 2
     batch: Annotated[int, Field(ge=0, le=4096)] = 0  # B: rollouts of one update; 0: round.local + round.external
-    strategy: Literal["uniform", "without_replacement", "never_used_first"] = "uniform"
+    strategy: Literal[tuple(STRATEGIES)] = "uniform"  # type: ignore[valid-type]
     positive_bias: Annotated[float, Field(ge=0, le=0.9)] = 0.9  # delta: share of the pool that is older rollouts with a correct answer
     author_share: Annotated[float, Field(gt=0, le=1)] = 0.2  # of the pool that any one other author may fill
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32  # rollouts older than this many of our own rounds are forgotten

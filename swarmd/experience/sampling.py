@@ -1,4 +1,4 @@
-"""Which rollouts make the batch. Pure. To add a strategy of replay, write a `Strategy` and a line in STRATEGIES."""
+"""Sampling: which rollouts make the batch. Pure. A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it."""
 
 import hashlib
 import random
@@ -48,9 +48,6 @@ def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, 
         text = f"{salt} {copies[completion]} {completion.ended} {completion.text}"
         keys.append(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest())
     return tuple(completion for _, completion in sorted(zip(keys, completions, strict=True), key=itemgetter(0)))
-
-
-SAMPLERS: Mapping[str, Callable[..., Sequence[Scored]]] = {"uniform": uniform}
 
 
 Strategy = Callable[[Kept, int], bool]

@@ -23,8 +23,8 @@ from swarmd.policy.models.fit import measures_start, work_of
 from swarmd.policy.models.load import LORA_FROM, Loaded, load_model
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import checkpoint as saved
-from swarmd.policy.training import losses
 from swarmd.policy.training.learner import Learner, Learning
+from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.packing import Row, encoded, rows_of
 from swarmd.policy.training.schedule import Schedule
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
@@ -91,14 +91,12 @@ class LanguagePolicy:
         _check_context(chat, sampling, loaded.source)
         learning = Learning(
             learning_rate=config.train.learning_rate or _default_rate(loaded),
-            clip_low=config.train.clip_low,
-            clip_high=config.train.clip_high,
             max_grad_norm=config.train.max_grad_norm,
             temperature=sampling.temperature,
             micro_batch_tokens=loaded.plan.micro_batch_tokens,
             checkpointing="on" if loaded.plan.checkpointing else "auto",
             loss=config.train.loss,
-            importance_cap=importance_cap(config),
+            settings=config.train.model_copy(update={"importance_cap": importance_cap(config)}),
             head_tokens=loaded.plan.head_tokens,
             schedule=_schedule(config.train),
             optimizer=config.train.optimizer,
@@ -110,8 +108,8 @@ class LanguagePolicy:
             chat=chat,
             limit=sampling.limit,
             context=sampling.context,
-            advantages=_advantages(config.train),
-            mean=losses.sequence_mean if config.train.loss_mean == "sequence" else losses.token_mean,
+            advantages=lambda scored: LOSSES[config.train.loss].advantages(scored, config.train),
+            mean=MEANS[config.train.loss_mean],
         )
         learner, generator = Learner(loaded.network, learning, loaded.device, seed), seeded(loaded.device, seed)
         return cls(loaded, chat, learner, rows, sampling, generator, open_engine(config, loaded, sampling))
@@ -234,12 +232,6 @@ class LanguagePolicy:
 
     def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling) -> list[list[Sample]]:
         return self._driver.generate(prompts, copies, sampling, self._generator, self.version, self.between)
-
-
-def _advantages(config: TrainConfig) -> Callable[[Scored], Sequence[float]]:
-    if config.loss == "asymre":
-        return lambda scored: losses.asymre_advantages(scored.rewards, config.asymre_shift, scored.group)
-    return lambda scored: scored.advantages
 
 
 def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:

@@ -193,9 +193,9 @@ class Timetable:
 class Saver:
     """Saves in a thread of its own, one at a time, from copies: whoever saves goes on with other things meanwhile.
 
-        saver.begin(state, files)     # returns at once
-        …
-        saver.settle()                # before anything that must not outlive the loss of what is being saved
+    saver.begin(state, files)     # returns at once
+    …
+    saver.settle()                # before anything that must not outlive the loss of what is being saved
     """
 
     def __init__(self, checkpoints: Checkpoints) -> None:

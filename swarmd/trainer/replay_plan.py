@@ -154,8 +154,7 @@ def lines(made: ReplayPlan) -> Sequence[str]:
     ]
     if made.pays:
         verdict = [
-            f"Replay can pay here. Theorem 3.5: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round "
-            f"({updates}).",
+            f"Replay can pay here. Theorem 3.5: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round ({updates}).",
             f"A round then costs {made.gamma:.2f} of one that generates all it trains on (gamma); "
             f"the theorem expects {made.same_progress:.2f} of the cost to the same point.",
             "To use it:",
@@ -177,7 +176,6 @@ def lines(made: ReplayPlan) -> Sequence[str]:
         verdict = [
             f"Replay cannot pay here: mu is below {PAYS_FROM:g}, so what is generated anew costs too little to be worth reusing. "
             "Leave replay.mode off.",
-            f"Theorem 3.5 alone would say: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round "
-            f"({updates}).",
+            f"Theorem 3.5 alone would say: N = {made.size}, R = {made.new}, B = {made.batch * made.updates} a round ({updates}).",
         ]
     return [*head, *verdict, "", f"Assumed: rho = {made.rho:g}, alpha = {made.alpha:g}.", *(f"- {one}" for one in ASSUMPTIONS)]

@@ -28,7 +28,7 @@ from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Limits, Pool
 from swarmd.experience.replay_schedule import Schedule
 from swarmd.experience.replay_theory import compute_ratio
-from swarmd.experience.sampling import SAMPLERS, Replay
+from swarmd.experience.sampling import Replay, uniform
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import FILES, CheckpointDamaged
 from swarmd.protocols import Policy, Remembering, Reward, Swarm
@@ -312,7 +312,7 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
         policy=policy,
         reward=reward,
         swarm=swarm,
-        sample=partial(SAMPLERS["uniform"], n_local=config.round.local, n_external=config.round.external, author_of=swarm.author),
+        sample=partial(uniform, n_local=config.round.local, n_external=config.round.external, author_of=swarm.author),
         pool=Pool(config.round.max_age, author_of=swarm.author),
         task_rng=random.Random(f"{seed} tasks"),
         batch_rng=random.Random(f"{seed} batch"),

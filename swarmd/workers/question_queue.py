@@ -1,8 +1,8 @@
 """Questions on their way to the generators and rollouts on their way back. Pure: no threads, no clock.
 
-    drawn -> waiting -> at a generator -> finished -> taken by a round
-                 ^            |               |
-                 +-- it died --+               +-- overtaken by fresher ones
+drawn -> waiting -> at a generator -> finished -> taken by a round
+             ^            |               |
+             +-- it died --+               +-- overtaken by fresher ones
 """
 
 from collections import deque

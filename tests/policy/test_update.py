@@ -33,8 +33,10 @@ def chat_of(folder: Path) -> Chat:
     return Chat(AutoTokenizer.from_pretrained(folder), "")
 
 
-def learning(budget: int = 16_384, temperature: float = 1.0, rate: float = 1e-3, clip: float = 1e9, **more: Any) -> Learning:
-    return Learning(rate, 0.2, 0.28, clip, temperature, budget, **more)
+def learning(
+    budget: int = 16_384, temperature: float = 1.0, rate: float = 1e-3, clip: float = 1e9, cap: float = 0, **more: Any
+) -> Learning:
+    return Learning(rate, clip, temperature, budget, settings=losses.LossSettings(importance_cap=cap), **more)
 
 
 def rows_of(batch, chat: Chat, limit: int = LIMIT, context: int = CONTEXT, mean=losses.token_mean, shift: float | None = None):
@@ -94,7 +96,7 @@ CASES = {
     "grpo, mean of sequences": Case({}, naive_grpo, by_sequence=True),
     "asymre": Case({"loss": "asymre"}, lambda lp, _, a: -a * lp, shift=-0.1),
     "asymre, mean of sequences": Case({"loss": "asymre"}, lambda lp, _, a: -a * lp, shift=0.0, by_sequence=True),
-    "importance weights": Case({"importance_cap": 1.1}, naive_importance),
+    "importance weights": Case({"cap": 1.1}, naive_importance),
 }
 
 

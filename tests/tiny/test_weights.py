@@ -75,9 +75,7 @@ def test_questions_and_answers_survive_the_tokenizer(tokenizer: Any, specialty: 
     for n in range(HELD_OUT, HELD_OUT + 100):
         task = SOURCE.task(TaskRef(specialty, n))
         assert task is not None
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": task.question}], add_generation_prompt=True, return_dict=False
-        )
+        ids = tokenizer.apply_chat_template([{"role": "user", "content": task.question}], add_generation_prompt=True, return_dict=False)
         assert tokenizer.decode(ids, skip_special_tokens=True) == task.question
         lengths.append(len(ids))
         answer = f"<answer>{honest_answer(task)}</answer>"

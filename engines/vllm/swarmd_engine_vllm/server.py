@@ -40,7 +40,7 @@ def command(asked: Asked, socket: Path) -> list[str]:
     if asked.lora_rank is not None:
         ranks = [rank for rank in RANKS if rank >= asked.lora_rank]
         if not ranks:
-            raise NoEngine(f"vLLM takes adapters of rank {RANKS[-1]} at most. Lower model.lora_rank, or set generate.engine to \"auto\".")
+            raise NoEngine(f'vLLM takes adapters of rank {RANKS[-1]} at most. Lower model.lora_rank, or set generate.engine to "auto".')
         line += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(ranks[0])]
     if asked.device == "cuda":
         line += ["--gpu-memory-utilization", str(asked.memory), "--enable-sleep-mode"]

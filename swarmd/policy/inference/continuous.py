@@ -39,9 +39,7 @@ class ContinuousEngine:
             )
         self._network, self._tokens = model, tokens
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
-    ) -> list[list[Sample]]:
+    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
         """See `Engine`. Draws one number from `generator`, unless greedy."""
         answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
         seed = draw_seed(generator) if sampling.temperature else 0
@@ -56,9 +54,7 @@ class ContinuousEngine:
                     answers[i] = samples
         return answers
 
-    def _batch(
-        self, prompts: Sequence[Sequence[int]], copies: int, room: int, sampling: Sampling, seed: int
-    ) -> list[list[Sample]]:
+    def _batch(self, prompts: Sequence[Sequence[int]], copies: int, room: int, sampling: Sampling, seed: int) -> list[list[Sample]]:
         """All of them with the same room for tokens."""
         drawn = copies if sampling.temperature else 1  # greedy answers are all the same
         settings = GenerationConfig(

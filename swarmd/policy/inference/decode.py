@@ -76,9 +76,7 @@ def cache_bytes(config: Any, dtype: torch.dtype) -> int:
     return int(2 * text.num_hidden_layers * heads * head * dtype.itemsize)
 
 
-def _groups(
-    prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool
-) -> Iterator[list[int]]:
+def _groups(prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool) -> Iterator[list[int]]:
     """Indices of prompts that are decoded together, of like length so that little is padding. shared: a prompt is stored once."""
     group: list[int] = []
     for i in sorted((i for i, p in enumerate(prompts) if len(p) < sampling.context), key=lambda i: -len(prompts[i])):

@@ -69,9 +69,7 @@ class Engine(Protocol):
     def foreign(self) -> bool:
         """Whether another implementation than the trainer's own network computes what it returns."""
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
-    ) -> list[list[Sample]]:
+    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
         """`copies` samples of each prompt, in order, drawn with the weights of the last `sync`.
 
         A prompt that fills the context gets empty samples. generator: where all randomness comes from (`draw_seed`); greedy draws none.

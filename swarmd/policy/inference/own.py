@@ -25,9 +25,7 @@ class OwnEngine:
         self._network, self._tokens = network, tokens
         self.between: Callable[[], int] | None = None  # see `decode`
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator
-    ) -> list[list[Sample]]:
+    def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
         """See `Engine`. NoModel where not even one prompt's completions fit into memory."""
         while True:
             try:

@@ -16,6 +16,7 @@ from swarmd.policy.inference.engine import BUILT_IN, FOREIGN_CAP, Asked, Engine,
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models import hub
 from swarmd.policy.models.load import Loaded
+from swarmd.policy.training.losses import LOSSES
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def importance_cap(config: NodeConfig) -> float:
     if config.train.importance_cap is not None:
         return config.train.importance_cap
     foreign = config.generate.engine not in ("auto", *BUILT_IN)
-    if not foreign or config.replay.mode == "on" or config.train.loss != "grpo":
+    if not foreign or config.replay.mode == "on" or not LOSSES[config.train.loss].uses_ratio:
         return 0.0
     log.info(
         "answers come from another implementation than the trainer's (%s): importance weights of at most %g make up for the difference "

@@ -10,7 +10,7 @@ from swarmd.policy.models.device import choose_device, free_memory
 
 
 def device_of(config: ModelConfig) -> str:
-    """"cuda", "mps" or "cpu". NoModel where the one that is asked for is not there."""
+    """ "cuda", "mps" or "cpu". NoModel where the one that is asked for is not there."""
     return choose_device(config.device).type
 
 

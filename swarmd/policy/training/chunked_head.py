@@ -1,4 +1,4 @@
-"""A network cut in front of its head: hidden states, and from them the logits of as many tokens as there is room for."""
+"""The chunked head: logits of as many tokens at once as there is room for, from the hidden states; log-probabilities and their gradient."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,3 +58,27 @@ def recomputing(network: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.training, layer.gradient_checkpointing = False, False
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [N, V], targets [N] -> of each row's distribution: log-probability of the target, entropy in nats, all probabilities [N, V].
+
+    In float32, and at the temperature at which the policy samples: that is the policy. Without gradient; see `logits_gradient`.
+    """
+    with torch.no_grad():
+        scaled = logits.float() if temperature == 1 else logits.float() / temperature
+        probabilities = scaled.softmax(-1)
+        # log Z from the likeliest token, whose probability is at least 1/V: exact, without a second pass of exponentials.
+        highest, likeliest = scaled.max(-1)
+        normaliser = highest - probabilities.gather(1, likeliest[:, None])[:, 0].log()
+        entropy = normaliser - torch.linalg.vecdot(probabilities, scaled)
+        return scaled.gather(1, targets[:, None])[:, 0] - normaliser, entropy, probabilities
+
+
+def logits_gradient(probabilities: Tensor, targets: Tensor, gradient: Tensor, temperature: float) -> Tensor:
+    """From the gradient [N] of some loss by the targets' log-probabilities, its gradient by the logits [N, V]: (1[target] − p) g / T.
+
+    Overwrites `probabilities`.
+    """
+    gradient = gradient[:, None] / temperature
+    return probabilities.mul_(-gradient).scatter_add_(1, targets[:, None], gradient)

@@ -14,8 +14,8 @@ from swarmd.errors import NoModel, SwarmdError
 from swarmd.policy.attention.attention import adopt
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 from swarmd.policy.models.memory_plan import Precision
-from swarmd.policy.training import losses
-from swarmd.policy.training.chunked_head import Decoder, recomputing
+from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomputing, token_logprobs
+from swarmd.policy.training.losses import LOSSES, LossSettings, k3
 from swarmd.policy.training.optimizer import Optimizer
 from swarmd.policy.training.packing import Packed, Padded, Row, Scores, micro_batches, pack, packed_tokens, pad, padded_micro_batches
 from swarmd.policy.training.reference import Start
@@ -36,13 +36,11 @@ class Diverged(SwarmdError):
 @dataclass(frozen=True, slots=True)
 class Learning:
     learning_rate: float  # the schedule's highest
-    clip_low: float
-    clip_high: float
     max_grad_norm: float
     temperature: float  # the one the policy samples at: ratios and entropy are of that distribution
     micro_batch_tokens: int  # of one forward pass
-    loss: Literal["grpo", "asymre"] = "grpo"
-    importance_cap: float = 0.0  # above 0: no ratio to clip, but truncated importance weights (losses.truncated_weights)
+    loss: str = "grpo"  # of LOSSES
+    settings: LossSettings = field(default_factory=LossSettings)  # the loss's own
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
     head_tokens: int = 0  # whose logits are held at once (`Plan.head_tokens`); 0: by the vocabulary
     schedule: Schedule = field(default_factory=Schedule)
@@ -185,13 +183,13 @@ class Learner:
         """[N], of the group's completion tokens in order."""
         if self._decoder is None:
             padded = pad(group, self._device)
-            return losses.token_logprobs(self._padded_logits(padded), padded.scores.targets, self._learning.temperature)[0]
+            return token_logprobs(self._padded_logits(padded), padded.scores.targets, self._learning.temperature)[0]
         batch = pack(group, self._device)
         hidden, found = self._decoder.hidden(batch), []
         for begin in range(0, len(hidden), self._decoder.chunk):
             part = slice(begin, begin + self._decoder.chunk)
             logits = self._decoder.logits(hidden[part])
-            found.append(losses.token_logprobs(logits, batch.scores[part].targets, self._learning.temperature)[0])
+            found.append(token_logprobs(logits, batch.scores[part].targets, self._learning.temperature)[0])
         return torch.cat(found)
 
     def _backward_packed(self, decoder: Decoder, batch: Packed, start: Tensor | None, sums: Sums) -> None:
@@ -209,34 +207,24 @@ class Learner:
     def _backward_logits(self, logits: Tensor, scores: Scores, start: Tensor | None, sums: Sums) -> None:
         """logits: [N, V], with a graph. start: [N], log-probabilities. Adds the gradients and the sums."""
         temperature = self._learning.temperature
-        logprobs, entropy, probabilities = losses.token_logprobs(logits, scores.targets, temperature)
+        logprobs, entropy, probabilities = token_logprobs(logits, scores.targets, temperature)
         # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO section 4).
         drawn, current = ~scores.old.isnan(), logprobs.clone()
         old = torch.where(drawn, scores.old, current)
-        loss, cut = self._loss(logprobs.requires_grad_(), old, scores)
+        learning, none = self._learning, current.new_zeros(1)
+        each, clipped = LOSSES[learning.loss].per_token(logprobs.requires_grad_(), old, scores.advantages, learning.settings)
+        loss = (each * scores.weights).sum()
         (gradient,) = torch.autograd.grad(loss, logprobs)
-        logits.backward(losses.logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype))  # type: ignore[no-untyped-call]
-        drift = losses.k3(current, old)  # 0 where the policy that drew is not known
-        kl = current.new_zeros(1) if start is None else losses.k3(start, current)
+        logits.backward(logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype))  # type: ignore[no-untyped-call]
+        drift = k3(current, old)  # 0 where the policy that drew is not known
+        kl = none if start is None else k3(start, current)
+        cut = none if clipped is None else clipped
         figures = [loss.detach(), entropy.sum(), cut.sum(), drift.sum(), drawn.sum(), kl.sum()]
         found = torch.stack(figures).tolist()  # one wait for the device
         sums.loss, sums.entropy, sums.clipped = sums.loss + found[0], sums.entropy + found[1], sums.clipped + found[2]
         sums.drift, sums.drawn, sums.kl = sums.drift + found[3], sums.drawn + int(found[4]), sums.kl + found[5]
         sums.tokens += len(scores.targets)
         sums.measured += 0 if start is None else len(start)
-
-    def _loss(self, logprobs: Tensor, old: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
-        """The weighted sum, and which tokens were clipped."""
-        learning, none = self._learning, torch.zeros_like(scores.weights, dtype=torch.bool)
-        current = logprobs.detach()
-        if learning.loss == "asymre":
-            return (losses.asymre(logprobs, scores.advantages) * scores.weights).sum(), none
-        low, high = learning.clip_low, learning.clip_high
-        if learning.importance_cap:
-            each = losses.grpo(logprobs, current, scores.advantages, low, high)
-            return (each * losses.truncated_weights(current, old, learning.importance_cap) * scores.weights).sum(), none
-        each = losses.grpo(logprobs, old, scores.advantages, low, high)
-        return (each * scores.weights).sum(), losses.clipped(current, old, scores.advantages, low, high)
 
     def _padded_logits(self, batch: Padded) -> Tensor:
         """[N, V]: the head sees only the positions that predict a completion token.

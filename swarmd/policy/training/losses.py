@@ -1,36 +1,59 @@
-"""Losses as pure functions. Every tensor is flat, one element a completion token, unless said.
+"""The losses, what each reads of `[train]`, and the means over a batch. Pure; a new loss is a row of LOSSES and touches this file alone.
 
-A batch's loss is the sum over its completion tokens of a loss per token times the weight of its mean.
+Every tensor is flat, one element a completion token. A batch's loss is the sum over its completion tokens of a loss per token times the
+weight of its mean. The configuration imports this module in processes that must not load torch: only methods of tensors are used.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+from pydantic import BaseModel, ConfigDict, Field
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def grpo(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """The clipped surrogate, per token, to be minimised (PPO, arXiv 1707.06347, eq. 7; the asymmetric clip is DAPO's, 2503.14476, eq. 8).
-
-    No KL term (SAPO section 5: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain policy gradient.
-    """
-    ratio = torch.exp(logprobs - old)
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    from swarmd.types import Scored
 
 
-def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """Which tokens got no gradient from `grpo` because of the clip (bool)."""
-    ratio = torch.exp(logprobs - old)
-    return ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
+class LossSettings(BaseModel):
+    """The keys of `[train]` that belong to a loss; `TrainConfig` inherits them. A new one also needs its line in the example file."""
+
+    model_config = ConfigDict(frozen=True)
+
+    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(ge=0, le=10)] = 0.28
+    asymre_shift: Annotated[float, Field(ge=-1, le=1)] = -0.1  # added to the mean reward: asymre's baseline
+    # grpo with truncated importance weights in place of clipping; 0: off; None: 2 where a foreign engine answers, without replay, else off
+    importance_cap: Annotated[float, Field(ge=0, le=100)] | None = None
 
 
-def asymre(logprobs: Tensor, advantages: Tensor) -> Tensor:
-    """Asymmetric REINFORCE, per token, to be minimised (AsymRE, arXiv 2506.20520): no ratio, so also for what another policy wrote.
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A row of LOSSES."""
 
-    advantages: from `asymre_advantages`.
-    """
-    return -advantages * logprobs
+    # (logprobs, old, advantages, settings) -> the loss of each token, to be minimised, and which tokens were clipped (bool; None: none).
+    # `old` are the log-probabilities of the policy that drew the token, without gradient; those of `logprobs` where they are not known.
+    per_token: Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor | None]]
+    advantages: Callable[[Scored, LossSettings], Sequence[float]]  # one a completion
+    uses_ratio: bool = False  # of new to old probabilities: it can take importance weights in place of the clip
+
+
+def grpo(logprobs: Tensor, old: Tensor, advantages: Tensor, settings: LossSettings) -> tuple[Tensor, Tensor | None]:
+    """GRPO's clipped surrogate, or the policy gradient with truncated importance weights where `importance_cap` is above 0."""
+    low, high, current = settings.clip_low, settings.clip_high, logprobs.detach()
+    if settings.importance_cap:
+        each = surrogate(logprobs, current, advantages, low, high)
+        return each * truncated_weights(logprobs, old, settings.importance_cap), None
+    return surrogate(logprobs, old, advantages, low, high), clipped(current, old, advantages, low, high)
+
+
+def asymre(logprobs: Tensor, _old: Tensor, advantages: Tensor, _settings: LossSettings) -> tuple[Tensor, None]:
+    """Asymmetric REINFORCE (AsymRE, arXiv 2506.20520): no ratio, so it also serves text that another policy wrote."""
+    return -advantages * logprobs, None
 
 
 def asymre_advantages(rewards: Sequence[float], shift: float, group: Sequence[float] = ()) -> tuple[float, ...]:
@@ -42,22 +65,43 @@ def asymre_advantages(rewards: Sequence[float], shift: float, group: Sequence[fl
     return tuple(r - baseline for r in rewards)
 
 
+LOSSES: Mapping[str, Loss] = {
+    "grpo": Loss(grpo, lambda scored, _: scored.advantages, uses_ratio=True),
+    "asymre": Loss(asymre, lambda scored, settings: asymre_advantages(scored.rewards, settings.asymre_shift, scored.group)),
+}
+
+
+def surrogate(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """The clipped surrogate, per token, to be minimised (PPO, arXiv 1707.06347, eq. 7; the asymmetric clip is DAPO's, 2503.14476, eq. 8).
+
+    No KL term (SAPO section 5: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain policy gradient.
+    """
+    ratio = (logprobs - old).exp()
+    return -(ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+def clipped(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+    """Which tokens got no gradient from `surrogate` because of the clip (bool)."""
+    ratio = (logprobs - old).exp()
+    return ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))
+
+
 def truncated_weights(logprobs: Tensor, drawn_with: Tensor, cap: float) -> Tensor:
     """min(π / π_drawn, cap), without gradient: importance weights of text that an engine or an older policy drew with other probabilities.
 
     Truncated, so that a rare token cannot take over the batch: biased, of bounded variance (Ionides 2008; IMPALA, arXiv 1802.01561).
     """
-    return torch.exp(logprobs.detach() - drawn_with).clamp(max=cap)
+    return (logprobs.detach() - drawn_with).exp().clamp(max=cap)
 
 
 def k3(logprobs: Tensor, drawn_with: Tensor) -> Tensor:
     """Per token, an estimate of KL(drawn || π) from tokens of the policy that drew them: (r − 1) − log r, r = π / π_drawn.
 
-    Unbiased and never below 0 (Schulman, "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html). For KL(π || start) the
-    tokens are π's own, and the parts change: k3(start, π).
+    Unbiased and never below 0 (Schulman, "Approximating KL divergence", 2020, joschu.net/blog/kl-approx.html). For KL(π || reference) the
+    tokens are π's own, and the parts change: k3(reference, π).
     """
     log_ratio = logprobs - drawn_with
-    return torch.expm1(log_ratio) - log_ratio
+    return log_ratio.expm1() - log_ratio
 
 
 def token_mean(lengths: Sequence[int]) -> list[float]:
@@ -74,25 +118,4 @@ def sequence_mean(lengths: Sequence[int]) -> list[float]:
     return [1 / (len(lengths) * n) if n else 0.0 for n in lengths]
 
 
-def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [N, V], targets [N] -> of each row's distribution: log-probability of the target, entropy in nats, all probabilities [N, V].
-
-    In float32, and at the temperature at which the policy samples: that is the policy. Without gradient; see `logits_gradient`.
-    """
-    with torch.no_grad():
-        scaled = logits.float() if temperature == 1 else logits.float() / temperature
-        probabilities = scaled.softmax(-1)
-        # log Z from the likeliest token, whose probability is at least 1/V: exact, without a second pass of exponentials.
-        highest, likeliest = scaled.max(-1)
-        normaliser = highest - probabilities.gather(1, likeliest[:, None])[:, 0].log()
-        entropy = normaliser - torch.linalg.vecdot(probabilities, scaled)
-        return scaled.gather(1, targets[:, None])[:, 0] - normaliser, entropy, probabilities
-
-
-def logits_gradient(probabilities: Tensor, targets: Tensor, gradient: Tensor, temperature: float) -> Tensor:
-    """From the gradient [N] of some loss by the targets' log-probabilities, its gradient by the logits [N, V]: (1[target] − p) g / T.
-
-    Overwrites `probabilities`.
-    """
-    gradient = gradient[:, None] / temperature
-    return probabilities.mul_(-gradient).scatter_add_(1, targets[:, None], gradient)
+MEANS: Mapping[str, Callable[[Sequence[int]], list[float]]] = {"token": token_mean, "sequence": sequence_mean}

@@ -14,6 +14,7 @@ from swarmd.types import Scored
 WASTE_FROM: Final = 512  # padded tokens from which on a padded micro-batch is rather ended than padded: smaller ones cost more in calls
 RAGGED: Final = 0.75  # a row shorter than this share of the longest starts a new one
 
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One completion that has a gradient."""
@@ -47,7 +48,6 @@ class Packed:
 
     What all prompts begin with, then what is left of each prompt, once, with its completions behind it.
     """
-
 
     ids: Tensor  # [T]
     positions: Tensor  # [T], in the sequence of which a token is

@@ -43,9 +43,7 @@ def mean(skills: Mapping[str, Skill]) -> Skill:
     return Skill(fmean(s.pass_at_1 for s in values), fmean(s.mixed for s in values), fmean(s.greedy for s in values))
 
 
-def measure(
-    model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequence[int], completions: int, seed: int
-) -> dict[str, Skill]:
+def measure(model: Any, tokenizer: Any, source: CurriculumTasks, numbers: Sequence[int], completions: int, seed: int) -> dict[str, Skill]:
     """The model's skill on items `numbers` of every specialty, `completions` samples each."""
     chat = Chat(tokenizer, system_prompt="")
     sampled = Sampling(MAX_NEW_TOKENS, model.config.max_position_embeddings, chat.ends, temperature=1.0)

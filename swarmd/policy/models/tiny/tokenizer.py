@@ -93,6 +93,8 @@ PHRASES = (
 
 # What BPE learns to merge: a word; an operator with its space; the part of a BF program that prints one character.
 _PIECES = Regex(r"[-+<>\[\]]{2,}\.?|[-+]\.| ?[-+*/=∧∨¬→↔(]| ?[A-Za-z]+|[^A-Za-z]")
+
+
 def outside_phrases(text: str) -> list[str]:
     """What is left of a text when the phrases are cut out, longest first."""
     parts = [text]
