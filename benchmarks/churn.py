@@ -9,13 +9,137 @@ Prints a line a kill and a table; with --json the last line is one object.
 """
 
 import argparse
+import contextlib
 import json
+import os
+import random
+import re
+import signal
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from swarmd.lab.churn import churn
+from swarmd.daemon import control
+from swarmd.errors import SwarmdError
+from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_swarm
+
+CHECKPOINT = 5.0  # seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
+LOOK = 0.1  # seconds between two looks
+PATIENCE = 120.0  # seconds for anything to happen
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One process lost, and how the swarm took it. Seconds are None where the daemon never went away."""
+
+    node: str
+    process: str  # "daemon", "trainer" or "verifier"
+    round_before: int  # the last in metrics.jsonl when it was killed
+    round_resumed: int | None  # what the run went on from; None for a verifier, whose loss costs no round
+    up_seconds: float | None  # from the new start until the node answers
+    receiving_seconds: float | None  # from then until a frame of another node was admitted
+    same_peer: bool
+    damaged: int  # checkpoints that could not be read
+    others_advanced: bool  # every other node finished a round between the kill and the recovery
+
+    @property
+    def rounds_lost(self) -> int:
+        return 0 if self.round_resumed is None else self.round_before - self.round_resumed
+
+
+def churn(folder: Path, kills: int, seed: int = 0, nodes: int = 3, pace: float = 0.5, talk: Callable[[str], None] = print) -> list[Kill]:
+    """Start a swarm on the tiny model, kill `kills` times, wait for the recovery each time."""
+    rng = random.Random(seed)
+    done = []
+    with local_swarm(folder, nodes, ["--model", "tiny", "--pace", str(pace)], checkpoints(CHECKPOINT)) as swarm:
+        for node in swarm:
+            node.start()
+        for node in swarm:
+            _until(lambda node=node: len(node.lines()) >= 2, f"{node.name} to finish two rounds", swarm)  # type: ignore[misc]
+        for number in range(kills):
+            kill = _one(swarm, rng)
+            done.append(kill)
+            talk(f"{number + 1}/{kills} {kill}")
+    return done
+
+
+def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
+    node = rng.choice(list(swarm))
+    process = rng.choice(["daemon", "trainer", "verifier"])
+    status = node.status()
+    if status is None:
+        raise LabFailed(f"{node.name} does not answer; see {node.log}")
+    pid = {"daemon": status["pid"], "trainer": status["trainer"]["pid"], "verifier": status["trainer"]["verifier_pid"]}[process]
+    time.sleep(rng.random())  # any moment of a round: generating, scoring, training, saving
+    others = {other.name: _round(other) for other in swarm if other is not node}
+    log_before = node.log.stat().st_size
+    before = _round(node)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    up = receiving = None
+    if process == "daemon":
+        up, receiving = _rejoin(node, swarm)
+    _until(lambda: _round(node) > before, f"{node.name} to finish a round after the loss of its {process}", swarm)
+    for other in swarm:
+        if other is not node:
+            _until(lambda other=other: _round(other) > others[other.name], f"{other.name} to go on", swarm)  # type: ignore[misc]
+    said = node.log.read_bytes()[log_before:].decode(errors="replace")
+    resumed = re.findall(r"resumed after round (\d+)", said)
+    after = node.status()
+    return Kill(
+        node=node.name,
+        process=process,
+        round_before=before,
+        round_resumed=int(resumed[-1]) if resumed else (None if process == "verifier" else 0),
+        up_seconds=up,
+        receiving_seconds=receiving,
+        same_peer=after is not None and after["peer_id"] == node.peer_id,
+        damaged=said.count(" is damaged"),
+        others_advanced=all(_round(other) > others[other.name] for other in swarm if other is not node),
+    )
+
+
+def _rejoin(node: LocalNode, swarm: Sequence[LocalNode]) -> tuple[float, float]:
+    assert node.process is not None
+    node.process.wait()
+    begun = time.monotonic()
+    node.start()
+    _until(lambda: node.status() is not None, f"{node.name} to be up again", swarm)
+    up = time.monotonic()
+    _until(lambda: _frames(node) > 0, f"{node.name} to receive again", swarm)
+    return up - begun, time.monotonic() - up
+
+
+def _round(node: LocalNode) -> int:
+    lines = node.lines()
+    return int(lines[-1]["round"]) if lines else 0
+
+
+def _frames(node: LocalNode) -> int:
+    try:
+        return sum(int(peer["frames"]) for peer in control.call(node.folder, "peers")["peers"])
+    except SwarmdError:
+        return 0
+
+
+def _until(condition: Callable[[], bool], what: str, swarm: Sequence[LocalNode]) -> None:
+    for _ in _looks():
+        for node in swarm:
+            node.check()
+        if condition():
+            return
+    raise LabFailed(f"waited {PATIENCE:.0f} s for {what}; see {swarm[0].folder.parent}")
+
+
+def _looks() -> Iterator[None]:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        yield
+        time.sleep(LOOK)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarmd.demo.processes import LabFailed, LocalNode, local_swarm
+from swarmd.lab.demo.processes import LabFailed, LocalNode, local_swarm
 
 SETTLING = 5  # rounds
 LOOK = 0.5  # seconds between two looks at the lines

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from swarmd.demo.processes import local_swarm
+from swarmd.lab.demo.processes import local_swarm
 
 SETTLING = 5  # rounds
 

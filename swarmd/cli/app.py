@@ -245,7 +245,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for everything the demo leaves.", show_default="demo-<time>")] = None,
 ) -> None:
     """A whole swarm on this machine: nodes and a judge, one node killed halfway and back again; ends with a table and a plot."""
-    from swarmd.demo.demo import run
+    from swarmd.lab.demo.demo import run
 
     raise typer.Exit(run(nodes, rounds, out, as_json))
 

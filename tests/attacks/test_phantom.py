@@ -27,7 +27,7 @@ from p2p.shards.sharding import LOOK_EVERY
 from p2p.shards.shards import QUESTION, Shards
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
-from swarmd.demo.processes import LocalNode, end, local_swarm
+from swarmd.lab.demo.processes import LocalNode, end, local_swarm
 from tests.attacks.crowding import KIND, RATE, lie, phantoms
 
 TOPIC = Topic("main", "0123456789abcdef")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.lab.churn import CHECKPOINT, churn
+from benchmarks.churn import CHECKPOINT, churn
 
 
 @pytest.mark.slow

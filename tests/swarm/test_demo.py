@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.demo.figures import Curve, moving_mean, reward_figure
+from swarmd.lab.demo.figures import Curve, moving_mean, reward_figure
 from swarmd.state.metrics import read_metrics
 
 ROUNDS = 12

@@ -17,7 +17,7 @@ import torch
 
 from p2p.engines.hivemind.p2pd import missing
 from swarmd.daemon import control
-from swarmd.demo.processes import checkpoints
+from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
 

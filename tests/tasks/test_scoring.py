@@ -1,4 +1,4 @@
-"""What the rest of swarmd and the judge see: rewards, reasons, and what the command line shows of tasks."""
+"""What the rest of swarmd and the judge see: rewards and reasons."""
 
 import random
 import subprocess
@@ -13,8 +13,7 @@ import pytest
 from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import LONGEST_COMPLETION
-from swarmd.tasks.catalogue import BadLine, NoSuchTask, score_lines, show, specialties
-from swarmd.tasks.curriculum import CURRICULA, TINY_9
+from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Completion, Judgement, Reason, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
@@ -31,7 +30,8 @@ def verifier() -> Iterator[Verifier]:
 
 @pytest.fixture(scope="module")
 def right() -> str:
-    return show("tiny-9", REF.specialty, REF.n).answer
+    tasks = tasks_of("tiny-9")
+    return solution(tasks, tasks.task(REF))
 
 
 @pytest.mark.net
@@ -101,52 +101,8 @@ def test_a_batch_of_sixty_four_takes_milliseconds(name: str) -> None:
     assert typical < 100  # 5 to 10 on two idle cores; the bound is for busy ones
 
 
-@pytest.mark.parametrize("name", sorted(CURRICULA))
-def test_the_catalogue_shows_every_specialty(name: str) -> None:
-    views = specialties(name)
-    assert [v.specialty for v in views] == list(CURRICULA[name].specialties)
-    assert all(v.question and v.answer and show(name, v.specialty, v.n) == v for v in views)
-
-
-@pytest.mark.parametrize(
-    "specialty, n, message",
-    [("nope", 1, "binary_matrix"), ("bf", -1, "to 2147483647"), ("bf", 2**31, "from 0 to"), ("basic_arithmetic", 2434, "Take another")],
-)
-def test_a_task_that_is_not_there_says_what_is(specialty: str, n: int, message: str) -> None:
-    with pytest.raises(NoSuchTask, match=message):
-        show("sapo-9", specialty, n)
-
-
 @pytest.mark.net
-def test_lines_are_scored_as_they_come(verifier: Verifier, right: str) -> None:
-    line = '{"text": "<answer>%s</answer>", "ended": %s}\n'
-    good = [line % (right.replace("\n", "\\n"), "true"), "\n", line % ("x", "false"), '{"text": "x"}']
-    assert [j.reason for j in score_lines(verifier, "tiny-9", *_of(REF), good)] == [Reason.CORRECT, Reason.WRONG, Reason.NO_ANSWER]
-
-
-@pytest.mark.net
-@pytest.mark.parametrize(
-    "line",
-    ["hello", "[]", '{"text": 1}', '{"ended": true}', '{"text": "", "ended": "yes"}', '{"text": "", "truth": ""}', b"\xff", "[" * 10_000],
-)
-def test_a_bad_line_is_named_and_what_came_before_is_scored(verifier: Verifier, line: str | bytes) -> None:
-    scored = score_lines(verifier, "tiny-9", *_of(REF), ['{"text": "x"}', "", line])
-    assert next(scored).reason is Reason.NO_ANSWER
-    with pytest.raises(BadLine, match=r"^line 3: .*expected one JSON object a line"):
-        next(scored)
-
-
-def test_lines_for_no_task_are_refused_before_any_is_read() -> None:
-    with pytest.raises(NoSuchTask):
-        score_lines(Verifier("tiny-9"), "tiny-9", "nope", 1, [])
-
-
-def _of(ref: TaskRef) -> tuple[str, int]:
-    return ref.specialty, ref.n
-
-
-@pytest.mark.net
-@pytest.mark.parametrize("modules, banned", [("scoring", "torch reasoning_gym"), ("source, catalogue, verifier", "torch")])
+@pytest.mark.parametrize("modules, banned", [("scoring", "torch reasoning_gym"), ("source, verifier", "torch")])
 def test_what_an_import_loads(modules: str, banned: str) -> None:
     program = f"import sys; from swarmd.tasks import {modules}; print([m for m in {banned.split()} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from swarmd.demo.figures import Curve, draw_rewards
-from swarmd.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 from swarmd.errors import SwarmdError
+from swarmd.lab.demo.figures import Curve, draw_rewards
+from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
 PACE = 2.5  # seconds a round takes at least, so that the others are still there when the killed node is back
 CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two

@@ -1,0 +1,93 @@
+"""Test doubles: a clock, a policy without a model, members of a swarm in memory, and waiting for a condition.
+
+For the tests of swarmd and of what plugs into it. Everything else in a test can be the real part: rounds, inbox, exchange and verifier.
+
+    clock, swarm = Clock(), MemorySwarm(seed=1)
+    alice, bob = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
+    alice.publish("rollouts", b"hello")
+    assert [envelope.body for envelope in bob.received()] == [b"hello"]
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+
+from p2p.engines.memory import MemorySwarm
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Engine, Handlers
+from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
+
+NOW = 1_700_000_000.0  # seconds since the epoch: when a test begins
+TOPIC = Topic("test", "0123456789abcdef")
+PATIENCE = 30.0  # seconds; a test that waits as long has failed
+
+
+class Clock:
+    """A clock that the test sets: `clock()` is `clock.now`, in seconds."""
+
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class PlayedPolicy:
+    """A `Policy` without a model: it answers a question with `texts(question)`, a text for each completion, and learns nothing."""
+
+    def __init__(self, texts: Callable[[str], Sequence[str]]) -> None:
+        self._texts = texts
+
+    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
+        tokens = Tokens(((1,),) * completions, ((-1.0,),) * completions)
+        answers = [self._texts(question)[:completions] for question in questions]
+        return [Generation(tuple(Completion(text, ended=True) for text in texts), tokens) for texts in answers]
+
+    def answer(self, question: str) -> Completion:
+        return Completion(self._texts(question)[0], ended=True)
+
+    def update(self, batch: Sequence[Scored]) -> UpdateReport:
+        return UpdateReport(tokens=len(batch))
+
+
+def identity(number: int) -> Identity:
+    """The same key for the same number."""
+    return Identity.from_seed(number.to_bytes(32, "big"))
+
+
+def memory_member(
+    swarm: MemorySwarm,
+    who: Identity | int,
+    clock: Callable[[], float],
+    *,
+    topic: Topic = TOPIC,
+    engine: Callable[[Handlers], Engine] | None = None,
+    **options: Any,
+) -> Member:
+    """A real `Member` over the memory engine. options: those of `Member`. engine: another one, where the test needs its own."""
+    me = identity(who) if isinstance(who, int) else who
+    options.setdefault("sequence", itertools.count(1))
+    return Member(me, topic, engine or (lambda handlers: swarm.join(me.peer_id, handlers)), clock=clock, **options)
+
+
+async def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Wait for what an engine or another task does in its own time (trio). Returns what the condition gave; raises trio.TooSlowError."""
+    with trio.fail_after(seconds):
+        while not (found := condition()):
+            await trio.sleep(0.02)
+    return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Wait for what another process or thread does. Returns what the condition gave; raises TimeoutError."""
+    ends = time.monotonic() + seconds
+    while not (found := condition()):
+        if time.monotonic() > ends:
+            raise TimeoutError(f"waited {seconds:g} s in vain")
+        time.sleep(0.02)
+    return found
