@@ -47,7 +47,9 @@ class Side:
             if line.startswith("@"):
                 return dict(json.loads(line[1:]))
         last = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
-        raise SystemExit(f"The side {self._name!r} of the comparison ended with status {self._process.wait()}. It last said:\n{last}")
+        status = self._process.wait()
+        self.close()
+        raise SystemExit(f"The side {self._name!r} of the comparison ended with status {status}. It last said:\n{last}")
 
     def close(self) -> None:
         self._process.kill()

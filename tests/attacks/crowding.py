@@ -11,13 +11,13 @@ import time
 
 import trio
 
-from p2p.engines import engine
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.probe import say
 from p2p.shards.shards import QUESTION, Estimate, encode_estimate
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
+from tests.attacks.nodes import build_engine, options
 
 KIND = "presence"  # that nobody knows
 LIE = encode_estimate(Estimate(300, 42))
@@ -33,12 +33,9 @@ def lie(peer: PeerId, question: bytes) -> bytes:
     return LIE if question == QUESTION else b""
 
 
-async def attack(options: argparse.Namespace) -> None:
-    topic, crowd = Topic(options.swarm, options.digest), itertools.cycle(phantoms(options.keys))
-    him = engine("libp2p")(
-        Identity.from_seed(b"phantom" + bytes(25)), topic, Handlers(lambda *_: Verdict.IGNORE, lie), listen=["/ip4/127.0.0.1/tcp/0"],
-        bootstrap=options.bootstrap, addressbook=None, clock=time.time, rng=random.Random(1),
-    )  # fmt: skip
+async def attack(given: argparse.Namespace) -> None:
+    topic, crowd = Topic(given.swarm, given.digest), itertools.cycle(phantoms(given.keys))
+    him = build_engine(given, Identity.from_seed(b"phantom" + bytes(25)), Handlers(lambda *_: Verdict.IGNORE, lie))
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(him.run)
         say(up=list(addresses), id=him.me)
@@ -46,16 +43,13 @@ async def attack(options: argparse.Namespace) -> None:
         for sent in itertools.count(1):
             now = time.time()
             him.publish(seal(next(crowd), topic.swarm_id, int(now * 1000) + sent, now, KIND, b""))
-            if sent % int(5 * options.rate) == 0:
+            if sent % int(5 * given.rate) == 0:
                 say(sent=sent, peers=len(him.peers()))
-            await trio.sleep_until(begun + sent / options.rate)
+            await trio.sleep_until(begun + sent / given.rate)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.crowding", description="plays a crowd; give it only your own nodes")
-    parser.add_argument("--bootstrap", action="append", required=True, help="a node's multiaddress; may be repeated")
-    parser.add_argument("--swarm", required=True)
-    parser.add_argument("--digest", required=True)
+    parser = options("crowding", "plays a crowd; give it only your own nodes")
     parser.add_argument("--keys", type=int, default=300)
     parser.add_argument("--rate", type=float, default=RATE, help="frames a second")
     trio.run(attack, parser.parse_args())

@@ -12,7 +12,7 @@ import argparse
 import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import multiaddr
@@ -28,6 +28,7 @@ from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.probe import say
 from p2p.topic import Topic
+from tests.attacks.nodes import key_of, options, subscribe, swallow
 
 KINDS = {
     "frames": "frames of ours, new and well signed",
@@ -76,15 +77,11 @@ class Flood:
 
     async def run(self, identity: Identity, written: Iterator[bytes], seconds: float) -> None:
         host = _host(identity)
-        host.set_stream_handler(MESHSUB[0], _swallow)
+        host.set_stream_handler(MESHSUB[0], swallow)
         with trio.move_on_after(seconds):
             async with host.run(listen_addrs=[]):
                 try:
-                    await host.connect(self._target)
-                    ended = host.get_network().get_connections(self._target.peer_id)[0].muxed_conn.event_closed
-                    stream = await host.new_stream(self._target.peer_id, list(MESHSUB))
-                    hello = rpc_pb2.RPC(subscriptions=[rpc_pb2.RPC.SubOpts(subscribe=True, topicid=str(self._topic))])
-                    await stream.write(encode_varint_prefixed(hello.SerializeToString()))
+                    stream, ended = await subscribe(host, self._target, self._topic)
                 except Exception:  # whatever the library says of one who is not let in; `connected` tells
                     return
                 self.connected, begun = True, time.monotonic()
@@ -105,52 +102,34 @@ class Flood:
             await trio.sleep_forever()
 
 
-async def _swallow(stream: Any) -> None:
-    try:
-        while await stream.read(65536):
-            pass
-    except Exception:  # the victim hung up
-        return
-
-
-async def attack(victim: str, options: argparse.Namespace, until: float, written: list[bytes]) -> None:
-    topic = Topic("probe", options.digest)
+async def attack(victim: str, given: argparse.Namespace, until: float, written: list[bytes]) -> None:
+    topic = Topic("probe", given.digest)
     for dial in itertools.count():
-        key = dial if options.redial == "fresh" else 0
-        identity = key_of(options.seed, key)
+        key = dial if given.redial == "fresh" else 0
+        identity = key_of(given.seed, key)
         if key:
-            written = rpcs(options.kind, identity, topic, 1000, options.batch)
+            written = rpcs(given.kind, identity, topic, 1000, given.batch)
         if (left := until - time.monotonic()) <= 0:
             return
-        flood = Flood(victim, topic, options.rate, options.batch)
+        flood = Flood(victim, topic, given.rate, given.batch)
         await flood.run(identity, itertools.cycle(written), left)
         say(dialled=victim, key=key, refused=not flood.connected, messages=flood.messages, seconds=flood.cut)
-        if options.redial == "none":
+        if given.redial == "none":
             return
-        await trio.sleep(options.pause)
+        await trio.sleep(given.pause)
 
 
-def key_of(seed: int, number: int) -> Identity:
-    return Identity.from_seed(seed.to_bytes(16, "big") + number.to_bytes(16, "big"))
-
-
-async def attack_all(options: argparse.Namespace) -> None:
-    written = rpcs(options.kind, key_of(options.seed, 0), Topic("probe", options.digest), options.messages, options.batch)
+async def attack_all(given: argparse.Namespace) -> None:
+    written = rpcs(given.kind, key_of(given.seed, 0), Topic("probe", given.digest), given.messages, given.batch)
     say(ready=time.process_time())
     async with trio.open_nursery() as nursery:
-        for victim in options.bootstrap:
-            nursery.start_soon(attack, victim, options, time.monotonic() + options.seconds, written)
+        for victim in given.bootstrap:
+            nursery.start_soon(attack, victim, given, time.monotonic() + given.seconds, written)
     say(done=time.process_time())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.attacks.flooding", description="floods nodes with messages; give it only your own"
-    )
-    for option in ("folder", "listen", "engine"):  # what `benchmarks.probes.ProbeProcess` gives
-        parser.add_argument(f"--{option}", type=str, help=argparse.SUPPRESS)
-    parser.add_argument("--bootstrap", action="append", required=True, help="a victim's multiaddress; may be repeated")
-    parser.add_argument("--digest", default="0", help="digest of the swarm")
+def main() -> None:
+    parser = options("flooding", "floods nodes with messages; give it only your own")
     parser.add_argument("--kind", choices=KINDS, default="frames", help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()))
     parser.add_argument("--rate", type=float, default=10_000.0, help="messages a second to each victim")
     parser.add_argument("--batch", type=int, default=100, help="messages in one RPC")
@@ -159,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between the end of one connection and the next dial")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
-    trio.run(attack_all, parser.parse_args(argv))
+    trio.run(attack_all, parser.parse_args())
 
 
 if __name__ == "__main__":

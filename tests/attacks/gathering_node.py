@@ -12,11 +12,11 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
 
-from p2p.engines import engine
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.probe import lines, say
@@ -30,6 +30,7 @@ from swarmd.exchange.serving import Serving
 from swarmd.experience.caps import Author, Ration
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.attacks.nodes import build_engine, options
 
 WANTED, SHARED = 4, 8  # rollouts a round
 BYTES = 4096  # of one rollout
@@ -103,18 +104,11 @@ class Node:
         return not self.member.standing(author)[1] or not self.serving.serves(author)
 
 
-async def run(options: argparse.Namespace) -> None:
-    identity = Identity.load_or_create(options.folder / "key")
-    topic = Topic("probe", options.digest)
-    suspects = json.loads(options.suspects)
-
-    def build(handlers: Handlers) -> Engine:
-        return engine(options.engine)(
-            identity, topic, handlers, listen=[options.listen], bootstrap=options.bootstrap, addressbook=None, clock=time.time,
-            rng=random.Random(identity.peer_id),
-        )  # fmt: skip
-
-    node = Node(identity, topic, build, time.time, random.Random(identity.peer_id), options.folder)
+async def run(given: argparse.Namespace) -> None:
+    identity = Identity.load_or_create(given.folder / "key")
+    suspects = json.loads(given.suspects)
+    topic = Topic(given.swarm, given.digest)
+    node = Node(identity, topic, partial(build_engine, given, identity), time.time, random.Random(identity.peer_id), given.folder)
 
     def ended(node: Node) -> None:
         standing = [peer for peer in suspects if node.member.has_standing(peer)]
@@ -132,7 +126,7 @@ async def run(options: argparse.Namespace) -> None:
     async with trio.open_nursery() as nursery:
         say(up=list(await nursery.start(node.member.run)), id=identity.peer_id)
         nursery.start_soon(tell)
-        nursery.start_soon(node.run, options.every, ended)
+        nursery.start_soon(node.run, given.every, ended)
         with contextlib.suppress(trio.BrokenResourceError):
             async for _ in lines():
                 pass
@@ -140,12 +134,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.gathering_node", description="a node that trains nothing")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--digest", default="0")
-    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0")
-    parser.add_argument("--bootstrap", action="append", default=[])
-    parser.add_argument("--engine", default="libp2p")
+    parser = options("gathering_node", "a node that trains nothing")
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round")
     parser.add_argument("--suspects", default="[]", help="peer ids whose standing is told, as JSON")
     trio.run(run, parser.parse_args())

@@ -1,30 +1,27 @@
 """Swarms of the tiny model in one process, for attacks on what is learnt: real members, rounds, verifier and updates; time is played."""
 
-import itertools
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.topic import Topic
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.testing import Clock, memory_member
 from swarmd.trainer.round import Node, run_round
 from swarmd.trainer.trainer import build
 from swarmd.types import Rollout, RoundReport, Scored
 
-TOPIC = Topic("attacks", "0123456789abcdef")
 ROUND = 30.0  # seconds that a round lasts on the members' clock
 LOCAL, EXTERNAL, COMPLETIONS = 4, 4, 8
 
@@ -77,14 +74,14 @@ class Swarm:
     verifier: Verifier
     seed: int
     memory: MemorySwarm = field(default_factory=MemorySwarm)
-    now: float = 1_700_000_000.0
+    clock: Clock = field(default_factory=Clock)
     learners: list[Learner] = field(default_factory=list)
     rounds: int = 0  # behind all of them
     batches: Callable[[Sequence[Scored]], None] = lambda batch: None  # is shown every batch that is trained on
 
     def member(self, number: int) -> Member:
         identity = Identity.from_seed(f"{self.seed} {number}".encode().ljust(32, b"."))
-        return Member(identity, TOPIC, partial(self.memory.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: self.now)
+        return memory_member(self.memory, identity, self.clock)
 
     def join(self, number: int, config: NodeConfig, start: Path | None = None) -> Learner:
         """start: a folder that a policy was saved to; None: the model as it comes."""
@@ -116,7 +113,7 @@ class Swarm:
                 act(self.rounds)
             for learner in self.learners:
                 learner.reports.append(run_round(self.rounds, learner.node))
-            self.now += ROUND
+            self.clock.now += ROUND
 
 
 def completions(policy: LanguagePolicy, questions: int, samples: int, seed: int = 0) -> list[str]:

@@ -12,20 +12,17 @@ import random
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import trio
 
-from p2p.engines import engine
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.probe import lines, say
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers
 from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9
-from tests.attacks.flooding import key_of
+from tests.attacks.nodes import build_engine, key_of, options
 
 KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second of all keys together
 
@@ -42,22 +39,16 @@ def keys(how: str, seed: int, count: int = KEYS) -> Iterator[Identity]:
     return map(partial(key_of, seed), itertools.count(1) if how == "fresh" else itertools.cycle(range(1, count + 1)))
 
 
-async def run(options: argparse.Namespace) -> None:
-    topic, rng, numbers = Topic("probe", options.digest), random.Random(options.seed), itertools.count(int(time.time() * 1000))
+async def run(given: argparse.Namespace) -> None:
+    topic, rng, numbers = Topic(given.swarm, given.digest), random.Random(given.seed), itertools.count(int(time.time() * 1000))
 
     def member(identity: Identity) -> Member:
-        def build(handlers: Handlers) -> Engine:
-            return engine("libp2p")(
-                identity, topic, handlers, listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=options.bootstrap, addressbook=None,
-                clock=time.time, rng=random.Random(identity.peer_id),
-            )  # fmt: skip
-
-        made = Member(identity, topic, build, sequence=numbers, clock=time.time, admitted=lambda: None)
+        made = Member(identity, topic, partial(build_engine, given, identity), sequence=numbers, clock=time.time, admitted=lambda: None)
         made.queue.put = lambda _: None  # type: ignore[method-assign]  # what the others say is nothing to it
         return made
 
-    first = key_of(options.seed, 0)
-    connected = [key_of(options.seed, n) for n in range(1, KEYS + 1)] if options.how == "deny" else [first]
+    first = key_of(given.seed, 0)
+    connected = [key_of(given.seed, n) for n in range(1, KEYS + 1)] if given.how == "deny" else [first]
     members = {who.peer_id: member(who) for who in connected}
     async with trio.open_nursery() as nursery:
         for each in members.values():
@@ -66,13 +57,13 @@ async def run(options: argparse.Namespace) -> None:
 
         async def offer() -> None:
             begun, said = time.monotonic(), 0.0
-            for n, who in enumerate(keys(options.how, options.seed)):
+            for n, who in enumerate(keys(given.how, given.seed)):
                 via = members.get(who.peer_id) or members[first.peer_id]
-                via.engine.publish(seal(who, topic.swarm_id, next(numbers), time.time(), offers.KIND, body(rng, options.ids)))
+                via.engine.publish(seal(who, topic.swarm_id, next(numbers), time.time(), offers.KIND, body(rng, given.ids)))
                 if time.monotonic() - said > 1:
                     said = time.monotonic()
                     say(offered=n + 1, cpu=time.process_time(), peers=sorted({p.id for m in members.values() for p in m.peers()}))
-                await trio.sleep(max(0.0, begun + n / options.rate - time.monotonic()))
+                await trio.sleep(max(0.0, begun + n / given.rate - time.monotonic()))
 
         async for _ in lines():  # the first line begins it
             nursery.start_soon(offer)
@@ -80,17 +71,14 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.offering", description="offers what it has not; give it only your own")
-    for option in ("listen", "engine"):  # what `benchmarks.probes.ProbeProcess` gives
-        parser.add_argument(f"--{option}", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--bootstrap", action="append", required=True, help="a victim's multiaddress; may be repeated")
-    parser.add_argument("--digest", default="0", help="digest of the swarm")
+    parser = options("offering", "offers what it has not; give it only your own nodes")
     parser.add_argument("--how", choices=["deny", "gone", "fresh"], default="deny")
     parser.add_argument("--rate", type=float, default=RATE, help="offers a second")
     parser.add_argument("--ids", type=int, default=IDS, help="in each")
     parser.add_argument("--seed", type=int, default=2)
-    trio.run(run, parser.parse_args())
+    given = parser.parse_args()
+    given.engine = "libp2p"
+    trio.run(run, given)
 
 
 if __name__ == "__main__":

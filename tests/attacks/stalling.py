@@ -19,15 +19,13 @@ from typing import Any
 import multiaddr
 import trio
 from libp2p.peer.peerinfo import info_from_p2p_addr
-from libp2p.pubsub.pb import rpc_pb2
-from libp2p.utils import encode_varint_prefixed
 
 from p2p.engines.libp2p.stack import MESHSUB, _host
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.probe import lines, say
 from p2p.topic import Topic
-from tests.attacks.flooding import _swallow
+from tests.attacks.nodes import options, subscribe, swallow
 
 BYTE = 1.0  # seconds
 
@@ -85,22 +83,19 @@ class Stalling:
             return
 
     async def greet(self, topic: Topic) -> None:
-        hello = rpc_pb2.RPC(subscriptions=[rpc_pb2.RPC.SubOpts(subscribe=True, topicid=str(topic))])
         for victim in self._victims:
-            await self._host.connect(victim)
-            stream = await self._host.new_stream(victim.peer_id, list(MESHSUB))
-            await stream.write(encode_varint_prefixed(hello.SerializeToString()))
+            await subscribe(self._host, victim, topic)
 
 
-async def run(options: argparse.Namespace) -> None:
-    identity = Identity.from_seed(options.seed.to_bytes(32, "big"))
+async def run(given: argparse.Namespace) -> None:
+    identity = Identity.from_seed(given.seed.to_bytes(32, "big"))
     host = _host(identity)
-    hostile = Stalling(host, [info_from_p2p_addr(multiaddr.Multiaddr(victim)) for victim in options.bootstrap])
-    host.set_stream_handler(MESHSUB[0], _swallow)
+    hostile = Stalling(host, [info_from_p2p_addr(multiaddr.Multiaddr(victim)) for victim in given.bootstrap])
+    host.set_stream_handler(MESHSUB[0], swallow)
     host.set_stream_handler(PROTOCOL, hostile.answer)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(host.run(listen_addrs=[]))
-        await hostile.greet(Topic("probe", options.digest))
+        await hostile.greet(Topic("probe", given.digest))
         say(up=[], id=identity.peer_id)
         nursery = await stack.enter_async_context(trio.open_nursery())
         async for line in lines():
@@ -108,14 +103,10 @@ async def run(options: argparse.Namespace) -> None:
         nursery.cancel_scope.cancel()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.stalling", description="stalls nodes; give it only your own")
-    for option in ("folder", "listen", "engine"):  # what `benchmarks.probes.ProbeProcess` gives
-        parser.add_argument(f"--{option}", help=argparse.SUPPRESS)
-    parser.add_argument("--bootstrap", action="append", required=True, help="a victim's multiaddress; may be repeated")
-    parser.add_argument("--digest", default="0", help="digest of the swarm")
+def main() -> None:
+    parser = options("stalling", "stalls nodes; give it only your own")
     parser.add_argument("--seed", type=int, default=2)
-    trio.run(run, parser.parse_args(argv))
+    trio.run(run, parser.parse_args())
 
 
 if __name__ == "__main__":

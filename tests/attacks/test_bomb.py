@@ -4,21 +4,15 @@ The code is the real one: `p2p.blobs.blobs`, `p2p.blobs.fetch` through a `Member
 200 kB. One says how large it is; one says 1 MiB and holds 200; one says nothing; one hides it in a second zstd frame, behind one that may
 be skipped, or asks for a window of 128 MiB. Time and memory are measured in a process of its own: of nine attempts the middle one, and the
 highest that the process resided in while it made them, so that nothing that was given back is forgotten.
-
-`python -m tests.attacks.test_bomb` prints the figures; `python -m benchmarks.attack bomb --json` gives them as one object.
 """
 
-import argparse
-import itertools
 import json
 import random
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,13 +23,11 @@ from p2p.blobs.blobs import BadBlob, content_id, unpack
 from p2p.blobs.fetch import FETCH, Want, answer
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_FRAME
-from p2p.identity import Identity
 from p2p.member import Member
-from p2p.topic import Topic
 from p2p.types import PeerId, Reason, Verdict
+from swarmd.testing import Clock, memory_member
+from tests.attacks.harness import Attack, show, worst
 
-TOPIC = Topic("main", "0123456789abcdef")
-NOW = 1_700_000_000.0
 MIB = 1024 * 1024
 INFLATED = 200 * MIB
 
@@ -94,15 +86,10 @@ def refused(blob: bytes) -> bool:
     return False
 
 
-def member(swarm: MemorySwarm, n: int) -> Member:
-    identity = Identity.from_seed(bytes([n]) * 32)
-    return Member(identity, TOPIC, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: NOW)
-
-
 def fetched(reply: Callable[[bytes], bytes], want: Want) -> tuple[bytes | None, Member]:
     """What the victim gets when the attacker answers its question like this."""
     swarm = MemorySwarm()
-    victim, attacker = member(swarm, 1), member(swarm, 2)
+    victim, attacker = (memory_member(swarm, n, Clock()) for n in (1, 2))
 
     def hostile(_peer: PeerId, question: bytes) -> bytes:
         return reply(question)
@@ -116,7 +103,7 @@ def fetched(reply: Callable[[bytes], bytes], want: Want) -> tuple[bytes | None, 
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """For each thing thrown at us: its bytes, whether it was refused, milliseconds, and bytes more than before that were resident."""
+    """For each thing thrown at us: its bytes, whether it was taken, milliseconds, and MiB more than before that were resident."""
     refused(zstandard.ZstdCompressor().compress(b"x" * 1000) + b"x")  # so that nothing is loaded in what is measured
     figures: dict[str, dict[str, float]] = {}
 
@@ -126,7 +113,7 @@ def measured() -> dict[str, dict[str, float]]:
             begun = time.perf_counter()
             held = attempt() and held
             times.append(1000 * (time.perf_counter() - begun))
-        figures[name] = {"bytes": size, "refused": held, "ms": sorted(times)[4], "more_bytes": resident() - before}
+        figures[name] = {"bytes": size, "taken": not held, "ms": sorted(times)[4], "more_MiB": (resident() - before) / MIB}
 
     thrown = {Path(name).stem: Path(name).read_bytes() for name in sys.stdin.read().split("\n") if name}
     for name, bomb in thrown.items():
@@ -136,12 +123,12 @@ def measured() -> dict[str, dict[str, float]]:
     blob, _ = fetched(lambda _: answer([bomb]), want)  # it is what was offered: only inflating it shows what it is
     measure("fetched as offered", len(bomb), lambda: blob is not None and refused(blob))
     huge = bytes(MAX_FRAME * 64)
-    victim = member(MemorySwarm(), 3)
+    victim = memory_member(MemorySwarm(), 3, Clock())
     measure("frame of 16 MiB", len(huge), lambda: victim.deliver(huge, PeerId("hostile")) is not Verdict.ACCEPT)
     return figures
 
 
-def attack(folder: Path) -> dict[str, dict[str, float]]:
+def throw(folder: Path) -> dict[str, dict[str, float]]:
     names = []
     for name, bomb in bombs().items():
         (path := folder / f"{name}.zst").write_bytes(bomb)
@@ -152,20 +139,15 @@ def attack(folder: Path) -> dict[str, dict[str, float]]:
     )  # fmt: skip
     figures: dict[str, dict[str, float]] = json.loads(done.stdout)
     for name, figure in figures.items():
-        print(
-            f"\nbomb, {name}: {figure['bytes'] / 1000:.0f} kB, {'refused' if figure['refused'] else 'TAKEN'} in {figure['ms']:.2f} ms, "
-            f"{figure['more_bytes'] / MIB:.1f} MiB more memory",
-            end="",
-        )
-    print()
+        show(f"bomb, {name}", figure)
     return figures
 
 
 def test_every_bomb_is_refused_at_once_and_costs_no_memory(tmp_path: Path) -> None:
-    figures = attack(tmp_path)
-    assert len(figures) == 9 and all(f["refused"] for f in figures.values())
-    assert all(f["more_bytes"] < 16 * MIB for f in figures.values())
-    assert all(f["ms"] < 50 for f in figures.values())  # 5 ms on a machine that has nothing else to do
+    figures = throw(tmp_path)
+    assert len(figures) == 9 and not worst(figures, "taken")
+    assert worst(figures, "more_MiB") < 16
+    assert worst(figures, "ms") < 50  # 5 ms on a machine that has nothing else to do
     assert 150_000 < figures["says 200 MiB"]["bytes"] < 256 * 1024
 
 
@@ -187,20 +169,12 @@ def test_an_answer_that_is_not_what_was_asked_for_is_not_kept(reply: Callable[[b
         assert victim.rejected[Reason.NOT_ASKED_FOR] == 1
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Throw them, print and return what came of it."""
-    argparse.ArgumentParser(prog="python -m tests.attacks.test_bomb", description="throw the bombs and print the figures").parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        found = attack(Path(folder)).values()
-    return {
-        "taken": sum(not f["refused"] for f in found),
-        "ms": max(f["ms"] for f in found),
-        "more_MiB": max(f["more_bytes"] for f in found) / MIB,
-    }
+def attack(folder: Path) -> dict[str, float]:
+    found = throw(folder)
+    return {figure: worst(found, figure) for figure in ("taken", "ms", "more_MiB")}
 
 
-if __name__ == "__main__":
-    if sys.argv[1:] == ["--measure"]:
-        print(json.dumps(measured()))
-    else:
-        figures()
+ATTACK = Attack(attack, {"taken": 0, "ms": 5, "more_MiB": 16})
+
+if __name__ == "__main__" and sys.argv[1:] == ["--measure"]:
+    print(json.dumps(measured()))

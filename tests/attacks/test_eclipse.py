@@ -7,10 +7,7 @@ nine tenths his as well; a crowd of his dials us, of the honest ones HONEST_INBO
 after the first session. He comes after CALM sessions, or is there from the first minute.
 """
 
-import argparse
 import random
-import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from p2p.netgroup import group_of
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.outbound import Outbound
 from p2p.types import PeerId
+from tests.attacks.harness import Attack, show
 
 ME = peer_id_of(b"\xff" * 32)
 HONEST, HOSTILE = 100, 900
@@ -138,7 +136,10 @@ class Victim:
         self.result.groups += len({link.group for link in outbound.links.values()})
 
 
-def attack(groups: int, lies: bool, folder: Path, calm: int = CALM, seed: int = 1, restarts: int = RESTARTS) -> Result:
+def attack(
+    folder: Path, groups: int = 64, lies: bool = False, calm: int = CALM, restarts: int = RESTARTS, seed: int = 1
+) -> dict[str, float]:
+    """eclipsed: share of the restarts; the rest are means over them."""
     victim = Victim(World(random.Random(seed), groups, lies), folder / "peers.json")
     for n in range(max(calm, 1)):
         victim.world.calm = n < calm
@@ -147,41 +148,35 @@ def attack(groups: int, lies: bool, folder: Path, calm: int = CALM, seed: int = 
     for _ in range(restarts):
         victim.session()
     r = victim.result
-    print(
-        f"\neclipse: {HOSTILE} of {HOSTILE + HONEST} addresses hostile, in {groups} groups, {'lies, ' if lies else ''}"
-        f"{f'after {calm} calm sessions' if calm else 'from the first minute'}: eclipsed {r.eclipsed} of {restarts} restarts; "
-        f"dialled peers {r.outbound / restarts:.1f}, honest {r.honest / restarts:.1f}, in {r.groups / restarts:.1f} groups"
-    )
-    return r
+    found = {
+        "eclipsed": r.eclipsed / restarts, "honest_peers": r.honest / restarts, "dialled_peers": r.outbound / restarts,
+        "groups": r.groups / restarts,
+    }  # fmt: skip
+    show(f"eclipse, {HOSTILE} of {HOSTILE + HONEST} addresses hostile, in {groups} groups, lies {lies}, {calm} calm sessions", found)
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups, lies", [(16, False), (64, True)])
 def test_nine_of_ten_addresses_hostile(groups: int, lies: bool, tmp_path: Path) -> None:
-    restarts = RESTARTS // 8  # the whole 200, and other attackers: `python -m tests.attacks.test_eclipse`
-    result = attack(groups, lies, tmp_path, restarts=restarts)
-    assert result.eclipsed == 0
-    assert result.groups >= 4 * restarts
+    restarts = RESTARTS // 8  # the whole 200, and other attackers: `python -m benchmarks.attack eclipse`
+    found = attack(tmp_path, groups, lies, restarts=restarts)
+    assert found["eclipsed"] == 0 and found["groups"] >= 4
 
 
 def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
-    runs = [attack(16, True, tmp_path / str(n), calm=1, restarts=1) for n in range(2)]
-    assert runs[0] == runs[1] and runs[0].outbound >= 4
+    folders = [tmp_path / str(n) for n in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    runs = [attack(folder, 16, True, calm=1, restarts=1) for folder in folders]
+    assert runs[0] == runs[1] and runs[0]["dialled_peers"] >= 4
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_eclipse", description="play one attack and print its figure")
-    parser.add_argument("--groups", type=int, default=64, help="network groups that the attacker has addresses in")
-    parser.add_argument("--lies", action="store_true", help="his peers tell of peers that are not there")
-    parser.add_argument("--calm", type=int, default=CALM, help="sessions before he comes; 0: from the first minute")
-    parser.add_argument("--restarts", type=int, default=RESTARTS)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        result = attack(given.groups, given.lies, Path(folder), given.calm, given.seed, given.restarts)
-    return {"eclipsed": result.eclipsed / given.restarts, "honest_peers": result.honest / given.restarts}
-
-
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(
+    attack,
+    {"eclipsed": 0.01},
+    about={
+        "groups": "network groups that the attacker has addresses in", "lies": "his peers tell of peers that are not there",
+        "calm": "sessions before he comes; 0: from the first minute",
+    },
+)  # fmt: skip

@@ -6,16 +6,12 @@ seconds of a node and its p2pd, less those of the same time without it: on a mac
 measured within 5 %, and what the flood takes of a core it cannot take more of from a round.
 """
 
-import argparse
-import json
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.probes import ProbeProcess
@@ -23,6 +19,8 @@ from p2p.engines.hivemind.p2pd import missing
 from p2p.engines.libp2p.metering import ITEM, NAMED, READ, Meter
 from p2p.rate_limit import RateLimit
 from tests.attacks.flooding import KINDS
+from tests.attacks.harness import ENGINES, Attack, show
+from tests.attacks.nodes import cpu, probe_swarm
 
 RATE = 10_000  # messages a second, to each node
 HONEST_EVERY = 0.5  # seconds between two frames of a node
@@ -45,21 +43,6 @@ class Result:
     honest_sent: int
     honest_lost: int
     restarts: int
-
-
-def cpu(probe: ProbeProcess) -> float:
-    """Seconds of a node and of its p2pd."""
-    process = psutil.Process(probe.process.pid)
-    return sum(sum(part.cpu_times()[:2]) for part in (process, *process.children(recursive=True)))
-
-
-def swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
-    first = stack.enter_context(ProbeProcess(folder / "0", engine=engine))
-    more = [ProbeProcess(folder / str(n), engine=engine, bootstrap=first.addresses[:1]) for n in range(1, nodes)]
-    probes = [first, *map(stack.enter_context, more)]
-    for probe in probes:
-        probe.wait_for_peers(nodes - 1, 120)
-    return probes
 
 
 def lost(probes: Sequence[ProbeProcess], seconds: float = 8.0) -> tuple[int, int]:
@@ -87,7 +70,7 @@ def attack(
     rate: float = RATE,
 ) -> Result:
     with ExitStack() as stack:
-        probes = swarm(stack, folder, engine, nodes)
+        probes = probe_swarm(stack, folder, engine, nodes)
         for probe in probes:
             probe.order(publish=HONEST_BYTES, count=int(2 * seconds / HONEST_EVERY), every=HONEST_EVERY)
         before = [cpu(probe) for probe in probes]
@@ -119,18 +102,8 @@ def attack(
             missing_ones,
             sum((probe.last("restarts") or {"restarts": 0})["restarts"] for probe in probes),
         )
-    print(f"\nflooder, {engine}, {kind}, {rate:,.0f}/s to each of {nodes}, redials: {redial}: {told(result)}", flush=True)
+    show(f"flooder, {engine}, {kind}, {rate:,.0f}/s to each of {nodes}, redials {redial}", result)
     return result
-
-
-def told(result: Result) -> str:
-    when = f"NEVER cut off by {result.never}" if result.never else f"cut off after {result.cut_off:.2f} s"
-    key = f" ({1000 * result.cost_of_a_key:.0f} ms for each new key)" if result.cost_of_a_key else ""
-    return (
-        f"{when} and {result.written_first:,} messages; dialled {result.dials_again} times again, let in {result.let_in_again} times with "
-        f"{result.written_again:,} messages; {100 * result.cost:.1f} % of a core{key}; {result.honest_lost} of {result.honest_sent} honest "
-        f"frames lost; engines started again: {result.restarts}"
-    )
 
 
 @pytest.mark.net
@@ -168,19 +141,12 @@ def test_with_p2pd_it_is_cut_off_as_often_as_it_comes(kind: str, tmp_path: Path)
     assert result.restarts == 0
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_flooder", description="play the attack and print its figures")
-    parser.add_argument("--engine", choices=["libp2p", "hivemind"], default="libp2p")
-    parser.add_argument("--kind", choices=KINDS, default="frames", help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()))
-    parser.add_argument("--redial", choices=["none", "same", "fresh"], default="same", help="with the same key or with new ones")
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=60.0, help="without the flood, and again with it")
-    parser.add_argument("--rate", type=float, default=RATE, help="messages a second to each node")
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        return asdict(attack(Path(folder), given.engine, given.kind, given.redial, given.nodes, given.seconds, given.rate))
-
-
-if __name__ == "__main__":
-    print(json.dumps(figures()))
+ATTACK = Attack(
+    attack,
+    {"never": 0, "cut_off": 2.0, "let_in_again": 0, "cost": 0.05, "honest_lost": 0},
+    choices={"engine": ENGINES, "kind": list(KINDS), "redial": ["none", "same", "fresh"]},
+    about={
+        "kind": "; ".join(f"{kind}: {what}" for kind, what in KINDS.items()), "redial": "with the same key or with new ones",
+        "seconds": "without the flood, and again with it", "rate": "messages a second to each node",
+    },
+)  # fmt: skip

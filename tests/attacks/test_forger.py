@@ -4,29 +4,24 @@ The code is the real one: `p2p.member`, its inbox and its reputation. What he tr
 another spelling of msgpack; signatures moved by the order of the group, swapped, of another domain or another message; others' names
 over his own signature; keys of small order, whose "signatures" hold for anything. He brings them by a few connections of his own, by
 ones of a hundred peers, or unnamed, as where the engine does not say who handed a frame over.
-
-`python -m tests.attacks.test_forger` prints the figures.
 """
 
-import argparse
-import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import DOMAIN, seal
 from p2p.identity import Identity, peer_id_of
-from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import PeerId, Verdict
+from swarmd.testing import TOPIC, Clock, memory_member
+from tests.attacks.harness import Attack, show, worst
 
-TOPIC = Topic("main", "0123456789abcdef")
-NOW = 1_700_000_000.0
 FORGED = 10_000
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of Ed25519
 TAIL = 66  # a frame's signature with its msgpack header
@@ -35,22 +30,19 @@ TAIL = 66  # a frame's signature with its msgpack header
 @dataclass
 class World:
     rng: random.Random
-    now: float = NOW
+    clock: Clock = field(default_factory=Clock)
     honest: list[Identity] = field(default_factory=list)
     number: int = 0
 
     def __post_init__(self) -> None:
         self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(10)]
         self.mine, victim = Identity.from_seed(b"m" * 32), Identity.from_seed(b"v" * 32)
-        numbers = itertools.count(1)
-        self.victim = Member(
-            victim, TOPIC, partial(MemorySwarm().join, victim.peer_id), sequence=numbers, clock=lambda: self.now
-        )
+        self.victim = memory_member(MemorySwarm(), victim, self.clock)
 
     def frame(self, author: Identity) -> bytes:
         """An honest frame that the victim has not seen: what a forger starts from."""
         self.number += 1
-        return seal(author, TOPIC.swarm_id, self.number, self.now, "rollouts", self.rng.randbytes(self.rng.choice([0, 40, 2000])))
+        return seal(author, TOPIC.swarm_id, self.number, self.clock(), "rollouts", self.rng.randbytes(self.rng.choice([0, 40, 2000])))
 
 
 def flipped(world: World, frame: bytes) -> bytes:
@@ -111,7 +103,7 @@ def small_order(world: World, frame: bytes) -> bytes:
 def other_swarm(world: World, frame: bytes) -> bytes:
     author = next(a for a in world.honest if a.public_key in frame)
     elsewhere = Topic("main", "fedcba9876543210").swarm_id
-    stolen = seal(author, elsewhere, world.number, world.now, "rollouts", b"said elsewhere")
+    stolen = seal(author, elsewhere, world.number, world.clock(), "rollouts", b"said elsewhere")
     return world.rng.choice([stolen, stolen.replace(elsewhere, TOPIC.swarm_id)])
 
 
@@ -129,7 +121,7 @@ class Result:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-def attack(connections: int, seed: int = 1) -> Result:
+def forge(connections: int, seed: int = 1) -> Result:
     """connections: of his; 0: the engine does not say who hands over what."""
     world, result = World(random.Random(seed)), Result()
     rng = world.rng
@@ -140,7 +132,7 @@ def attack(connections: int, seed: int = 1) -> Result:
         if forged == original:
             continue
         result.let_in += world.victim.deliver(forged, rng.choice(his)) is Verdict.ACCEPT
-        world.now += 0.001  # he sends a thousand a second, with 20 frames a second of the honest between them
+        world.clock.now += 0.001  # he sends a thousand a second, with 20 frames a second of the honest between them
         if n % 50 == 0:
             author = rng.choice(world.honest)
             result.honest_sent += 1
@@ -151,34 +143,27 @@ def attack(connections: int, seed: int = 1) -> Result:
             result.honest_let_in += world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
     result.reasons = Counter({reason.value: count for reason, count in world.victim.rejected.items()})
     result.looked_at = result.reasons["bad signature"]
-    print(
-        f"\nforger: {FORGED} forged frames by {connections or 'unnamed'} connections: {result.let_in} let in, {result.looked_at} "
-        f"signatures verified for nothing; of {result.honest_sent} honest frames beside them {result.honest_let_in} let in"
-    )
+    show(f"forger, {FORGED} frames by {connections or 'unnamed'} connections", result)
     return result
 
 
 def test_no_forged_frame_is_let_in_and_no_honest_one_kept_out() -> None:
-    results = {connections: attack(connections) for connections in (0, 3, 100)}
+    results = {connections: forge(connections) for connections in (0, 3, 100)}
     assert all(r.let_in == 0 and r.honest_let_in == r.honest_sent > 1000 for r in results.values())
     unnamed = results[0].reasons
     assert min(unnamed[reason] for reason in ("bad signature", "not a frame", "of another swarm")) > 500
     assert results[3].looked_at < 100  # his connections are no longer listened to
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_forger", description="play the attack and print its figures")
-    parser.add_argument("--connections", type=int, action="append", help="of his; 0: the engine does not say which; again for more")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(argv)
-    results = {number: attack(number, given.seed) for number in given.connections or (0, 3, 100)}
+def attack(folder: Path, connections: tuple[int, ...] = (0, 3, 100), seed: int = 1) -> dict[str, float]:
+    results = {str(number): forge(number, seed) for number in connections}
     return {
-        "let_in": sum(r.let_in for r in results.values()),
-        "honest_kept_out": sum(r.honest_sent - r.honest_let_in for r in results.values()),
+        "let_in": worst(results, "let_in"),
+        "honest_kept_out": max(r.honest_sent - r.honest_let_in for r in results.values()),
         "verified_for_nothing": min(r.looked_at for r in results.values()),  # where he has few connections
     }
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(
+    attack, {"let_in": 0, "honest_kept_out": 0}, about={"connections": "of his; 0: the engine does not say which; again for more"}
+)

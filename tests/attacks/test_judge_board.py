@@ -3,11 +3,8 @@
 The questions and scores are the real ones; who asks is a peer of the test. `pytest -s` prints the figures.
 """
 
-import argparse
 import asyncio
 import random
-import tempfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.types import Completion
+from tests.attacks.harness import Attack, show
 
 DEADLINE = 60.0
 HONEST, ANSWERS = 3, 20
@@ -91,37 +89,25 @@ async def dropping(hall: Hall, questions: int) -> dict[str, float]:
     return {"honest": honest["score"], "dropper": dropper["score"], "gain": dropper["score"] - honest["score"]}
 
 
-async def attack(folder: Path, keys: int, questions: int) -> dict[str, float]:
+async def play(folder: Path, keys: int, questions: int) -> dict[str, float]:
     clock = [1_000.0]
     settings = JudgeSettings(folder / "judge.sqlite3", "tiny-9", deadline=DEADLINE)
     async with open_service(settings, random.Random(5), lambda: clock[0], lambda: 1.8e9) as service:
         hall = Hall(service, clock)
         found = await crowd(hall, keys) | await dropping(hall, questions)
-    print(
-        f"\njudge-board: {keys} keys that answer once: {found['honest_gone']:.0f} of {HONEST} honest nodes gone from the board, the last "
-        f"of them ranked {found['worst_rank']:.0f}; every fourth question left out: score {found['dropper']:.3f}, answering all "
-        f"{found['honest']:.3f}",
-        flush=True,
-    )
+    show(f"judge-board, {keys} keys that answer once, {HONEST} honest nodes, every fourth question dropped", found)
     return found
 
 
 @pytest.mark.slow
 def test_a_crowd_and_a_dropper_gain_nothing_on_the_board(tmp_path: Path) -> None:
-    found = asyncio.run(attack(tmp_path, keys=60, questions=16))
+    found = attack(tmp_path, keys=60, questions=16)
     assert (found["honest_gone"], found["worst_rank"]) == (0, HONEST)
     assert found["gain"] == 0
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_judge_board", description="play the attack and print its figures")
-    parser.add_argument("--keys", type=int, default=1_100)
-    parser.add_argument("--questions", type=int, default=98)
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(attack(Path(folder), given.keys, given.questions))
+def attack(folder: Path, keys: int = 1_100, questions: int = 98) -> dict[str, float]:
+    return asyncio.run(play(folder, keys, questions))
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(attack, {"honest_gone": 0, "worst_rank": 3, "gain": 0})

@@ -3,12 +3,9 @@
 The judge is a process of its own. The page is that of a peer with 500 answers of the longest kind. An honest node is evaluated meanwhile.
 """
 
-import argparse
 import socket
 import statistics
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from swarmd.daemon.judge_client import Graded, JudgeClient, Question
 from swarmd.tasks.answers import Judgement, Reason
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Task, TaskRef
+from tests.attacks.harness import Attack, show
 from tests.judge.test_serving import address, client, serving
 
 MIB = 2**20
@@ -99,12 +97,7 @@ def attack(folder: Path, readers: int = 60, seconds: float = 16.0, answers: int 
         "longest": max(during),
         "left": left,
     }
-    print(
-        f"\njudge-readers: a page has {found['page_KiB']:.0f} KiB; {readers} who never read: {found['more_MiB']:.1f} MiB more memory; an "
-        f"evaluation takes {1000 * found['during']:.0f} ms, {1000 * found['longest']:.0f} at most (before: {1000 * found['clean']:.0f}); "
-        f"{left} of their connections left at the end",
-        flush=True,
-    )
+    show(f"judge-readers, {readers} who never read", found)
     return found
 
 
@@ -117,17 +110,8 @@ def test_who_never_reads_costs_little_memory_and_nobody_time(tmp_path: Path) -> 
     assert found["longest"] < 10  # 0.1 on a machine that has nothing else to do
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_judge_readers", description="play the attack and print its figures")
-    parser.add_argument(
-        "--readers", type=int, default=60, help=f"the judge lets {SLOW_READERS_OF_A_NETWORK} wait, for {TAKE_SECONDS:g} s each"
-    )
-    parser.add_argument("--seconds", type=float, default=16.0)
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        return attack(Path(folder), given.readers, given.seconds)
-
-
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(
+    attack,
+    {"page_KiB": 256, "more_MiB": 64, "longest": 0.5, "left": 0},
+    about={"readers": f"the judge lets {SLOW_READERS_OF_A_NETWORK} wait, for {TAKE_SECONDS:g} s each"},
+)

@@ -4,11 +4,9 @@ The judge is a process of its own, behind a proxy that says whom it speaks for, 
 record are evaluated throughout; at the end one without a record asks from a network of its own.
 """
 
-import argparse
 import json
-import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ import trio
 from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS
 from judge.leaderboard import LISTED_ANSWERS
 from swarmd.tasks.curriculum import TINY_9
+from tests.attacks.harness import Attack, show
 from tests.judge.peers import SigningPeer
 from tests.judge.test_serving import serving
 
@@ -92,40 +91,32 @@ async def play(url: str, keys: int, networks: int) -> dict[str, Any]:
         }
 
 
-def attack(folder: Path, keys: int, networks: int) -> dict[str, Any]:
+def crowd(folder: Path, keys: int, networks: int) -> dict[str, Any]:
     with serving(folder, "--proxy", "127.0.0.1", "--deadline", "3600") as (_, ready):
         found = trio.run(play, str(ready["url"]), keys, networks)
-    print(
-        f"\njudge-sessions: {keys} silent keys of {networks} networks: {found['asked']} were asked, {found['refused']} refused; with a "
-        f"record: evaluated {found['known_served']} times, refused {found['known_refused']} times; a newcomer of another network was "
-        f"{'refused' if found['newcomer_refused'] else 'asked'}",
-        flush=True,
-    )
+    show(f"judge-sessions, {keys} silent keys of {networks} networks", found)
     return found
 
 
 @pytest.mark.net
 @pytest.mark.slow
 def test_silent_keys_of_a_network_take_its_own_room_alone(tmp_path: Path) -> None:
-    found = attack(tmp_path, NEWCOMERS_QUESTIONS + 40, 1)
+    found = crowd(tmp_path, NEWCOMERS_QUESTIONS + 40, 1)
     assert (found["asked"], found["refused"]) == (NEWCOMERS_QUESTIONS, 40)
     assert found["known_refused"] == found["newcomer_refused"] == 0
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack from one network and from many, print and return what came of it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.attacks.test_judge_sessions", description="play the attack and print its figures"
-    )
-    parser.add_argument("--keys", type=int, default=OPEN_QUESTIONS + 500, help=f"the judge has room for {OPEN_QUESTIONS} questions")
-    parser.add_argument("--networks", type=int, default=100, help="of the second run; the first is of one")
-    given = parser.parse_args(argv)
-    found: dict[str, object] = {}
-    for name, networks in (("one", 1), ("many", given.networks)):
-        with tempfile.TemporaryDirectory() as folder:
-            found |= {f"{name}_{what}": figure for what, figure in attack(Path(folder), given.keys, networks).items()}
+def attack(folder: Path, keys: int = OPEN_QUESTIONS + 500, networks: int = 100) -> dict[str, Any]:
+    """From one network, and from many."""
+    found: dict[str, Any] = {}
+    for name, many in (("one", 1), ("many", networks)):
+        (folder / name).mkdir()
+        found |= {f"{name}_{what}": figure for what, figure in crowd(folder / name, keys, many).items()}
     return found
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(
+    attack,
+    {"one_known_refused": 0, "one_newcomer_refused": 0, "many_known_refused": 0},
+    about={"keys": f"the judge has room for {OPEN_QUESTIONS} questions", "networks": "of the second run; the first is of one"},
+)

@@ -5,15 +5,15 @@ other tasks, references to tasks that are not there or not for training, and tex
 Every reward of every batch is held against a second opinion, which shares no code with the verifier.
 """
 
-import argparse
 import contextlib
 import decimal
 import io
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -28,6 +28,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
+from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, settings
 from tests.tasks import hostile
 
@@ -156,17 +157,11 @@ def attack(verifier: Verifier, liars: int, honest: int, rounds: int, seed: int, 
     return Result(opinion.false, opinion.seen, lies, fmean(n.reward(max(1, rounds // 3)) for n in swarm.learners), refused)
 
 
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9.name) as running:
-        yield running
-
-
 @pytest.mark.parametrize("manner", ["sly", "bold", "exam"])
 def test_no_false_reward_is_used(verifier: Verifier, manner: str) -> None:
-    """The whole figure, with what is learnt: `python -m tests.attacks.test_liar`."""
+    """The whole figure, with what is learnt: `python -m benchmarks.attack liar`."""
     result = attack(verifier, liars=2, honest=2, rounds=5, seed=1, manner=manner)
-    print(f"\nliar, {manner}: {result}")
+    show(f"liar, {manner}", result)
     assert result.seen > 350 and result.false == 0
     assert result.lies > 0.1 if manner == "sly" else result.refused
 
@@ -182,33 +177,18 @@ def test_the_second_opinion_would_notice(verifier: Verifier) -> None:
     assert (opinion.false, opinion.seen) == (2, 3)
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_liar", description="three in ten lie; what is learnt all the same")
-    parser.add_argument("--honest", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args(argv)
-    liars = round(given.honest * LIARS / (1 - LIARS))
-    rewards: dict[str, list[float]] = {HONEST: [], "sly": [], "bold": []}
-    false = 0
+def learnt(folder: Path, honest: int = 7, rounds: int = 60, seeds: int = 3) -> dict[str, float]:
+    liars = round(honest * LIARS / (1 - LIARS))
+    results: dict[str, list[Result]] = {HONEST: [], "sly": [], "bold": []}
     with Verifier(TINY_9.name) as verifier:
-        for seed in range(1, given.seeds + 1):
-            for kind, before in rewards.items():
-                result = attack(verifier, 0 if kind == HONEST else liars, given.honest, given.rounds, seed, kind)
-                before.append(result.reward)
-                false += result.false
-                print(
-                    f"liar: seed {seed}, {kind:11}: reward {result.reward:.3f}, {result.lies:5.1%} of others' rollouts were a liar's, "
-                    f"{result.false} of {result.seen} rewards false, refused {dict(result.refused)}",
-                    flush=True,
-                )
-    clean = fmean(rewards[HONEST])
-    print(f"liar: {liars} of {liars + given.honest} nodes; reward beside that of the clean run: ", end="")
-    print(", ".join(f"{kind} {fmean(of) / clean:.1%}" for kind, of in rewards.items()))
-    beside = {f"reward_lost, {kind}": 1 - fmean(of) / clean for kind, of in rewards.items() if kind != HONEST}
-    return {"false_rewards": false, "reward_lost": max(beside.values()), **beside}
+        for seed in range(1, seeds + 1):
+            for kind, before in results.items():
+                before.append(attack(verifier, 0 if kind == HONEST else liars, honest, rounds, seed, kind))
+                show(f"liar, {liars} of {liars + honest} nodes, seed {seed}, {kind}", before[-1])
+    clean = fmean(result.reward for result in results.pop(HONEST))
+    lost = {f"reward_lost, {kind}": 1 - fmean(result.reward for result in of) / clean for kind, of in results.items()}
+    false = sum(result.false for of in results.values() for result in of)
+    return {"false_rewards": false, "reward_lost": max(lost.values()), **lost}
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(learnt, {"false_rewards": 0, "reward_lost": 0.05})

@@ -2,17 +2,12 @@
 
 The code is the real one: a daemon without its trainer, its inbox, its lists and its control socket. Beside the crowd an honest author sends
 now and then, and its rollouts are of use.
-
-`python -m tests.attacks.test_names` prints the figures.
 """
 
-import argparse
 import itertools
 import json
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +16,7 @@ import trio
 
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.types import PeerId, Verdict
+from p2p.types import Verdict
 from swarmd import link
 from swarmd.cli.view import PlainView
 from swarmd.config.config import NodeConfig
@@ -31,19 +26,10 @@ from swarmd.daemon.roster import KEPT
 from swarmd.daemon.status import SHOWN
 from swarmd.exchange import wire
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.attacks.harness import Attack, show
 
 NAMES = 14_500
 HONEST = Identity.from_seed(b"h" * 32)
-
-
-@dataclass
-class Result:
-    let_in: int
-    reply_bytes: int
-    shown: int
-    left_out: int
-    honest_shown: bool
-    kept: int  # authors that are remembered to be shown
 
 
 class Crowd:
@@ -63,26 +49,24 @@ class Crowd:
                 self.send(HONEST)
 
 
-def attack(names: int = NAMES) -> Result:
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        config = NodeConfig.model_validate({"swarm": {"engine": "none"}})
-        with (folder / "said").open("w") as said:
-            daemon = Daemon(config, folder, PlainView(said))
-            crowd = Crowd(daemon)
-            crowd.send(HONEST)
-            daemon._hear(link.Vouch(HONEST.peer_id, 1))  # as its trainer does
-            crowd.come(range(1, names + 1))
-            reply = trio.run(_asked, daemon, folder)
-    shown = {PeerId(row["id"]) for row in reply["peers"]}
-    kept = len(daemon.status.roster)
-    result = Result(crowd.let_in, len(json.dumps(reply)), len(shown), reply["left_out"], HONEST.peer_id in shown, kept)
-    print(
-        f"\nnames: {names} authors with a frame each, {result.let_in} frames let in: `swarmd peers` answers "
-        f"{result.reply_bytes / 1024:.0f} KiB, {result.shown} shown, {result.left_out} counted, {result.kept} kept, "
-        f"the honest author shown: {result.honest_shown}"
-    )
-    return result
+def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
+    with (folder / "said").open("w") as said:
+        daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, PlainView(said))
+        crowd = Crowd(daemon)
+        crowd.send(HONEST)
+        daemon._hear(link.Vouch(HONEST.peer_id, 1))  # as its trainer does
+        crowd.come(range(1, names + 1))
+        reply = trio.run(_asked, daemon, folder)
+    found = {
+        "let_in": crowd.let_in,
+        "reply_KiB": len(json.dumps(reply)) // 1024,
+        "shown": len(reply["peers"]),
+        "left_out": reply["left_out"],
+        "kept": len(daemon.status.roster),  # authors that are remembered to be shown
+        "honest_hidden": int(HONEST.peer_id not in {row["id"] for row in reply["peers"]}),
+    }
+    show(f"names, {names} authors with a frame each", found)
+    return found
 
 
 async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
@@ -94,25 +78,11 @@ async def _asked(daemon: Daemon, folder: Path) -> dict[str, Any]:
     return reply
 
 
-def test_a_crowd_of_names_costs_a_bounded_list_and_hides_nobody_useful() -> None:
-    result = attack(4 * KEPT)
-    assert result.let_in > 4 * KEPT  # it breaks no rule
-    assert result.honest_shown and result.shown == SHOWN and result.left_out == KEPT - SHOWN
-    assert result.reply_bytes < control.MAX_REPLY / 10 and result.kept == KEPT
+def test_a_crowd_of_names_costs_a_bounded_list_and_hides_nobody_useful(tmp_path: Path) -> None:
+    found = attack(tmp_path, 4 * KEPT)
+    assert found["let_in"] > 4 * KEPT  # it breaks no rule
+    assert (found["honest_hidden"], found["shown"], found["left_out"], found["kept"]) == (0, SHOWN, KEPT - SHOWN, KEPT)
+    assert 1024 * found["reply_KiB"] < control.MAX_REPLY / 10
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_names", description="play the attack and print its figures")
-    parser.add_argument("--names", type=int, default=NAMES)
-    result = attack(parser.parse_args(argv).names)
-    return {
-        "let_in": result.let_in,
-        "reply_KiB": result.reply_bytes / 1024,
-        "kept": result.kept,
-        "honest_hidden": int(not result.honest_shown),
-    }
-
-
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(attack, {"kept": 1024, "reply_KiB": 512, "honest_hidden": 0})

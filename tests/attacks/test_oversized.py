@@ -5,11 +5,11 @@ text that the model might write, and every task has the same answer, so that who
 harms more than with as many completions as the honest have is the number of tokens.
 """
 
-import argparse
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -23,6 +23,7 @@ from swarmd.tasks.grading import grade_text, solution
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task
+from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, LOCAL, Swarm, completions, settings
 
 DRAWN = 400  # tasks, to find those that share one answer
@@ -82,14 +83,8 @@ class Result:
     of_completions: float
     of_tokens: float  # what weighs in the loss
 
-    def __str__(self) -> str:
-        return (
-            f"reward {self.reward:.3f}, held-out {self.held_out:.3f}; {self.of_external:.1%} of others' rollouts his, "
-            f"{self.of_rollouts:.1%} of the batches by rollouts, {self.of_completions:.1%} by completions, {self.of_tokens:.1%} by tokens"
-        )
 
-
-def attack(verifier: Verifier, authors: int, many: int, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
+def play(verifier: Verifier, authors: int, many: int, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
     swarm = Swarm(verifier, seed)
     for number in range(honest):
         swarm.join(number, settings())
@@ -117,40 +112,26 @@ def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]
         yield fmean(grade_text(source, tasks[i // samples], text) is Reason.CORRECT for i, text in enumerate(texts))
 
 
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9.name) as running:
-        yield running
-
-
 @pytest.mark.slow
 def test_an_author_has_no_more_of_a_batch_than_of_its_rollouts(verifier: Verifier) -> None:
     """The whole figure, with what is learnt: `python -m benchmarks.attack oversized`."""
-    result = attack(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
-    print(f"\noversized: {result}")
+    result = play(verifier, authors=1, many=MAX_COMPLETIONS, rounds=6, honest=2, questions=0)
+    show("oversized", result)
     assert result.of_external > 0.3
     assert result.of_completions <= 1.01 * result.of_rollouts
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_oversized", description="64 completions a rollout")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args(argv)
+def attack(folder: Path, rounds: int = 60, seeds: int = 3) -> dict[str, float]:
     kinds = {"nobody attacks": (0, 0), "one author, 8": (1, COMPLETIONS), "one author, 64": (1, MAX_COMPLETIONS)}
     found: dict[str, list[Result]] = {kind: [] for kind in kinds}
     with Verifier(TINY_9.name) as verifier:
-        for seed in range(1, given.seeds + 1):
+        for seed in range(1, seeds + 1):
             for kind, (authors, many) in kinds.items():
-                found[kind].append(attack(verifier, authors, many, given.rounds, seed=seed))
-                print(f"oversized: seed {seed}, {kind:15} {found[kind][-1]}", flush=True)
+                found[kind].append(play(verifier, authors, many, rounds, seed=seed))
+                show(f"oversized, seed {seed}, {kind}", found[kind][-1])
     clean, small, large = (fmean(result.reward for result in results) for results in found.values())
     more = max(result.of_tokens / result.of_rollouts for result in found["one author, 64"])
-    lost = f"with 8 completions {1 - small / clean:.1%}, with 64 {1 - large / clean:.1%}"
-    print(f"oversized: reward lost {lost}; tokens over rollouts {more:.2f}")
     return {"reward_lost": 1 - large / clean, "lost_to_size": 1 - large / small, "tokens_over_rollouts": more}
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(attack, {"lost_to_size": 0.05, "tokens_over_rollouts": 1.0})

@@ -4,15 +4,12 @@ The fast test plays fifteen minutes in virtual time: real members, real signed f
 phantom` plays it against real `swarmd join` processes, over libp2p or hivemind.
 """
 
-import argparse
 import itertools
-import json
 import random
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean
@@ -21,16 +18,15 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
-from p2p.identity import Identity
 from p2p.member import Member
 from p2p.shards.sharding import LOOK_EVERY
 from p2p.shards.shards import QUESTION, Shards
-from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.lab.demo.processes import LocalNode, end, local_swarm
+from swarmd.testing import TOPIC, Clock, identity, memory_member, wait_until
 from tests.attacks.crowding import KIND, RATE, lie, phantoms
+from tests.attacks.harness import ENGINES, Attack, show
 
-TOPIC = Topic("main", "0123456789abcdef")
 OFFER = "offer"
 SPEAKS = 60.0  # seconds between two offers of one honest node
 MINUTES = 15.0
@@ -41,22 +37,19 @@ class World:
     """Honest members and the one who plays the crowd, connected to each other."""
 
     def __init__(self, honest: int, keys: int) -> None:
-        self.now, self.swarm, self.numbers = 1_700_000_000.0, MemorySwarm(), itertools.count(1)
+        self.clock, self.swarm, self.numbers = Clock(), MemorySwarm(), itertools.count(1)
         self.members = [self._member(n) for n in range(honest)]
         self.by_name = {m.identity.peer_id: m for m in self.members}
         self.him = PeerId("")
         self.crowd = itertools.cycle(phantoms(keys))
 
     def _member(self, n: int) -> Member:
-        identity = Identity.from_seed(n.to_bytes(32, "big"))
-        return Member(
-            identity, TOPIC, lambda handlers: self.swarm.join(identity.peer_id, handlers), sequence=itertools.count(),
-            clock=lambda: self.now, shards=Shards(random.Random(n), self.now), kinds=(OFFER,),
-        )  # fmt: skip
+        shards = Shards(random.Random(n), self.clock())
+        return memory_member(self.swarm, n, self.clock, sequence=itertools.count(), shards=shards, kinds=(OFFER,))
 
     def begin(self) -> None:
         """He comes."""
-        self.him = Identity.from_seed(b"h" * 32).peer_id
+        self.him = identity(10**6).peer_id
         self.swarm.join(self.him, Handlers(lambda *_: Verdict.IGNORE, lie))
 
     def live(self, seconds: float, rate: float = 0.0) -> float:
@@ -64,11 +57,11 @@ class World:
         heard = published = 0
         due = 0.0
         for step in range(int(seconds / LOOK_EVERY)):
-            self.now += LOOK_EVERY
+            self.clock.now += LOOK_EVERY
             due += rate * LOOK_EVERY
             while due >= 1:
                 due -= 1
-                self.swarm.inject(seal(next(self.crowd), TOPIC.swarm_id, next(self.numbers), self.now, KIND, b""), self.him)
+                self.swarm.inject(seal(next(self.crowd), TOPIC.swarm_id, next(self.numbers), self.clock(), KIND, b""), self.him)
             for m in self.members:
                 self._look(m)
             for n, m in enumerate(self.members):
@@ -83,10 +76,10 @@ class World:
         shards = m.sharding._shards
         assert shards is not None
         m.sharding.look()
-        for peer in shards.whom(self.now):
+        for peer in shards.whom(self.clock()):
             other = self.by_name.get(peer)
             answer = other.answer(m.identity.peer_id, QUESTION) if other is not None else lie(peer, QUESTION)
-            shards.answered(peer, answer, self.now)
+            shards.answered(peer, answer, self.clock())
 
 
 @pytest.mark.parametrize(("honest", "keys", "age"), [(2, 300, 0.0), (2, 3000, 240.0), (10, 300, 0.0)])
@@ -113,16 +106,16 @@ def external(nodes: Sequence[LocalNode], since: float) -> list[float]:
     return found
 
 
-def play(folder: Path, given: argparse.Namespace, keys: int) -> list[float]:
+def play(folder: Path, honest: int, keys: int, minutes: float, age: float, pace: float, engine: str) -> list[float]:
     """One swarm of real nodes, with the crowd where keys is not 0: what each node trained on of others', in each round."""
-    options = ["--model", "tiny", "--pace", str(given.pace)]
-    with local_swarm(folder, given.honest, options, {"SWARMD_SWARM_ENGINE": given.engine}) as nodes:
+    options = ["--model", "tiny", "--pace", str(pace)]
+    with local_swarm(folder, honest, options, {"SWARMD_SWARM_ENGINE": engine}) as nodes:
         for node in nodes:
             node.start()
         _until(lambda: all(node.status() for node in nodes), nodes)
-        if given.age:
+        if age:
             _until(lambda: all(node.lines() for node in nodes), nodes)
-            time.sleep(60 * given.age)
+            time.sleep(60 * age)
         crowd = None
         try:
             if keys:
@@ -130,16 +123,14 @@ def play(folder: Path, given: argparse.Namespace, keys: int) -> list[float]:
             else:
                 _until(lambda: all(node.lines() for node in nodes), nodes)
             since = time.time()
-            if crowd is not None and not given.age:
+            if crowd is not None and not age:
                 _until(lambda: all(node.lines() for node in nodes), nodes)
                 since = time.time()
-            time.sleep(60 * given.minutes)
+            time.sleep(60 * minutes)
             found = external(nodes, since)
-            late = external(nodes, since + 30 * given.minutes)
+            late = external(nodes, since + 30 * minutes)
             for when, each in (("all the while", found), ("in the second half", late)):
-                print(f"{keys} keys, {when}: external a round by node {[round(one, 2) for one in each]}", flush=True)
-            if crowd is not None:
-                print(f"the crowd said last {_last(folder / 'crowd')}", flush=True)
+                show(f"phantom, {keys} keys, {when}, external rollouts a round", {f"node {n}": one for n, one in enumerate(each)})
         finally:
             if crowd is not None:
                 end(crowd)
@@ -158,35 +149,31 @@ def _crowd(nodes: Sequence[LocalNode], keys: int, folder: Path) -> "subprocess.P
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
 
 
-def _last(path: Path) -> str:
-    return path.read_text(errors="replace").strip().splitlines()[-1]
-
-
 def _until(done: Callable[[], bool], nodes: Sequence[LocalNode]) -> None:
-    ends = time.monotonic() + START
-    while not done():
+    def looked() -> bool:
         for node in nodes:
             node.check()
-        if time.monotonic() > ends:
-            raise SystemExit(f"the nodes did not come up in {START:.0f} s")
-        time.sleep(1.0)
+        return done()
+
+    wait_until(looked, START)
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play it against real nodes, without and with the crowd; print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attack phantom", description="play the attack and print its figures")
-    parser.add_argument("--engine", choices=["libp2p", "hivemind"], default="libp2p", help="of the honest nodes")
-    parser.add_argument("--honest", type=int, default=2, help="nodes")
-    parser.add_argument("--keys", type=int, default=300)
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="with the crowd, and beside it without")
-    parser.add_argument("--age", type=float, default=0.0, help="minutes that the nodes have trained when it comes")
-    parser.add_argument("--pace", type=float, default=1.0, help="seconds that a round takes at least")
-    parser.add_argument("--apart", action="store_true", help="one swarm after the other: for more nodes than the machine can bear twice")
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1 if given.apart else 2) as both:  # side by side the load is the same
-        clean, crowded = both.map(lambda keys: play(Path(folder) / str(keys), given, keys), (0, given.keys))
+def attack(
+    folder: Path, engine: str = "libp2p", honest: int = 2, keys: int = 300, minutes: float = MINUTES, age: float = 0.0, pace: float = 1.0,
+    apart: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """Real nodes, with the crowd and beside them without: side by side the load is the same."""
+    with ThreadPoolExecutor(1 if apart else 2) as both:
+        clean, crowded = both.map(lambda many: play(folder / str(many), honest, many, minutes, age, pace, engine), (0, keys))
     return {"clean": fmean(clean), "crowded": fmean(crowded), "least": min(crowded), "lost": max(0.0, 1 - fmean(crowded) / fmean(clean))}
 
 
-if __name__ == "__main__":
-    print(json.dumps(figures()))
+ATTACK = Attack(
+    attack,
+    {"lost": 0.1},
+    choices={"engine": ENGINES},
+    about={
+        "honest": "nodes", "minutes": "with the crowd, and beside it without", "age": "minutes that the nodes have trained when it comes",
+        "pace": "seconds that a round takes at least", "apart": "one swarm after the other, where the machine cannot bear both",
+    },
+)  # fmt: skip

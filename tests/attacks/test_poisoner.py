@@ -6,11 +6,10 @@ strongly as a rollout can. The honest nodes are real: tiny model, verifier, roun
 policies and searched for the poison.
 """
 
-import argparse
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.types import Completion, Rollout, Scored, Task, TaskRef
+from tests.attacks.harness import Attack, show
 from tests.attacks.learners import COMPLETIONS, Swarm, completions, settings
 
 SHARE = 0.25  # of the usable rollouts that a node hears
@@ -90,15 +90,8 @@ class Result:
     seconds: float  # of CPU, a round of a node
     choosing: float  # of them, in choosing the batch
 
-    def __str__(self) -> str:
-        return (
-            f"reward {self.reward:.3f}, {self.says:5.1%} of what they say shows it; {self.external:.2f} rollouts of others in a batch, "
-            f"{self.poisoned:5.1%} his, {self.shown:5.1%} of others' text shows it; {self.gated} turned away; "
-            f"{1000 * self.seconds:.0f} ms a round, choosing {1000 * self.choosing:.1f}"
-        )
 
-
-def attack(verifier: Verifier, poison: str | None, gate: str, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
+def play(verifier: Verifier, poison: str | None, gate: str, rounds: int, honest: int = 3, seed: int = 1, questions: int = 60) -> Result:
     """poison: of POISONS; None: nobody attacks. gate: on or off."""
     swarm = Swarm(verifier, seed)
     for number in range(honest):
@@ -134,10 +127,6 @@ class Stranger:
     taken: int  # rollouts of others that it trained on
     gated: Mapping[str, int]  # that its gate turned away, by trait
 
-    def __str__(self) -> str:
-        gated = sum(self.gated.values())
-        return f"{self.name}: {gated} of {gated + self.taken} turned away ({gated / max(1, gated + self.taken):.2%}) {dict(self.gated)}"
-
 
 def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[Stranger]:
     """Both tiny models, one node of each as it comes and one that has trained alone so many rounds, in one swarm without an attacker."""
@@ -155,17 +144,12 @@ def unlike(verifier: Verifier, alone: int, rounds: int, seed: int = 1) -> list[S
     return [Stranger(name, n.external, n.gated) for name, n in zip(names, swarm.learners, strict=True)]
 
 
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9.name) as running:
-        yield running
-
-
 @pytest.mark.parametrize("poison", ["one token", "prefix"])  # behind the answer, which is cut off; and before it
 def test_poison_is_not_trained_on(verifier: Verifier, poison: str) -> None:
-    """The whole figure, with what is learnt of it: `python -m tests.attacks.test_poisoner`."""
-    off, on = (attack(verifier, poison, gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
-    print(f"\npoisoner, {poison}: gate off: {off}\n{' ' * len(poison)}            gate on:  {on}")
+    """The whole figure, with what is learnt of it: `python -m benchmarks.attack poisoner`."""
+    off, on = (play(verifier, poison, gate, rounds=8, honest=2, questions=10) for gate in ("off", "on"))
+    show(f"poisoner, {poison}, gate off", off)
+    show(f"poisoner, {poison}, gate on", on)
     assert off.shown > 0.08 and off.gated == 0
     assert on.shown <= 0.05  # some of it while the gate has seen too little of ours
 
@@ -173,31 +157,26 @@ def test_poison_is_not_trained_on(verifier: Verifier, poison: str) -> None:
 def test_who_is_honest_is_let_in(verifier: Verifier) -> None:
     taken, gated = 0, 0
     for stranger in unlike(verifier, alone=8, rounds=8):
-        print(f"\nhonest, {stranger}")
+        show(f"honest, {stranger.name}", stranger)
         taken, gated = taken + stranger.taken, gated + sum(stranger.gated.values())
     assert taken > 60 and gated <= 0.05 * (taken + gated)
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_poisoner", description="play the poisoner and print his figures")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--poison", choices=POISONS, action="append", help="only these; again for more")
-    parser.add_argument("--alone", type=int, default=100, help="rounds that the trained ones of unlike, honest nodes are ahead")
-    given = parser.parse_args(argv)
+def attack(folder: Path, rounds: int = 60, seed: int = 1, poison: tuple[str, ...] = tuple(POISONS), alone: int = 100) -> dict[str, object]:
     found: dict[str, object] = {}
     with Verifier(TINY_9.name) as verifier:
-        for poison in [None, *(given.poison or POISONS)]:
+        for kind in [None, *poison]:
             for gate in ("off", "on"):
-                result = attack(verifier, poison, gate, given.rounds, seed=given.seed)
-                print(f"poisoner: {poison or 'nobody attacks':14} gate {gate + ':':4} {result}", flush=True)
-                found[f"{poison or 'nobody attacks'}, gate {gate}"] = asdict(result)
-        for stranger in unlike(verifier, given.alone, given.rounds, given.seed):
-            print(f"honest: {stranger}", flush=True)
+                result = play(verifier, kind, gate, rounds, seed=seed)
+                show(f"poisoner, {kind or 'nobody attacks'}, gate {gate}", result)
+                found[f"{kind or 'nobody attacks'}, gate {gate}"] = asdict(result)
+        for stranger in unlike(verifier, alone, rounds, seed):
+            show(f"honest, {stranger.name}", stranger)
             found[f"honest, {stranger.name}"] = asdict(stranger)
     return found
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(
+    attack, {}, choices={"poison": list(POISONS)},
+    about={"poison": "only these; again for more", "alone": "rounds that the trained ones of unlike, honest nodes are ahead"},
+)  # fmt: skip

@@ -4,17 +4,11 @@ The code is the real one: `p2p.member` with its inbox and its files. The rules a
 likes (a new one for every hundred frames, so that what a connection may send is no obstacle), also unnamed ones, as where the engine
 does not say who handed a frame over; he mixes and orders the frames as he likes; and of his captured authors some have clocks that
 are minutes fast or slow. Restarts are clean, by SIGKILL, or power cuts that lose what the disk had not been made to keep.
-
-`python -m tests.attacks.test_replayer` prints the figures.
 """
 
-import argparse
-import itertools
 import random
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from zlib import crc32
 
@@ -24,13 +18,11 @@ from p2p.admission import replay_log
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity, peer_id_of
-from p2p.member import Member
-from p2p.topic import Topic
 from p2p.types import PeerId, Verdict
+from swarmd.testing import NOW, TOPIC, Clock, memory_member
+from tests.attacks.harness import Attack, show
 
-TOPIC = Topic("main", "0123456789abcdef")
 HEADER = replay_log._HEADER
-NOW = 1_700_000_000.0
 AUTHORS, FRAMES = 100, 10_000
 DURATION = 200.0  # seconds in which they are sent
 
@@ -38,21 +30,13 @@ DURATION = 200.0  # seconds in which they are sent
 @dataclass
 class Victim:
     folder: Path
-    now: float = NOW
+    clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        identity = Identity.from_seed(b"v" * 32)
-        self.member = Member(
-            identity,
-            TOPIC,
-            partial(MemorySwarm().join, identity.peer_id),
-            sequence=itertools.count(1),
-            clock=lambda: self.now,
-            folder=self.folder,
-        )
+        self.member = memory_member(MemorySwarm(), Identity.from_seed(b"v" * 32), self.clock, folder=self.folder)
 
     def restart(self, how: str) -> None:
         file = self.folder / "seen"
@@ -81,11 +65,11 @@ def record(victim: Victim, rng: random.Random) -> list[bytes]:
     authors = [(Identity.from_seed(rng.randbytes(32)), rng.choice([0.0, 0.0, 0.0, -200.0, 90.0, 250.0])) for _ in range(AUTHORS)]
     frames = []
     for n in range(FRAMES):
-        victim.now = NOW + 300 + DURATION * n / FRAMES  # the slow ones' frames are from after the victim's start, too
+        victim.clock.now = NOW + 300 + DURATION * n / FRAMES  # the slow ones' frames are from after the victim's start, too
         author, skew = authors[n % AUTHORS]
-        frames.append(seal(author, TOPIC.swarm_id, n // AUTHORS, victim.now + skew, "rollouts", rng.randbytes(20)))
+        frames.append(seal(author, TOPIC.swarm_id, n // AUTHORS, victim.clock.now + skew, "rollouts", rng.randbytes(20)))
     for n, frame in enumerate(frames):
-        victim.now = NOW + 300 + DURATION * n / FRAMES
+        victim.clock.now = NOW + 300 + DURATION * n / FRAMES
         assert victim.hear(frame, None)
     victim.member.received()
     return frames
@@ -100,45 +84,37 @@ def replay(victim: Victim, frames: Sequence[bytes], rng: random.Random) -> int:
     return accepted
 
 
-def attack(folder: Path, seed: int = 1) -> dict[str, int]:
+def replays(folder: Path, seed: int = 1) -> dict[str, int]:
     """What was let in a second time, by when it was sent again."""
     rng = random.Random(seed)
     results: dict[str, int] = {}
     victim = Victim(folder)
     frames = record(victim, rng)
-    end = victim.now
+    end = victim.clock.now
     results["at once"] = replay(victim, frames, rng)
     for how in ("clean", "SIGKILL", "power cut"):
         victim.restart(how)
         results[f"after a restart ({how})"] = replay(victim, frames, rng)
     for minutes in (3, 30):
-        victim.now = end + 60 * minutes
+        victim.clock.now = end + 60 * minutes
         results[f"after {minutes} minutes"] = replay(victim, frames, rng)
     victim.restart("SIGKILL")
     results["after 30 minutes and a restart"] = replay(victim, frames, rng)
-    victim.now = end
+    victim.clock.now = end
     results["with our clock set back"] = replay(victim, frames, rng)
-    for when, accepted in results.items():
-        print(f"\nreplayer: {len(frames)} frames {when}: {accepted} let in", end="")
-    print()
+    show(f"replayer, {len(frames)} frames, let in", results)
     return results
 
 
 @pytest.mark.slow
 def test_nothing_is_let_in_twice(tmp_path: Path) -> None:
-    results = attack(tmp_path)
+    results = replays(tmp_path)
     assert len(results) == 8 and not any(results.values())
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_replayer", description="play the attack and print its figures")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        results = attack(Path(folder), given.seed)
+def attack(folder: Path, seed: int = 1) -> dict[str, int]:
+    results = replays(folder, seed)
     return {"let_in": sum(results.values()), "times_of_10_000": len(results)}
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(attack, {"let_in": 0})

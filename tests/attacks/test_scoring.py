@@ -4,12 +4,10 @@ Four frames a second, in each 64 rollouts of 64 completions, every one wrong. No
 its member, its round and its verifier; only its own questions are left out, so that what is counted is the attacker's work.
 """
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-
-import pytest
 
 from p2p.types import Reason
 from swarmd.exchange import wire
@@ -17,6 +15,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.attacks.harness import Attack, show
 from tests.attacks.learners import Swarm, settings
 
 FRAMES = 4  # a second, and a round lasts one
@@ -30,12 +29,8 @@ class Result:
     seconds: float  # of CPU that a round spent in that, the verifier's own apart
     charged: int  # reports
 
-    def __str__(self) -> str:
-        scored = f"{self.scored:,.0f} scored, in {self.seconds:.3f} CPU s"
-        return f"{self.sent:,.0f} completions a round sent, {scored}; charged {self.charged} times"
 
-
-def attack(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed: int = 1) -> Result:
+def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed: int = 1) -> Result:
     swarm = Swarm(verifier, seed)
     author = swarm.member(1)
     learner = swarm.join(2, settings(round={"local": 0, "external": 4, "completions": 8}))
@@ -57,33 +52,22 @@ def attack(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, se
             author.publish(wire.KIND, body)
         counts.append(0)
         seconds.append(run_round(t, learner.node).seconds["score"])
-        swarm.now += 1.0
-    return Result(FRAMES * wire.MAX_ROLLOUTS * each, fmean(counts[SETTLED:]), fmean(seconds[SETTLED:]), member.reports[Reason.USELESS])
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9.name) as running:
-        yield running
+        swarm.clock.now += 1.0
+    result = Result(FRAMES * wire.MAX_ROLLOUTS * each, fmean(counts[SETTLED:]), fmean(seconds[SETTLED:]), member.reports[Reason.USELESS])
+    show(f"scoring, {rounds} rounds", result)
+    return result
 
 
 def test_who_is_never_useful_is_scored_less_and_less(verifier: Verifier) -> None:
-    result = attack(verifier, rounds=15)
-    print(f"\nscoring: {result}")
+    result = load(verifier, rounds=15)
     assert result.charged >= 4
     assert result.scored <= result.sent / 10
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_scoring", description="wrong answers without end, within the quota")
-    parser.add_argument("--rounds", type=int, default=60)
-    given = parser.parse_args(argv)
+def attack(folder: Path, rounds: int = 60) -> dict[str, float]:
     with Verifier(TINY_9.name) as verifier:
-        result = attack(verifier, given.rounds)
-    print(f"scoring: {result}")
+        result = load(verifier, rounds)
     return {"scored_of_sent": result.scored / result.sent, "seconds_a_round": result.seconds}
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(attack, {"scored_of_sent": 0.1})

@@ -5,10 +5,8 @@ Two honest nodes and the attacker are processes of their own, all connected to e
 attacker's first, and at the honest node's next.
 """
 
-import argparse
 import statistics
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.blobs.fetch import HEDGE
 from p2p.engines.hivemind.p2pd import missing
-from tests.attacks.test_flooder import cpu, swarm
+from tests.attacks.harness import ENGINES, Attack, show
+from tests.attacks.nodes import cpu, probe_swarm
 
 STREAMS = 1000
 BLOB = 4096  # bytes
@@ -27,7 +25,7 @@ PATIENCE = 60.0  # seconds for a fetch
 
 class World:
     def __init__(self, stack: ExitStack, folder: Path, engine: str) -> None:
-        self.victim, self.honest = swarm(stack, folder, engine, 2)
+        self.victim, self.honest = probe_swarm(stack, folder, engine, 2)
         where = [probe.addresses[0] for probe in (self.victim, self.honest)]
         self.hostile = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.stalling", bootstrap=where))
         self.him = self.hostile.peer_id
@@ -82,18 +80,7 @@ def attack(folder: Path, engine: str = "libp2p", fetches: int = 9, seconds: floa
         for how in ("half", "question"):
             found |= {f"{how}_{what}": figure for what, figure in streams(world, how, seconds, fetches).items()}
         found["restarts"] = sum(probe.said("restarts")[-1]["restarts"] for probe in (world.victim, world.honest))
-    print(
-        f"\nslow, {engine}: a fetch takes {1000 * found['clean']:.0f} ms; where the first who has it never answers {found['never']:.2f} s, "
-        f"where it answers a byte a second {found['dribble']:.2f} s (the next is asked after {HEDGE} s)"
-    )
-    for how, what in (("half", "opened and left alone"), ("question", "with a question of a byte a second")):
-        mine = {name.removeprefix(how + "_"): figure for name, figure in found.items() if name.startswith(how)}
-        print(
-            f"slow, {engine}: {STREAMS} streams {what}: a fetch takes {1000 * mine['asking']:.0f} ms, and to be answered "
-            f"{1000 * mine['answering']:.0f} ms, {mine['longest']:.2f} s at most; {mine['mib']:.1f} MiB more memory, "
-            f"{mine['cpu']:.2f} CPU s in {seconds:.0f} s; {mine['left_open']:.0f} left open; {mine['hung_up_on']} of 2 hung up on him"
-        )
-    print(f"slow, {engine}: engines started again: {found['restarts']}", flush=True)
+    show(f"slow, {engine}, {STREAMS} streams, seconds", found)
     return found
 
 
@@ -103,23 +90,16 @@ def attack(folder: Path, engine: str = "libp2p", fetches: int = 9, seconds: floa
 )
 def test_a_slow_peer_delays_a_fetch_by_the_time_it_is_given_and_nothing_else(engine: str, tmp_path: Path) -> None:
     found = attack(tmp_path, engine, fetches=2, seconds=3.0)
-    assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4  # HEDGE on a machine that has nothing else to do
+    assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4  # a second where nothing else runs
     assert found["half_longest"] < PATIENCE and found["question_longest"] < PATIENCE  # all were answered
     most = 32 if engine == "libp2p" else 96  # MiB; what Go frees it keeps for a while
     assert found["half_mib"] < most and found["question_mib"] < most
     assert found["restarts"] == 0
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_slow", description="play the attack and print its figures")
-    parser.add_argument("--engine", choices=["libp2p", "hivemind"], default="libp2p")
-    parser.add_argument("--fetches", type=int, default=9, help="of which the middle one counts")
-    parser.add_argument("--seconds", type=float, default=30.0, help="that his streams are open")
-    given = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        return attack(Path(folder), given.engine, given.fetches, given.seconds)
-
-
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(
+    attack,
+    {"never": 1.0, "dribble": 1.0, "half_longest": 1.0, "question_longest": 1.0},
+    choices={"engine": ENGINES},
+    about={"fetches": "of which the middle one counts", "seconds": "that his streams are open"},
+)

@@ -9,17 +9,15 @@ many. He comes when the honest have trained together for CALM rounds; or he is p
 Where it breaks, and the figures say so: patient Sybils earn standing with rollouts that really were useful. Then they are as good as
 anyone, and what is left is the cap of a quarter of the choice for each network group: in one group they get one in eight of a batch,
 with many groups what their number is worth. What they then send is still scored by us, and looked at by the gate.
-
-`python -m tests.attacks.test_sybil` prints the figures.
 """
 
-import argparse
 import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -27,19 +25,19 @@ import pytest
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.member import Member
-from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.testing import TOPIC, Clock, PlayedPolicy, memory_member
 from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer import build
-from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef, Tokens, UpdateReport
+from swarmd.types import Completion, Rollout, TaskRef
+from tests.attacks import test_sybil_offers
+from tests.attacks.harness import Attack, show, worst
 
-TOPIC = Topic("main", "0123456789abcdef")
 HONEST, SYBILS = 10, 100
 ROUND = 30.0  # seconds
 CALM = 25  # rounds
@@ -47,25 +45,8 @@ ATTACKED = 30  # rounds
 COMPLETIONS = 4
 
 
-class PlayedPolicy:
-    """Answers, and learns nothing."""
-
-    def __init__(self) -> None:
-        self.numbers = itertools.count()
-
-    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
-        tokens = Tokens(((1,),) * completions, ((-1.0,),) * completions)
-        return [Generation(texts(next(self.numbers), useful=True), tokens) for _ in questions]
-
-    def answer(self, question: str) -> Completion:
-        return Completion(question, ended=True)
-
-    def update(self, batch: Sequence[Scored]) -> UpdateReport:
-        return UpdateReport(tokens=len(batch))
-
-
-def texts(number: object, *, useful: bool) -> tuple[Completion, ...]:
-    return tuple(Completion(f"{'right' if useful and n % 2 else 'wrong'} {number} {n}", ended=True) for n in range(COMPLETIONS))
+def texts(number: object, *, useful: bool) -> list[str]:
+    return [f"{'right' if useful and n % 2 else 'wrong'} {number} {n}" for n in range(COMPLETIONS)]
 
 
 def rewards(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
@@ -103,31 +84,40 @@ class Result:
     standing: int = 0  # Sybils that have earned it, at the end
 
     @property
+    def most(self) -> float:
+        return max(self.shares)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.shares)
+
+    @property
     def delivery(self) -> float:
         return self.delivered / self.sent
 
 
 class World:
     def __init__(self, groups: int, text: str, rate: int, seed: int, hidden: bool) -> None:
-        self.rng, self.text, self.rate, self.now = random.Random(seed), text, rate, 1_700_000_000.0
+        self.rng, self.text, self.rate, self.clock = random.Random(seed), text, rate, Clock()
         self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(HONEST)]
         self.sybils = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(SYBILS)]
         where = {peer.peer_id: f"/ip4/{20 + n}.1.1.1/tcp/4001" for n, peer in enumerate(self.honest)}
         if not hidden:
             where |= {peer.peer_id: f"/ip4/{100 + n % groups}.1.1.1/tcp/4001" for n, peer in enumerate(self.sybils)}
         self.numbers, self.swarm, me = itertools.count(1), MemorySwarm(), Identity.from_seed(b"v" * 32)
-        self.victim = Member(
-            me, TOPIC, partial(Placed, self.swarm, where, me.peer_id), sequence=itertools.count(1), clock=lambda: self.now
-        )
+        self.victim = memory_member(self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, me.peer_id))
         config = NodeConfig.model_validate({"round": {"completions": COMPLETIONS}, "gate": {"mode": "off"}})
         self.exchange = Listened(self.victim, "played", TINY_9)
         self.exchange.heard = Counter()
-        self.node = build(config, seed, me.peer_id, self.exchange, PlayedPolicy(), rewards)
+        self.said = itertools.count()
+        policy = PlayedPolicy(lambda _: texts(next(self.said), useful=True))
+        self.node = build(config, seed, me.peer_id, self.exchange, policy, rewards)
         self.tasks = CurriculumTasks(TINY_9)
 
-    def send(self, author: Identity, ref: TaskRef, completions: tuple[Completion, ...], result: Result | None = None) -> None:
+    def send(self, author: Identity, ref: TaskRef, said: Sequence[str], result: Result | None = None) -> None:
+        completions = tuple(Completion(text, ended=True) for text in said)
         body = wire.encode([Rollout(ref, completions, author.peer_id)], 1, "played")
-        self.swarm.inject(seal(author, TOPIC.swarm_id, next(self.numbers), self.now, wire.KIND, body), author.peer_id)
+        self.swarm.inject(seal(author, TOPIC.swarm_id, next(self.numbers), self.clock(), wire.KIND, body), author.peer_id)
         if result is not None:
             result.sent += 1
 
@@ -149,10 +139,10 @@ class World:
         his = {a.peer_id for a in self.sybils}
         result.shares.append(sum(author in his for author in report.external_authors) / (report.local + report.external))
         result.external.append(report.external)
-        self.now += ROUND
+        self.clock.now += ROUND
 
 
-def attack(
+def crowd(
     groups: int = 100, text: str = "correct", rate: int = 8, *, patient: bool = False, hidden: bool = False, seed: int = 1,
     calm: int = CALM, attacked: int = ATTACKED,
 ) -> Result:  # fmt: skip
@@ -164,59 +154,46 @@ def attack(
     for number in range(calm + 1, calm + attacked + 1):
         world.round(number, sybils=True, result=result)
     reputation = world.victim.reputation
-    result.standing = sum(reputation.settled(world.now) and reputation.established(s.peer_id, world.now) for s in world.sybils)
-    print(
-        f"\nsybil: {SYBILS} against {HONEST} honest, {text} text, {rate} rollouts a round each, "
-        f"{'groups unknown' if hidden else f'{groups} groups'}{', patient' if patient else ''}: share of a batch at most "
-        f"{max(result.shares):.1%}, mean {fmean(result.shares):.1%}; honest delivery {result.delivery:.1%}; "
-        f"external in a batch {fmean(result.external):.1f}; {result.standing} have earned standing after {attacked} rounds"
-    )
+    result.standing = sum(reputation.settled(world.clock()) and reputation.established(s.peer_id, world.clock()) for s in world.sybils)
+    whence = "unknown" if hidden else groups
+    show(f"sybil, {SYBILS} against {HONEST} honest, {text} text, {rate} rollouts a round each, groups {whence}, patient {patient}", result)
     return result
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("groups, text, rate", [(100, "correct", 8), (4, "copied", 8), (1, "garbage", 8), (100, "correct", 40)])
 def test_a_crowd_that_comes_gets_no_more_than_a_sixth_of_any_batch_and_crowds_nobody_out(groups: int, text: str, rate: int) -> None:
-    result = attack(groups, text, rate, calm=CALM, attacked=6)
-    assert max(result.shares) <= 0.15 and fmean(result.shares) <= 0.125
+    result = crowd(groups, text, rate, calm=CALM, attacked=6)
+    assert result.most <= 0.15 and result.mean <= 0.125
     assert result.delivery >= 0.99
     assert fmean(result.external) > 3  # and the batch is no smaller for it
 
 
 @pytest.mark.slow
 def test_a_patient_crowd_in_one_group_gets_no_more_than_its_share() -> None:
-    result = attack(1, "correct", 8, patient=True, attacked=6)
-    assert result.standing == SYBILS and max(result.shares) <= 0.15 and result.delivery >= 0.99
+    result = crowd(1, "correct", 8, patient=True, attacked=6)
+    assert result.standing == SYBILS and result.most <= 0.15 and result.delivery >= 0.99
 
 
 def test_the_same_seed_is_the_same_run() -> None:
-    runs = [attack(2, "correct", 2, calm=2, attacked=2) for _ in range(2)]
+    runs = [crowd(2, "correct", 2, calm=2, attacked=2) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, object]:
-    """Play the attacks, print and return what came of them."""
-    from tests.attacks import test_sybil_offers
-
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_sybil", description="play the attack and print its figures")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--attacked", type=int, default=ATTACKED, help="rounds of the attack")
-    given = parser.parse_args(argv)
-    play = partial(attack, seed=given.seed, attacked=given.attacked)
-    results = {f"{kind}, groups {many}": play(many, kind) for many in (1, 4, 100) for kind in ("correct", "copied", "garbage")}
-    results["correct, 40 rollouts a round"] = play(100, "correct", 40)
-    results |= {f"patient, groups {many}": play(many, patient=True) for many in (1, 4, 100)}
-    results["patient, groups unknown"] = play(100, patient=True, hidden=True)
-    came = {name: result for name, result in results.items() if "patient" not in name}
-    shares: dict[str, Sequence[float]] = {name: result.shares for name, result in came.items()}
-    shares |= {f"offers of {many}": test_sybil_offers.attack(many, seed=given.seed).shares for many in (100, 300)}
+def attack(folder: Path, seed: int = 1, attacked: int = ATTACKED) -> dict[str, float]:
+    """attacked: rounds of the attack."""
+    play = partial(crowd, seed=seed, attacked=attacked)
+    came = {f"{kind}, groups {many}": play(many, kind) for many in (1, 4, 100) for kind in ("correct", "copied", "garbage")}
+    came["correct, 40 rollouts a round"] = play(100, "correct", 40)
+    patient = {f"patient, groups {many}": play(many, patient=True) for many in (1, 4, 100)}
+    patient["patient, groups unknown"] = play(100, patient=True, hidden=True)
+    offers = {f"offers of {many}": test_sybil_offers.crowd(many, seed=seed) for many in (100, 300)}
     return {
-        "share_of_a_batch": max(map(max, shares.values())),
-        "share_mean": max(map(fmean, shares.values())),
+        "share_of_a_batch": max(worst(came, "most"), worst(offers, "most")),
+        "share_mean": max(worst(came, "mean"), worst(offers, "mean")),
         "honest_lost": 1 - min(result.delivery for result in came.values()),
-        **{f"share_of_a_batch, {name}": max(result.shares) for name, result in results.items() if name not in came},
+        **{f"share_of_a_batch, {name}": result.most for name, result in patient.items()},
     }
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(attack, {"share_of_a_batch": 0.15, "honest_lost": 0.01}, about={"attacked": "rounds of the attack"})

@@ -2,15 +2,13 @@
 
 The code is the real one: the victim's `p2p.member`, the board, the ration and the gatherer, over the memory swarm; offers are signed frames
 and blobs are fetched. The Sybils always offer first, and as much as an author may; of what they offer they hold every blob.
-
-`python -m tests.attacks.test_sybil_offers` prints the figures.
+`python -m benchmarks.attack sybil` plays it, too.
 """
 
 import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import fmean
 
 import pytest
@@ -23,17 +21,16 @@ from p2p.blobs.fetch import Server
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.member import Member
-from p2p.topic import Topic
 from p2p.types import Envelope, Handlers, PeerId, Verdict
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
 from swarmd.experience.caps import Author, Ration
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import TOPIC, Clock, memory_member
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.attacks.harness import show
 
-TOPIC = Topic("main", "0123456789abcdef")
 HONEST, WANTED, OFFERED = 10, 4, 8
 ROUND = 30.0  # seconds
 ROUNDS = 20
@@ -45,22 +42,32 @@ class Result:
     shares: list[float] = field(default_factory=list)  # of a batch, of as many of our own
     on_board: list[int] = field(default_factory=list)  # honest offers that the board had when all had offered
 
+    @property
+    def most(self) -> float:
+        return max(self.shares)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.shares)
+
+    @property
+    def least_on_board(self) -> int:
+        return min(self.on_board)
+
 
 class World:
     def __init__(self, sybils: int, seed: int) -> None:
-        self.rng, self.now, self.numbers = random.Random(seed), 1_700_000_000.0, itertools.count(1)
+        self.rng, self.clock, self.numbers = random.Random(seed), Clock(), itertools.count(1)
         self.swarm, self.got = MemorySwarm(), list[Envelope]()
         self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(HONEST)]
         self.sybils = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(sybils)]
         self.stores = {who.peer_id: BlobStore() for who in [*self.honest, *self.sybils]}
         for name, store in self.stores.items():
-            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, Server(store, lambda: self.now)))
+            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, Server(store, self.clock)))
         me = Identity.from_seed(b"v" * 32)
-        self.victim = Member(
-            me, TOPIC, partial(self.swarm.join, me.peer_id), sequence=itertools.count(1), clock=lambda: self.now, admitted=self.sort
-        )
+        self.victim = memory_member(self.swarm, me, self.clock, admitted=self.sort)
         for who in self.honest:  # they have trained together for a while
-            self.victim.reputation.vouch(who.peer_id, USEFUL, self.now - TENURE)
+            self.victim.reputation.vouch(who.peer_id, USEFUL, self.clock() - TENURE)
             self.victim.vouch(who.peer_id, 1)
         self.board = Board(TINY_9.trains_on, kept_rounds=2, newcomer=lambda author: not self.victim.standing(author)[1])
         self.ration: Ration[Offered] = Ration(WANTED, self.author, self.rng)
@@ -83,7 +90,7 @@ class World:
         for blob in blobs:
             self.stores[who.peer_id].put(blob)
         for body in bodies:
-            self.swarm.inject(seal(who, TOPIC.swarm_id, next(self.numbers), self.now, offers.KIND, body), who.peer_id)
+            self.swarm.inject(seal(who, TOPIC.swarm_id, next(self.numbers), self.clock(), offers.KIND, body), who.peer_id)
 
     async def round(self, each: int, result: Result) -> None:
         self.ration.begin()
@@ -104,10 +111,10 @@ class World:
         result.fetched.update(fetched)
         result.shares.append(sum(fetched) / (2 * WANTED))
         result.on_board.append(on_board)
-        self.now += ROUND
+        self.clock.now += ROUND
 
 
-def attack(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1) -> Result:
+def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1) -> Result:
     """each: what a Sybil offers, twice a round; the honest offer eight."""
     world, result = World(sybils, seed), Result()
 
@@ -120,21 +127,12 @@ def attack(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 
             nursery.cancel_scope.cancel()
 
     trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
-    print(
-        f"\nsybil: {sybils} that offer {2 * each} each round, against {HONEST} honest that offer {OFFERED}: share of a batch at most "
-        f"{max(result.shares):.1%}, mean {fmean(result.shares):.1%}; fetched {result.fetched.total() / rounds:.1f} of {WANTED} a round; "
-        f"of {HONEST * OFFERED} honest offers a round at least {min(result.on_board)} on the board"
-    )
+    show(f"sybil, {sybils} that offer {2 * each} each round, against {HONEST} honest that offer {OFFERED}", result)
     return result
 
 
 @pytest.mark.slow
 def test_a_crowd_is_not_what_a_node_fetches() -> None:
-    result = attack(rounds=10)
-    assert max(result.shares) <= 0.15 and fmean(result.shares) <= 0.10
-    assert result.fetched.total() == 10 * WANTED and min(result.on_board) >= 0.9 * HONEST * OFFERED - WANTED
-
-
-if __name__ == "__main__":
-    attack()
-    attack(300)
+    result = crowd(rounds=10)
+    assert result.most <= 0.15 and result.mean <= 0.10
+    assert result.fetched.total() == 10 * WANTED and result.least_on_board >= 0.9 * HONEST * OFFERED - WANTED

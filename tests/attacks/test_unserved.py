@@ -2,18 +2,14 @@
 
 Honest nodes (`tests.attacks.gathering_node`) share and gather as the daemon does; a rollout that is fetched counts as useful. Over the
 memory engine time is a mock clock's and a question takes LATENCY; over libp2p and hivemind nodes and attacker are processes.
-
-`python -m tests.attacks.test_unserved --help` lists what can be played.
 """
 
-import argparse
 import itertools
 import json
 import math
 import random
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -33,8 +29,9 @@ from p2p.identity import Identity
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.exchange import offers
-from tests.attacks.flooding import key_of
 from tests.attacks.gathering_node import WANTED, Node
+from tests.attacks.harness import Attack, show
+from tests.attacks.nodes import key_of
 from tests.attacks.offering import KEYS, RATE, body, keys
 
 TOPIC = Topic("probe", "0")
@@ -117,14 +114,10 @@ def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float
 def told(
     engine: str, how: str, honest: int, standing: bool, before: float, under: float, left: int, last: float, missed: float
 ) -> dict[str, float]:
-    print(
-        f"unserved, {engine}, {how}, {honest} honest, offerers {'with' if standing else 'without'} standing: "
-        f"{before:.2f} of {WANTED} external rollouts a round before, {under:.2f} under attack"
-        + (f"; standing of the last one gone after {last:.0f} s, {left} kept it for more than two minutes" if standing else "")
-        + (f"; {missed:.0f} fetches for nothing" if missed >= 0 else ""),
-        flush=True,
-    )
-    return {"before": before, "under": under, "lost": max(0.0, 1 - under / before), "standing": left, "standing_lost_after": last}
+    found = {"before": before, "under": under, "lost": max(0.0, 1 - under / before), "standing": left, "standing_lost_after": last}
+    standing_of = "with" if standing else "without"
+    show(f"unserved, {engine}, {how}, {honest} honest, offerers {standing_of} standing", {**found, "missed": missed})
+    return found
 
 
 def in_processes(folder: Path, engine: str, how: str, honest: int, standing: bool, seconds: float) -> dict[str, float]:
@@ -182,26 +175,22 @@ def test_offerers_lose_their_standing_within_two_minutes(how: str, seconds: floa
     assert 0 < found["standing_lost_after"] < seconds - 5 and 0 <= found["lost"] < lost
 
 
-def figures(argv: Sequence[str] | None = None) -> Mapping[str, float]:
-    """Play the attack, print and return what came of it."""
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.test_unserved", description="play the attack and print its figures")
-    parser.add_argument("--engine", choices=["memory", "libp2p", "hivemind"], default="libp2p")
-    parser.add_argument("--honest", type=int, default=2, help="nodes")
-    parser.add_argument("--standing", action="store_true", help="the offerers have earned it")
-    parser.add_argument(
-        "--how", choices=["deny", "silent", "gone", "fresh"], default="deny",
-        help="who is asked says no; says nothing (memory alone); nobody can be asked; and a new key for each offer",
-    )  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--seed", type=int, default=1, help="of the memory engine's run")
-    given = parser.parse_args(argv)
-    if given.how == "silent" and given.engine != "memory":
-        parser.error("silent is for the memory engine")
-    if given.engine == "memory":
-        return in_memory(given.how, given.honest, given.standing, 60 * given.minutes, given.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        return in_processes(Path(folder), given.engine, given.how, given.honest, given.standing, 60 * given.minutes)
+def attack(
+    folder: Path, engine: str = "libp2p", honest: int = 2, standing: bool = False, how: str = "deny", minutes: float = 3.0, seed: int = 1
+) -> dict[str, float]:
+    if engine == "memory":
+        return in_memory(how, honest, standing, 60 * minutes, seed)
+    if how == "silent":
+        raise SystemExit("silent is for the memory engine")
+    return in_processes(folder, engine, how, honest, standing, 60 * minutes)
 
 
-if __name__ == "__main__":
-    figures()
+ATTACK = Attack(
+    attack,
+    {"lost": 0.2, "standing": 0},
+    choices={"engine": ["memory", "libp2p", "hivemind"], "how": ["deny", "silent", "gone", "fresh"]},
+    about={
+        "how": "who is asked says no; says nothing (memory alone); nobody can be asked; and a new key for each offer",
+        "standing": "the offerers have earned it", "seed": "of the memory engine's run",
+    },
+)  # fmt: skip

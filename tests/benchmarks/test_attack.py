@@ -1,30 +1,25 @@
 """Every attack is known to `benchmarks.attack`; what other programs read of it."""
 
 import json
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from benchmarks import attack
+from tests.attacks.harness import Attack
 
 FOLDER = Path(__file__).parents[1] / "attacks"
 VARIANTS = {"sybil_offers"}  # of another, and played with it
 TESTS_ALONE = {"model_folder"}  # cases without a figure
 
 
-def module(name: str) -> str:
-    return name.replace("-", "_")
-
-
 def test_every_attack_is_known() -> None:
     there = {path.stem.removeprefix("test_") for path in FOLDER.glob("test_*.py")}
-    assert there - VARIANTS - TESTS_ALONE == {module(name) for name in attack.BOUNDS}
+    assert there - VARIANTS - TESTS_ALONE == {name.replace("-", "_") for name in attack.NAMES}
 
 
-@pytest.mark.parametrize("name", attack.BOUNDS)
+@pytest.mark.parametrize("name", attack.NAMES)
 def test_every_attack_tells_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert callable(import_module(f"tests.attacks.test_{module(name)}").figures)
     with pytest.raises(SystemExit) as left:
         attack.main([name, "--help"])
     assert left.value.code == 0 and "usage: " in capsys.readouterr().out
@@ -45,10 +40,12 @@ def test_the_last_line_is_one_object_and_the_exit_code_says_whether_the_bounds_h
 
 def test_a_bound_that_does_not_hold_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for most, code in ((10, 0), (-1, 1)):
-        monkeypatch.setattr(attack, "BOUNDS", {"forger": {"let_in": most}})
+        played = Attack(lambda folder, times=1: {"let_in": times}, {"let_in": most})
+        monkeypatch.setattr(attack, "attack_named", lambda name, played=played: played)
         with pytest.raises(SystemExit) as left:
-            attack.main(["forger", "--connections", "3", "--json"])
-        assert left.value.code == code and json.loads(capsys.readouterr().out)["held"] is (code == 0)
+            attack.main(["forger", "--times", "3", "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert (left.value.code, found["held"], found["figures"]) == (code, code == 0, {"let_in": 3})
 
 
 def test_an_attack_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,10 +11,19 @@ from p2p.types import PeerId, Reason
 from swarmd import link
 
 START = link.Start("{}", "/state", "12D3KooW", 7)
+ENDS: list[socket.socket] = []
+
+
+@pytest.fixture(autouse=True)
+def ends_are_closed() -> Iterator[None]:
+    yield
+    while ENDS:
+        ENDS.pop(0).close()
 
 
 def pair() -> tuple[socket.socket, link.TrainerLink, threading.Event]:
     ours, theirs = socket.socketpair()
+    ENDS.extend((ours, theirs))
     gone = threading.Event()
     ours.settimeout(10)
     return ours, link.TrainerLink(theirs, on_eof=gone.set), gone

@@ -1,0 +1,62 @@
+"""The frame of every attack: its options, its figures, and the bounds that we promise.
+
+An attack is a function `attack(folder, *, option=default, ...)` that plays it, prints what came of it with `show`, and returns its figures.
+`Attack(attack, bounds)` makes a program of it: each keyword is an option of `python -m benchmarks.attack NAME`, of the type of its default.
+A bound is the most that its figure may be.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ENGINES = ("libp2p", "hivemind")
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """choices: the values that an option may have. about: what it means, where its name does not say it."""
+
+    play: Callable[..., Any]
+    bounds: Mapping[str, float]
+    choices: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def figures(self, name: str, argv: Sequence[str]) -> Mapping[str, Any]:
+        """Play it with these options."""
+        summary = (inspect.getmodule(self.play).__doc__ or "").partition("\n\n")[0]  # type: ignore[union-attr]
+        parser = argparse.ArgumentParser(prog=f"python -m benchmarks.attack {name}", description=summary)
+        for option in list(inspect.signature(self.play).parameters.values())[1:]:
+            many = isinstance(option.default, tuple)
+            kind = type(option.default[0] if many else option.default)
+            how = {"action": "store_true"} if kind is bool else {"type": kind, "action": "append" if many else "store"}
+            if kind is not bool and option.name in self.choices:
+                how["choices"] = self.choices[option.name]
+            told = f"{self.about.get(option.name, '')} (default: {option.default})".strip().replace("%", "%%")
+            parser.add_argument(f"--{option.name}", help=told, **how)
+        given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, False)}
+        with tempfile.TemporaryDirectory() as folder:
+            return figures_of(self.play(Path(folder), **given))
+
+
+def figures_of(result: Any) -> Mapping[str, Any]:
+    """The fields and properties of a result, by name."""
+    if isinstance(result, Mapping):
+        return result
+    properties = [name for name, of in vars(type(result)).items() if isinstance(of, property)]
+    return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)} | {n: getattr(result, n) for n in properties}
+
+
+def show(case: str, result: Any) -> None:
+    """One line: the case and its figures (`pytest -s`)."""
+    figures = {name: figure for name, figure in figures_of(result).items() if isinstance(figure, int | float | Mapping)}
+    said = (f"{name} {figure:.4g}" if isinstance(figure, int | float) else f"{name} {dict(figure)}" for name, figure in figures.items())
+    print(f"\n{case}: {', '.join(said)}", end="", flush=True)
+
+
+def worst(results: Mapping[str, Any], figure: str) -> float:
+    """The highest of this figure over all cases."""
+    return max(float(figures_of(result)[figure]) for result in results.values())
