@@ -21,8 +21,8 @@ from typing import Any
 
 from swarmd.lab.simulation.growth import Stage, grow
 from swarmd.lab.simulation.internet import HOMES, LOOPBACK
-from swarmd.lab.simulation.report import Report, report
-from swarmd.lab.simulation.swarm import Plan, Swarm
+from swarmd.lab.simulation.report import SwarmReport, report
+from swarmd.lab.simulation.swarm import SimulatedSwarm, SwarmPlan
 
 TEXT = Path(__file__).parents[1] / "LICENSE"  # what rollouts are cut from: English that stays as it is, so a seed gives one run for good
 SETTLING = 2  # rounds before any is measured
@@ -99,10 +99,10 @@ def sizes_at_least(least: int, *, one: bool = False) -> Any:
     return sizes
 
 
-def simulate(nodes: int, arguments: argparse.Namespace, text: str, out: Any) -> Report:
+def simulate(nodes: int, arguments: argparse.Namespace, text: str, out: Any) -> SwarmReport:
     begun = time.monotonic()
-    plan = Plan(nodes, arguments.seed, weather=WEATHERS[arguments.weather], session=arguments.session, formed=True)
-    swarm = Swarm(plan, text)
+    plan = SwarmPlan(nodes, arguments.seed, weather=WEATHERS[arguments.weather], session=arguments.session, formed=True)
+    swarm = SimulatedSwarm(plan, text)
     swarm.run(SETTLING * plan.period)
     swarm.measure(arguments.rounds)
     found = report(swarm, arguments.rounds)
@@ -112,7 +112,7 @@ def simulate(nodes: int, arguments: argparse.Namespace, text: str, out: Any) -> 
     return found
 
 
-def line(found: Report, seconds: float, out: Any) -> None:
+def line(found: SwarmReport, seconds: float, out: Any) -> None:
     kinds = "  ".join(f"{kind} {size / 1000:.1f}" for kind, size in found.bytes_by_kind.items())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     text = f"""{found.nodes:6} nodes, {found.shards:.0f} shards; {seconds:.0f} s, {memory} MiB
@@ -140,7 +140,7 @@ def growth_table(stages: Iterable[Stage], out: Any) -> list[dict[str, Any]]:
     return found
 
 
-def plot(reports: Sequence[Report], path: Path) -> None:
+def plot(reports: Sequence[SwarmReport], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:

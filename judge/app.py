@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from judge import config, pages
-from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, Tally, by_specialty
+from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, by_specialty
 from judge.overlap import new_texts
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.service import JudgeService
@@ -34,13 +34,13 @@ class _Body(BaseModel):
 B = TypeVar("B", bound=_Body)
 
 
-class Ask(_Body):
+class AskBody(_Body):
     round: Annotated[int, Field(ge=0, lt=2**63)]
     model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
     curriculum: Annotated[str, Field(min_length=1, max_length=64)]  # digest
 
 
-class Answer(_Body):
+class AnswerBody(_Body):
     text: Annotated[str, Field(max_length=config.MAX_ANSWER_CHARACTERS)]
     ended: bool
 
@@ -59,7 +59,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     @app.post("/v1/evaluations", status_code=201)
     async def ask(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
-        wish = _parse(Ask, body)
+        wish = _parse(AskBody, body)
         host = request.client.host if request.client else ""
         handed = await _service(request).ask(signed, host, wish.round, wish.model, wish.curriculum)
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
@@ -67,7 +67,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     @app.post("/v1/evaluations/{id}/answer")
     async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
-        given = _parse(Answer, body)
+        given = _parse(AnswerBody, body)
         grade = await _service(request).answer(signed, id, Completion(given.text, given.ended))
         return JSONResponse(
             {
@@ -188,6 +188,6 @@ def _record(record: Record) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tally(tally: Tally) -> dict[str, Any]:
+def _tally(tally: ScoreTally) -> dict[str, Any]:
     interval = tally.interval
     return {"score": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}

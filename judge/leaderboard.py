@@ -18,7 +18,7 @@ CURVE_POINTS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ScoreTally:
     right: int
     answers: int
 
@@ -46,7 +46,7 @@ class Record:
     curve: Sequence[tuple[int, float]]  # (questions, reward so far), evenly spaced since the beginning
 
     @property
-    def score(self) -> Tally:
+    def score(self) -> ScoreTally:
         return tally(self.recent)
 
 
@@ -57,7 +57,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class LeaderboardPage:
     """One page of it."""
 
     standings: Sequence[Standing]
@@ -72,11 +72,11 @@ class Board:
         return end if end < self.listed and self.standings else None
 
 
-def tally(answers: Sequence[tuple[str, float]]) -> Tally:
-    return Tally(sum(reward >= 1.0 for _, reward in answers), len(answers))
+def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:
+    return ScoreTally(sum(reward >= 1.0 for _, reward in answers), len(answers))
 
 
-def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, Tally]:
+def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTally]:
     return {name: tally([a for a in answers if a[0] == name]) for name in sorted({name for name, _ in answers})}
 
 

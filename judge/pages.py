@@ -7,7 +7,7 @@ from html import escape
 from time import gmtime, strftime
 
 from judge.drawing import chart, sparkline, whisker
-from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, Board, Standing, by_specialty
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Standing, by_specialty
 from judge.overlap import TRAINING
 from judge.style import STYLE
 from p2p.identity import nickname
@@ -25,7 +25,7 @@ HEADERS = {
 }
 
 
-def leaderboard(board: Board, curriculum: str, specialties: Sequence[str], new_texts: Mapping[str, float], now: float) -> str:
+def leaderboard(board: LeaderboardPage, curriculum: str, specialties: Sequence[str], new_texts: Mapping[str, float], now: float) -> str:
     """`new_texts`: by specialty, as judge.overlap has it. `now`: seconds since the epoch, for "12 s ago"."""
     body = _board(board.standings, specialties, new_texts, now) if board.standings else _EMPTY
     at = strftime("%H:%M:%S UTC", gmtime(now))
@@ -39,7 +39,7 @@ def leaderboard(board: Board, curriculum: str, specialties: Sequence[str], new_t
     )
 
 
-def _pages(board: Board) -> str:
+def _pages(board: LeaderboardPage) -> str:
     links = []
     if board.after:
         links.append(f'<a href="/?after={max(0, board.after - BOARD_PAGE)}">Previous</a>')

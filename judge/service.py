@@ -32,7 +32,7 @@ from judge.config import (
     SCORING_BACKLOG,
     JudgeSettings,
 )
-from judge.leaderboard import LISTED_ANSWERS, Board, Record
+from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
 from judge.refusals import BUSY, FAULT, UNHEALTHY, Refusal, Refused
 from judge.sessions import Asker, OpenQuestion, Room, Sessions
@@ -99,7 +99,7 @@ class JudgeService:
         self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
-        self._boards: dict[int, tuple[float, Board]] = {}  # by their first rank less one; each for LEADERBOARD_SECONDS
+        self._boards: dict[int, tuple[float, LeaderboardPage]] = {}  # by their first rank less one; each for LEADERBOARD_SECONDS
         self._boards_lock = asyncio.Lock()
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
         self._failed = -math.inf  # when the database last could not be used
@@ -169,7 +169,7 @@ class JudgeService:
             with contextlib.suppress(Refused):  # the disk failed; that is in the log
                 await self.expire()
 
-    async def leaderboard(self, after: int) -> Board:
+    async def leaderboard(self, after: int) -> LeaderboardPage:
         """The page of those ranked `after` + 1 and on."""
         async with self._boards_lock:
             now = self._monotonic()

@@ -96,7 +96,7 @@ class PatientProtocol(H11Protocol):
             self._patience = None
 
 
-class Server(uvicorn.Server):
+class JudgeServer(uvicorn.Server):
     """Announces itself when it listens, and returns after SIGTERM or Ctrl-C instead of dying by the signal."""
 
     interrupted = False
@@ -142,7 +142,7 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
             limit_concurrency=CONNECTIONS, timeout_keep_alive=5,
             timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=16 * 1024,
         )  # fmt: skip
-        server = Server(config, lambda: announce(url_of(listener)))
+        server = JudgeServer(config, lambda: announce(url_of(listener)))
         await server.serve(sockets=[listener])
         return server.interrupted
 

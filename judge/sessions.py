@@ -49,7 +49,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskResult:
     question: OpenQuestion
     new: bool
     displaced: OpenQuestion | None = None  # closed to make room, to be recorded as void
@@ -68,10 +68,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def ask(self, peer: PeerId, asker: Asker, now: float) -> Asked | Refusal:
+    def ask(self, peer: PeerId, asker: Asker, now: float) -> AskResult | Refusal:
         """The peer's question, and whether it is a new one. Call `expire` first: what is open here counts as in time."""
         if peer in self._of_peer:
-            return Asked(self._open[self._of_peer[peer]], False)
+            return AskResult(self._open[self._of_peer[peer]], False)
         if self._held[asker] >= (self._room.network if asker.record else self._room.newcomers_of_a_network):
             return CROWDED
         displaced = None
@@ -86,7 +86,7 @@ class Sessions:
         self._held[asker] += 1
         if not asker.record:
             self._newcomers[question.id] = None
-        return Asked(question, True, displaced)
+        return AskResult(question, True, displaced)
 
     def take(self, id: str, peer: PeerId, now: float) -> OpenQuestion | Refusal:
         """Close the question as answered by `peer`, and return it to be scored."""

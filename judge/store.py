@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, Board, Record, Standing, Tally, curve_numbers, tally
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Record, ScoreTally, Standing, curve_numbers, tally
 from judge.sessions import OpenQuestion
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, Judgement
@@ -183,7 +183,7 @@ class Store:
                     self._db.execute("UPDATE peers SET unanswered = unanswered + 1 WHERE peer = ?", (question.peer,))
                     self._place(question.peer)
 
-    def _place(self, peer: str) -> Tally:
+    def _place(self, peer: str) -> ScoreTally:
         """The tally of its newest questions; its place on the board follows from it."""
         recent = tally(self._recent(peer))
         self._db.execute("UPDATE peers SET low = ? WHERE peer = ?", (recent.interval.low if recent.answers else 0.0, peer))
@@ -206,7 +206,7 @@ class Store:
         with self._write():
             self._db.execute("UPDATE evaluations SET state = 'void' WHERE id = ? AND state = 'open'", (question.id,))
 
-    def board(self, after: int, limit: int = BOARD_PAGE) -> Board:
+    def board(self, after: int, limit: int = BOARD_PAGE) -> LeaderboardPage:
         """The peers ranked `after` + 1 and on, best first; of equal ones the first by its id."""
         rows = self._db.execute(
             f"SELECT * FROM peers WHERE answered >= {LISTED_ANSWERS} ORDER BY low DESC, peer LIMIT ? OFFSET ?",  # noqa: S608 - a constant
@@ -216,7 +216,9 @@ class Store:
             f"SELECT count(*) FILTER (WHERE answered >= {LISTED_ANSWERS}), count(*) FILTER (WHERE answered BETWEEN 1 AND "  # noqa: S608
             f"{LISTED_ANSWERS - 1}), total(answered) FROM peers"
         ).fetchone()
-        return Board([Standing(after + place, self._record(row)) for place, row in enumerate(rows, 1)], after, listed, others, int(answers))
+        return LeaderboardPage(
+            [Standing(after + place, self._record(row)) for place, row in enumerate(rows, 1)], after, listed, others, int(answers)
+        )
 
     def record(self, peer: str) -> Record | None:
         row = self._db.execute("SELECT * FROM peers WHERE peer = ?", (peer,)).fetchone()

@@ -83,13 +83,13 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
     They are scored in the contained process that scores the rollouts of strangers: nothing they hold is run here. One that is too long
     earns 0, and the next is scored.
     """
-    from swarmd.tasks.answers import Judgement, Reason
+    from swarmd.tasks.answers import GradeReason, Judgement
     from swarmd.tasks.scoring import Verifier
 
     _check(specialty, n, curriculum)
     with Verifier(curriculum) as verifier:
         for completion in _completions(sys.stdin):
-            judgement = Judgement(Reason.TOO_LONG)
+            judgement = Judgement(GradeReason.TOO_LONG)
             if completion is not None:
                 ((judgement,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
             print_json({"reward": judgement.reward, "reason": judgement.reason.value})

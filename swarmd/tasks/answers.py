@@ -10,7 +10,7 @@ from enum import Enum
 from types import MappingProxyType
 
 
-class Reason(Enum):
+class GradeReason(Enum):
     """Why a completion got its reward. The value is what an operator reads."""
 
     CORRECT = "correct"
@@ -28,12 +28,12 @@ class Reason(Enum):
 class Judgement:
     """What one completion earned, and why."""
 
-    reason: Reason
+    reason: GradeReason
 
     @property
     def reward(self) -> float:
         """1.0 where the answer is right, else 0.0."""
-        return 1.0 if self.reason is Reason.CORRECT else 0.0
+        return 1.0 if self.reason is GradeReason.CORRECT else 0.0
 
 
 LONGEST_COMPLETION = 131_072  # characters; the longest completion a node may be configured to sample is 32,768 tokens
@@ -83,21 +83,21 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
         yield text[start + len(_OPEN) : end].strip(), position
 
 
-def refusal(specialty: str, answer: str) -> Reason | None:
+def refusal(specialty: str, answer: str) -> GradeReason | None:
     """Why this answer may not be marked; None where it may. A specialty without a length limit is not one of ours: KeyError."""
     if len(answer) > LONGEST_ANSWER[specialty]:
-        return Reason.TOO_LONG
-    return None if _SAFE.fullmatch(answer) else Reason.UNSAFE
+        return GradeReason.TOO_LONG
+    return None if _SAFE.fullmatch(answer) else GradeReason.UNSAFE
 
 
-def read(specialty: str, text: str) -> str | Reason:
+def read(specialty: str, text: str) -> str | GradeReason:
     """The answer a completion gives, fit to be marked, or why there is none.
 
     Whether the completion ended by itself does not matter: one that was cut after a complete <answer>…</answer> has answered.
     """
     if len(text) > LONGEST_COMPLETION:
-        return Reason.TOO_LONG
+        return GradeReason.TOO_LONG
     answer = extract(text)
     if answer is None:
-        return Reason.NO_ANSWER
+        return GradeReason.NO_ANSWER
     return refusal(specialty, answer) or answer

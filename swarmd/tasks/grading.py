@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarmd.tasks import strict
-from swarmd.tasks.answers import Reason, read, refusal
+from swarmd.tasks.answers import GradeReason, read, refusal
 from swarmd.tasks.logic import proves
 from swarmd.tasks.source import CurriculumTasks, Task
 
@@ -19,17 +19,17 @@ PASS = 0.999  # reward is 1 iff the score reaches this; ReasoningGYM's partial s
 Entry = Mapping[str, Any]
 
 
-def grade(tasks: CurriculumTasks, task: Task, answer: str) -> Reason:
+def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
     """CORRECT, WRONG, or why the answer is not marked at all."""
     refused = refusal(task.ref.specialty, answer)
     if refused:
         return refused
     scores = STRICT if tasks.curriculum.strict else SCORES
     score = scores.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
-    return Reason.CORRECT if score >= PASS else Reason.WRONG
+    return GradeReason.CORRECT if score >= PASS else GradeReason.WRONG
 
 
-def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> Reason:
+def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
     """The same for a whole completion. For text of our own making: a stranger's is graded by `scoring.Verifier`."""
     answer = read(task.ref.specialty, text)
     return grade(tasks, task, answer) if isinstance(answer, str) else answer
@@ -44,7 +44,7 @@ def solution(tasks: CurriculumTasks, task: Task) -> str:
         return str(task.entry["answer"])
     example, premises = str(task.entry["metadata"]["example_answer"]), list(task.entry["metadata"]["premises"])
     candidates = [example, *premises, " ∧ ".join(premises)]
-    return next((answer for answer in candidates if grade(tasks, task, answer) is Reason.CORRECT), example)
+    return next((answer for answer in candidates if grade(tasks, task, answer) is GradeReason.CORRECT), example)
 
 
 def _upstream(dataset: Any, answer: str, entry: Entry) -> float:

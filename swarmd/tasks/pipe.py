@@ -9,13 +9,13 @@ import time
 
 import msgspec
 
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 
 LONGEST_FRAME = 4 * 2**20  # bytes; a full request (scoring.MOST_ANSWERS answers of 256 characters) is below 1 MiB
 _CHUNK = 65_536
 
 
-class Item(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """A task by reference, and answers to it (`answers.read` has passed them). The question and the truth are never received."""
 
     specialty: str
@@ -25,28 +25,28 @@ class Item(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
 
 class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     curriculum: str
-    items: tuple[Item, ...]
+    items: tuple[ScoreItem, ...]
 
 
-class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
+class VerifierReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     """The first reply of a verifier, and of a worker: it can be asked now."""
 
     seccomp: bool  # the kernel refuses it files, sockets and processes
 
 
-class Judged(msgspec.Struct, tag="judged", array_like=True, frozen=True):
+class Judgements(msgspec.Struct, tag="judged", array_like=True, frozen=True):
     """The reply to a request: for each item, in order, one reason per answer."""
 
-    reasons: tuple[tuple[Reason, ...], ...]
+    reasons: tuple[tuple[GradeReason, ...], ...]
 
 
-class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
+class VerifierRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
     """The reply to a frame that is no request, or what kept a worker from starting."""
 
     why: str
 
 
-Reply = Ready | Judged | Refused
+Reply = VerifierReady | Judgements | VerifierRefused
 
 
 class FrameTooLong(ValueError):

@@ -21,12 +21,12 @@ import msgspec
 
 from swarmd.errors import SwarmdError
 from swarmd.tasks import pipe
-from swarmd.tasks.answers import Judgement, Reason, read
+from swarmd.tasks.answers import GradeReason, Judgement, read
 from swarmd.tasks.curriculum import Curriculum, curriculum
-from swarmd.tasks.pipe import Item, Judged, Ready, Refused, Request
+from swarmd.tasks.pipe import Judgements, Request, ScoreItem, VerifierReady, VerifierRefused
 from swarmd.types import Completion, TaskRef
 
-__all__ = ["Completion", "Judgement", "Reason", "TaskRef", "Verifier", "VerifierFailed"]
+__all__ = ["Completion", "GradeReason", "Judgement", "TaskRef", "Verifier", "VerifierFailed"]
 
 COMMAND = (sys.executable, "-m", "swarmd.tasks.verifier")
 ATTEMPTS = 3
@@ -35,7 +35,7 @@ START_SECONDS = 60.0  # ReasoningGYM takes two to load on an idle machine
 ITEM_SECONDS = 2.0  # the verifier's own limits keep an item below one
 
 
-_Reply = TypeVar("_Reply", Ready, Judged)
+_Reply = TypeVar("_Reply", VerifierReady, Judgements)
 
 
 class VerifierFailed(SwarmdError):
@@ -97,14 +97,14 @@ class Verifier:
 
     def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[Judgement, ...]]:
         """Reward and reason of every completion, in order. Nothing a completion holds makes it raise; VerifierFailed if no process runs."""
-        reasons: list[list[Reason]] = []
+        reasons: list[list[GradeReason]] = []
         pending: list[_Pending] = []
         for i, (ref, completions) in enumerate(items):
             known = self._curriculum.names(ref.specialty, ref.n)
             reasons.append([])
             for j, completion in enumerate(completions):
-                answer = read(ref.specialty, completion.text) if known else Reason.NO_TASK
-                reasons[i].append(answer if isinstance(answer, Reason) else Reason.CRASHED)
+                answer = read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
+                reasons[i].append(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED)
                 if isinstance(answer, str):
                     pending.append(_Pending(i, j, ref, answer))
         for i, j, reason in self._mark(pending):
@@ -117,17 +117,17 @@ class Verifier:
 
     __call__ = score
 
-    def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, Reason]]:
+    def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, GradeReason]]:
         for start in range(0, len(pending), MOST_ANSWERS):
             part = pending[start : start + MOST_ANSWERS]
             items = []
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)
-                items.append(Item(same[0].ref.specialty, same[0].ref.n, tuple(p.answer for p in same)))
+                items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.answer for p in same)))
             reasons = self._ask(Request(self._curriculum.name, tuple(items)))
             yield from ((p.item, p.completion, reason) for p, reason in zip(part, reasons, strict=True))
 
-    def _ask(self, request: Request) -> list[Reason]:
+    def _ask(self, request: Request) -> list[GradeReason]:
         cause = ""
         with self._lock:
             for _ in range(ATTEMPTS):
@@ -166,15 +166,15 @@ class _Child:
         self.pid = self._process.pid
         self.seccomp: bool | None = None
 
-    def ask(self, request: Request) -> list[Reason]:
+    def ask(self, request: Request) -> list[GradeReason]:
         """The reasons of all its answers, in order. Raises _Failed."""
         answers = sum(len(item.answers) for item in request.items)
         try:
             if self.seccomp is None:
-                self.seccomp = self._receive(Ready, self._start_by).seccomp
+                self.seccomp = self._receive(VerifierReady, self._start_by).seccomp
             deadline = time.monotonic() + ITEM_SECONDS * (1 + len(request.items))
             pipe.send(self._stdin.fileno(), request, deadline)
-            reasons = [reason for row in self._receive(Judged, deadline).reasons for reason in row]
+            reasons = [reason for row in self._receive(Judgements, deadline).reasons for reason in row]
         except TimeoutError:
             raise _Failed("it did not answer in time") from None
         except (OSError, EOFError):
@@ -188,7 +188,7 @@ class _Child:
     def _receive(self, kind: type[_Reply], deadline: float) -> _Reply:
         reply = msgspec.msgpack.decode(pipe.receive(self._stdout.fileno(), deadline), type=pipe.Reply)
         if not isinstance(reply, kind):
-            raise _Failed(f"it refused the request ({reply.why})" if isinstance(reply, Refused) else "it answered out of turn")
+            raise _Failed(f"it refused the request ({reply.why})" if isinstance(reply, VerifierRefused) else "it answered out of turn")
         return reply
 
     def end(self) -> None:

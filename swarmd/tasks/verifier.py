@@ -20,11 +20,11 @@ from typing import NoReturn
 import msgspec
 
 from swarmd.tasks import pipe, seccomp
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.containment import contain, marking
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.tasks.grading import grade, solution
-from swarmd.tasks.pipe import Item, Judged, Ready, Refused, Request
+from swarmd.tasks.pipe import Judgements, Request, ScoreItem, VerifierReady, VerifierRefused
 from swarmd.tasks.source import TaskRef, tasks_of
 
 LIMIT = 0.2  # seconds an answer may take, the regeneration of its task included
@@ -33,10 +33,10 @@ WORKER_LIFE = 4096  # answers after which a worker is replaced
 START_LIMIT = 10.0  # seconds a worker may take to be contained
 PARENT_CHECK = 2.0  # seconds
 
-Mark = Callable[[str], Reason]
+Mark = Callable[[str], GradeReason]
 Prepare = Callable[[str, str, int], Mark | None]  # (curriculum, specialty, n) -> how to mark an answer to it; None: no such task
 
-_CODES: Sequence[Reason] = tuple(Reason)  # a worker answers with one byte each, an index into this: nothing of it is ever parsed
+_CODES: Sequence[GradeReason] = tuple(GradeReason)  # a worker answers with one byte each, an index into this: nothing of it is ever parsed
 
 
 def prepare(curriculum: str, specialty: str, n: int) -> Mark | None:
@@ -61,7 +61,7 @@ def warm_up() -> None:
 class WorkerLost(Exception):
     """A worker that has to be replaced; `reason` is TIMEOUT or CRASHED."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: GradeReason) -> None:
         super().__init__(reason.value)
         self.reason = reason
 
@@ -80,27 +80,27 @@ class Worker:
         os.close(results)
         os.set_blocking(self._jobs, False)
         self.answered = 0
-        started = msgspec.msgpack.decode(pipe.receive(self._results, time.monotonic() + START_LIMIT), type=Ready | Refused)
-        if isinstance(started, Refused):
+        started = msgspec.msgpack.decode(pipe.receive(self._results, time.monotonic() + START_LIMIT), type=VerifierReady | VerifierRefused)
+        if isinstance(started, VerifierRefused):
             raise OSError(f"the worker cannot be contained: {started.why}")
         self.seccomp = started.seccomp
 
-    def hand(self, curriculum: str, item: Item) -> None:
+    def hand(self, curriculum: str, item: ScoreItem) -> None:
         """Give it answers to mark; as many calls of `result` follow."""
         try:
             pipe.send(self._jobs, Request(curriculum, (item,)), time.monotonic() + LIMIT)
         except OSError as error:  # TimeoutError: it does not read; BrokenPipeError: it is gone
-            raise WorkerLost(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.CRASHED) from error
+            raise WorkerLost(GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED) from error
 
-    def result(self) -> Reason:
+    def result(self) -> GradeReason:
         """The next answer's. Raises WorkerLost."""
         try:
             pipe.await_event(self._results, select.POLLIN, time.monotonic() + LIMIT)
         except TimeoutError:
-            raise WorkerLost(Reason.TIMEOUT) from None
+            raise WorkerLost(GradeReason.TIMEOUT) from None
         code = os.read(self._results, 1)
         if not code or code[0] >= len(_CODES):
-            raise WorkerLost(Reason.CRASHED)
+            raise WorkerLost(GradeReason.CRASHED)
         self.answered += 1
         return _CODES[code[0]]
 
@@ -119,23 +119,23 @@ class Marker:
         self._prepare = prepare
         self.worker = Worker(prepare)
 
-    def mark(self, curriculum: str, item: Item) -> tuple[Reason, ...]:
+    def mark(self, curriculum: str, item: ScoreItem) -> tuple[GradeReason, ...]:
         """One reason per answer. A worker that died is given a second try, in case somebody else killed it; one that was slow is not."""
         if self.worker.answered >= WORKER_LIFE:
             self._replace()
-        reasons: list[Reason] = []
+        reasons: list[GradeReason] = []
         lost = 0
         while len(reasons) < len(item.answers) and lost < MOST_LOST:
             try:
-                self.worker.hand(curriculum, Item(item.specialty, item.n, item.answers[len(reasons) :]))
+                self.worker.hand(curriculum, ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]))
                 while len(reasons) < len(item.answers):
                     reasons.append(self.worker.result())
             except WorkerLost as loss:
                 self._replace()
                 lost += 1
-                if loss.reason is Reason.TIMEOUT or lost == MOST_LOST:
+                if loss.reason is GradeReason.TIMEOUT or lost == MOST_LOST:
                     reasons.append(loss.reason)
-        return (*reasons, *[Reason.SKIPPED] * (len(item.answers) - len(reasons)))
+        return (*reasons, *[GradeReason.SKIPPED] * (len(item.answers) - len(reasons)))
 
     def _replace(self) -> None:
         self.worker.end()
@@ -147,7 +147,7 @@ def serve(requests: int, replies: int, prepare: Prepare) -> None:
     parent = os.getppid()
     marker = Marker(prepare)
     try:
-        pipe.send(replies, Ready(marker.worker.seccomp))
+        pipe.send(replies, VerifierReady(marker.worker.seccomp))
         while _wait_for_request(requests, parent):
             pipe.send(replies, _reply(requests, marker))
     except (EOFError, BrokenPipeError):  # the client is gone: the ordinary end
@@ -167,12 +167,12 @@ def _wait_for_request(requests: int, parent: int) -> bool:
     return False
 
 
-def _reply(requests: int, marker: Marker) -> Judged | Refused:
+def _reply(requests: int, marker: Marker) -> Judgements | VerifierRefused:
     try:
         request = msgspec.msgpack.decode(pipe.receive(requests), type=Request)
     except (ValueError, RecursionError) as error:  # a frame too long, not MessagePack (msgspec's errors are ValueErrors), too deep
-        return Refused(str(error))
-    return Judged(tuple(marker.mark(request.curriculum, item) for item in request.items))
+        return VerifierRefused(str(error))
+    return Judgements(tuple(marker.mark(request.curriculum, item) for item in request.items))
 
 
 def _become_worker(jobs: int, results: int, verifier: int, prepare: Prepare) -> NoReturn:
@@ -194,9 +194,9 @@ def _work(jobs: int, results: int, prepare: Prepare) -> None:
     try:
         held = contain()
     except (OSError, ValueError) as error:  # the verifier raises it, and its client shows it
-        pipe.send(results, Refused(repr(error)))
+        pipe.send(results, VerifierRefused(repr(error)))
         return
-    pipe.send(results, Ready(held))
+    pipe.send(results, VerifierReady(held))
     while True:  # until the verifier closes its end (EOFError) or kills us; whatever a scorer raises ends the worker too
         job = msgspec.msgpack.decode(pipe.receive(jobs), type=Request)
         for item in job.items:
@@ -205,9 +205,9 @@ def _work(jobs: int, results: int, prepare: Prepare) -> None:
                 os.write(results, bytes([_CODES.index(_mark(mark, answer))]))
 
 
-def _mark(mark: Mark | None, answer: str) -> Reason:
+def _mark(mark: Mark | None, answer: str) -> GradeReason:
     if mark is None:
-        return Reason.NO_TASK
+        return GradeReason.NO_TASK
     with marking():
         return mark(answer)
 

@@ -53,7 +53,7 @@ def figures_of(result: Any) -> Mapping[str, Any]:
 def show(case: str, result: Any) -> None:
     """One line: the case and its figures (`pytest -s`)."""
     figures = {name: figure for name, figure in figures_of(result).items() if isinstance(figure, int | float | Mapping)}
-    said = (f"{name} {figure:.4g}" if isinstance(figure, int | float) else f"{name} {dict(figure)}" for name, figure in figures.items())
+    said = (f"{name} {figure:.4g}" if isinstance(figure, float) else f"{name} {figure}" for name, figure in figures.items())
     print(f"\n{case}: {', '.join(said)}", end="", flush=True)
 
 

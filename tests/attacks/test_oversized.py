@@ -17,7 +17,7 @@ import pytest
 from p2p.types import PeerId
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.wire import MAX_COMPLETIONS
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import grade_text, solution
 from swarmd.tasks.scoring import Verifier
@@ -109,7 +109,7 @@ def pass_at_1(swarm: Swarm, questions: int, samples: int = 4) -> Iterator[float]
     tasks = source.draw_held_out(questions, random.Random(0))
     for learner in swarm.learners:
         texts = completions(learner.policy, questions, samples)
-        yield fmean(grade_text(source, tasks[i // samples], text) is Reason.CORRECT for i, text in enumerate(texts))
+        yield fmean(grade_text(source, tasks[i // samples], text) is GradeReason.CORRECT for i, text in enumerate(texts))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.overlap import new_share
 from judge.drawing import chart, sparkline
-from judge.leaderboard import Board, Record, Standing
+from judge.leaderboard import LeaderboardPage, Record, Standing
 from judge.overlap import TRAINING, new_texts
 from judge.pages import HEADERS, leaderboard
 from p2p.identity import Identity
@@ -55,9 +55,11 @@ def page(models: list[str]) -> str:
     return leaderboard(board(records), TINY_9.name, TINY_9.specialties, NEW, 1_000.0)
 
 
-def board(records: list[Record], after: int = 0, listed: int | None = None, unlisted: int = 0) -> Board:
+def board(records: list[Record], after: int = 0, listed: int | None = None, unlisted: int = 0) -> LeaderboardPage:
     standings = [Standing(after + place, record) for place, record in enumerate(records, 1)]
-    return Board(standings, after, len(records) if listed is None else listed, unlisted, sum(record.answered for record in records))
+    return LeaderboardPage(
+        standings, after, len(records) if listed is None else listed, unlisted, sum(record.answered for record in records)
+    )
 
 
 def parsed(text: str) -> Tags:
@@ -95,7 +97,7 @@ def test_the_style_sheet_is_the_one_the_policy_names() -> None:
 
 def test_a_hostile_peer_id_is_text_too() -> None:
     """The signature check lets none through; the page does not depend on it."""
-    record = Record(PeerId("\"><script>alert(1)</script>"), "tiny", 0.0, 0.0, 1, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
+    record = Record(PeerId('"><script>alert(1)</script>'), "tiny", 0.0, 0.0, 1, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
     assert "<script" not in leaderboard(board([record]), "tiny-9", TINY_9.specialties, NEW, 0.0)
 
 

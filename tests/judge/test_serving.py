@@ -22,7 +22,7 @@ import uvicorn
 
 from judge.config import JudgeSettings
 from judge.limits import SlowReaders
-from judge.serving import PatientProtocol, Server, listening_socket, serve, url_of
+from judge.serving import JudgeServer, PatientProtocol, listening_socket, serve, url_of
 from judge.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
@@ -217,7 +217,7 @@ async def readers_left(take: float, of_a_network: int, readers: int, until: int)
 
     config = uvicorn.Config(app_of_8_mib, http=Protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=1)
     listens = asyncio.Event()
-    server = Server(config, listens.set)
+    server = JudgeServer(config, listens.set)
     with listening_socket("127.0.0.1", 0) as listener:
         served = asyncio.create_task(server.serve(sockets=[listener]))
         await listens.wait()

@@ -6,7 +6,7 @@ import pytest
 
 from judge.limits import SlowReaders, network_of
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE
-from judge.sessions import Asked, Asker, OpenQuestion, Room, Sessions
+from judge.sessions import Asker, AskResult, OpenQuestion, Room, Sessions
 from p2p.types import PeerId
 from swarmd.types import Task, TaskRef
 
@@ -20,7 +20,7 @@ def sessions(deadline: float = 60.0, limit: int = 100) -> Sessions:
 
 def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Asker = NEWCOMER) -> OpenQuestion:
     outcome = open_questions.ask(peer, asker, now)
-    assert isinstance(outcome, Asked)
+    assert isinstance(outcome, AskResult)
     return outcome.question
 
 
@@ -53,7 +53,7 @@ def test_late_is_late_before_and_after_it_was_noticed() -> None:
 def test_asking_again_returns_the_same_question() -> None:
     judge = sessions()
     first = ask(judge, ALICE, 0.0)
-    assert judge.ask(ALICE, NEWCOMER, 30.0) == Asked(first, False)
+    assert judge.ask(ALICE, NEWCOMER, 30.0) == AskResult(first, False)
     assert judge.take(first.id, ALICE, 31.0) == first
     second = ask(judge, ALICE, 32.0)
     assert (second.id, second.task) != (first.id, first.task)
@@ -73,11 +73,11 @@ def test_a_network_has_so_much_room_and_another_its_own() -> None:
     newcomers = [judge.ask(PeerId(f"new {i}"), NEWCOMER, 0.0) for i in range(70)]
     assert newcomers[64:] == [CROWDED] * 6
     known = [judge.ask(PeerId(f"known {i}"), KNOWN, 0.0) for i in range(81)]
-    assert all(isinstance(asked, Asked) and asked.displaced is None for asked in known[:80])
+    assert all(isinstance(asked, AskResult) and asked.displaced is None for asked in known[:80])
     assert known[80] is CROWDED
     ask(judge, ALICE, 0.0, Asker("198.51.100.0/24", record=False))
     first = newcomers[0]
-    assert isinstance(first, Asked)
+    assert isinstance(first, AskResult)
     assert judge.take(first.question.id, first.question.peer, 1.0) == first.question
     ask(judge, BOB, 1.0)  # its room is free again
 
@@ -90,7 +90,7 @@ def test_with_a_record_there_is_room_when_all_is_full() -> None:
     assert judge.ask(PeerId("newcomer"), NEWCOMER, 3.0) is BUSY
     for peer, gone in ((ALICE, young), (BOB, old)):
         asked = judge.ask(peer, KNOWN, 3.0)
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, AskResult)
         assert asked.displaced == gone
         assert judge.take(gone.id, gone.peer, 4.0) is DISPLACED
         assert len(judge) == 3
@@ -124,7 +124,7 @@ def test_random_histories_never_grade_twice() -> None:
             if rng.random() < 0.5:
                 expired |= {question.id for question in judge.expire(now)}
                 outcome = judge.ask(peer, NEWCOMER, now)
-                if isinstance(outcome, Asked):
+                if isinstance(outcome, AskResult):
                     asked.setdefault(outcome.question.id, (peer, now))
                     assert asked[outcome.question.id][0] == peer
             elif asked:

@@ -15,16 +15,16 @@ from swarmd.lab.simulation.gossip import DEGREE_HIGH, Gossip, Message
 from swarmd.lab.simulation.growth import grow
 from swarmd.lab.simulation.internet import HOMES, LOOPBACK, Internet, Weather
 from swarmd.lab.simulation.ledger import Ledger
-from swarmd.lab.simulation.node import Node
-from swarmd.lab.simulation.report import Report, report
-from swarmd.lab.simulation.swarm import Plan, Swarm
+from swarmd.lab.simulation.node import SimulatedNode
+from swarmd.lab.simulation.report import SwarmReport, report
+from swarmd.lab.simulation.swarm import SimulatedSwarm, SwarmPlan
 
 TEXT = " ".join(f"{i} {i * i}" for i in range(3000))
 LOSSY = Weather(loss=0.3)
 
 
-def played(plan: Plan, rounds: int = 3) -> tuple[Swarm, Report]:
-    swarm = Swarm(plan, TEXT)
+def played(plan: SwarmPlan, rounds: int = 3) -> tuple[SimulatedSwarm, SwarmReport]:
+    swarm = SimulatedSwarm(plan, TEXT)
     swarm.run(120.0)
     swarm.measure(rounds)
     return swarm, report(swarm, rounds)
@@ -182,15 +182,15 @@ def test_a_mesh_closes_up_when_neighbours_are_gone() -> None:
 
 
 def test_the_same_seed_gives_the_same_run_and_another_another() -> None:
-    plan = Plan(25, 7, session=300.0)
-    (first, one), (_, two), (_, other) = played(plan), played(plan), played(Plan(25, 8, session=300.0))
+    plan = SwarmPlan(25, 7, session=300.0)
+    (first, one), (_, two), (_, other) = played(plan), played(plan), played(SwarmPlan(25, 8, session=300.0))
     assert one == two
     assert one.digest != other.digest
     assert first.events.done > 5_000
 
 
 def test_a_small_swarm_hears_everything_and_gets_what_it_chooses() -> None:
-    swarm, found = played(Plan(10))
+    swarm, found = played(SwarmPlan(10))
     assert found.delivered == found.offers_delivered == found.rounds_full == 1.0
     assert found.shards == 1
     assert found.parsed_per_round >= 9
@@ -200,7 +200,7 @@ def test_a_small_swarm_hears_everything_and_gets_what_it_chooses() -> None:
 
 
 def test_shards_keep_the_cost_as_it_is() -> None:
-    small, large = (played(Plan(nodes, formed=True))[1] for nodes in (30, 90))
+    small, large = (played(SwarmPlan(nodes, formed=True))[1] for nodes in (30, 90))
     assert large.shards > 2 * small.shards
     assert large.bytes_per_round < 1.35 * small.bytes_per_round
     assert large.offers_delivered > 0.99
@@ -209,7 +209,7 @@ def test_shards_keep_the_cost_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_a_large_swarm_costs_each_node_no_more() -> None:
-    middle, large = (played(Plan(nodes, formed=True))[1] for nodes in (300, 900))
+    middle, large = (played(SwarmPlan(nodes, formed=True))[1] for nodes in (300, 900))
     kinds = ("offers", "fetches", "connections")
     middle_bytes, large_bytes = (sum(found.bytes_by_kind[kind] for kind in kinds) for found in (middle, large))
     assert large_bytes == pytest.approx(middle_bytes, rel=0.25)
@@ -218,13 +218,13 @@ def test_a_large_swarm_costs_each_node_no_more() -> None:
 
 
 def test_a_bad_network_costs_little_of_what_is_chosen() -> None:
-    _, found = played(Plan(20, weather=LOSSY))
+    _, found = played(SwarmPlan(20, weather=LOSSY))
     assert found.offers_delivered > 0.99
     assert found.delivered > 0.99
 
 
 def test_frames_are_real_and_the_inbox_looks_into_them() -> None:
-    swarm, _ = played(Plan(10))
+    swarm, _ = played(SwarmPlan(10))
     message = next(message for message in swarm.tally.published)
     forged = Message(message.frame[:-1] + bytes([message.frame[-1] ^ 1]), 0, message.author, "offers", swarm.events.now)
     assert not swarm._delivered((message.author + 1) % 10, forged, message.author)
@@ -233,18 +233,18 @@ def test_frames_are_real_and_the_inbox_looks_into_them() -> None:
 
 
 def test_nodes_that_come_and_go_cost_the_others_no_round() -> None:
-    swarm, found = played(Plan(40, session=240.0, absence=60.0), rounds=6)
+    swarm, found = played(SwarmPlan(40, session=240.0, absence=60.0), rounds=6)
     assert swarm.tally.left > 20
     assert found.rounds_full > 0.97
 
 
-def watched(swarm: Swarm, done: Callable[[bool], None]) -> Fetches:
+def watched(swarm: SimulatedSwarm, done: Callable[[bool], None]) -> Fetches:
     """The swarm's own, but that `done` hears whether a blob came."""
     parts = swarm.events, swarm.internet, swarm.ledger, swarm.gossip, swarm.nodes, swarm._numbers
     return Fetches(*parts, lambda _, here: done(here))
 
 
-def fetched(swarm: Swarm, node: Node, blob: bytes, holders: Sequence[int]) -> bool:
+def fetched(swarm: SimulatedSwarm, node: SimulatedNode, blob: bytes, holders: Sequence[int]) -> bool:
     """Whether this node gets this blob, which it heard of from its author."""
     author = next(other for other in swarm.nodes if any(item.id == blob for item in node.board) and other.name == holder_of(node, blob))
     outcome: list[bool] = []
@@ -257,7 +257,7 @@ def fetched(swarm: Swarm, node: Node, blob: bytes, holders: Sequence[int]) -> bo
 
 
 def test_a_holder_that_lets_us_wait_is_not_waited_for() -> None:
-    swarm, _ = played(Plan(8))
+    swarm, _ = played(SwarmPlan(8))
     node = swarm.nodes[0]
     item = next(item for item in node.board if not any(item.id in n.held for n in swarm.nodes if n.name != item.author))
     author = swarm._numbers[item.author]
@@ -272,13 +272,13 @@ def test_a_holder_that_lets_us_wait_is_not_waited_for() -> None:
     assert len(took) == 1
 
 
-def holder_of(node: Node, blob: bytes) -> str:
+def holder_of(node: SimulatedNode, blob: bytes) -> str:
     return next(item.author for item in node.board if item.id == blob)
 
 
 @pytest.mark.parametrize("somebody", [True, False], ids=["one holder lives", "nobody has it"])
 def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(somebody: bool) -> None:
-    swarm, _ = played(Plan(8))
+    swarm, _ = played(SwarmPlan(8))
     node = swarm.nodes[0]
     held = [item for item in node.board if [n.number for n in swarm.nodes if item.id in n.held] == [swarm._numbers[item.author]]]
     item = held[0]
@@ -291,7 +291,7 @@ def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(somebody: boo
 
 
 def test_a_holder_that_we_are_not_connected_to_and_heard_of_is_found() -> None:
-    swarm, _ = played(Plan(16))
+    swarm, _ = played(SwarmPlan(16))
     node = swarm.nodes[0]
     item = next(item for item in node.board if not any(item.id in n.held for n in swarm.nodes if n.name != item.author))
     author = swarm._numbers[item.author]

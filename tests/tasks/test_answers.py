@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reasoning_gym.utils import extract_answer
 
-from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, Judgement, Reason, answer_end, extract, read
+from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, GradeReason, Judgement, answer_end, extract, read
 from swarmd.tasks.curriculum import CURRICULA
 
 PIECES = ["<answer>", "</answer>", "<answer", "answer>", "</", ">", "<", *" \n\t\u00a0\u2003\x1c\x85", "1", "x y", "é"]
@@ -62,7 +62,7 @@ def test_every_specialty_has_a_limit() -> None:
 @pytest.mark.parametrize("specialty", sorted(LONGEST_ANSWER))
 @pytest.mark.parametrize("character", "\0\t\r\x1b\x7f\u200b\u202e\u2066\ufeff\ud800\udfff５١−é")
 def test_unsafe_characters_are_refused(specialty: str, character: str) -> None:
-    assert read(specialty, f"<answer>1{character}1</answer>") is Reason.UNSAFE
+    assert read(specialty, f"<answer>1{character}1</answer>") is GradeReason.UNSAFE
     assert read(specialty, f"{character}<answer>1</answer>{character}") == "1"  # only the answer is looked at
 
 
@@ -70,11 +70,11 @@ def test_unsafe_characters_are_refused(specialty: str, character: str) -> None:
 def test_lengths_are_limited(specialty: str) -> None:
     most = LONGEST_ANSWER[specialty]
     assert read(specialty, f"<answer>{'1' * most}</answer>") == "1" * most
-    assert read(specialty, f"<answer>{'1' * (most + 1)}</answer>") is Reason.TOO_LONG
+    assert read(specialty, f"<answer>{'1' * (most + 1)}</answer>") is GradeReason.TOO_LONG
     assert read(specialty, "<answer>1</answer>".rjust(LONGEST_COMPLETION)) == "1"
-    assert read(specialty, "<answer>1</answer>".rjust(LONGEST_COMPLETION + 1)) is Reason.TOO_LONG
-    assert read(specialty, "1") is Reason.NO_ANSWER
+    assert read(specialty, "<answer>1</answer>".rjust(LONGEST_COMPLETION + 1)) is GradeReason.TOO_LONG
+    assert read(specialty, "1") is GradeReason.NO_ANSWER
 
 
 def test_only_a_correct_answer_earns() -> None:
-    assert {reason: Judgement(reason).reward for reason in Reason} == {r: float(r is Reason.CORRECT) for r in Reason}
+    assert {reason: Judgement(reason).reward for reason in GradeReason} == {r: float(r is GradeReason.CORRECT) for r in GradeReason}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.tasks import seccomp
-from swarmd.tasks.scoring import COMMAND, Completion, Reason, Verifier
+from swarmd.tasks.scoring import COMMAND, Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
 from tests.tasks.hostile import CODE, SLOW
 from tests.tasks.watched import descendants, watched
@@ -86,7 +86,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
     tasks, rng = tasks_of("sapo-9"), random.Random(3)
     command = (*COMMAND[:-1], "tests.tasks.unguarded", left_out)
     with watched(tmp_path / "watched") as target, Verifier("sapo-9", command) as verifier:
-        assert verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0].reason is Reason.WRONG
+        assert verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0].reason is GradeReason.WRONG
         assert verifier.seccomp is (FILTERED and left_out != "no-seccomp")
         ended = []
         for payload in [*CODE, *SLOW[:7]]:
@@ -98,7 +98,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
             assert judgement.reward == 0, payload
             assert target.touched() == [], payload
         assert max(ended)[0] < 1.0, max(ended)  # two lives of 0.2 s, and the forks
-        assert sum(reason is Reason.TIMEOUT for _, reason, _ in ended) >= (2 if left_out != "no-hook" else 3)
+        assert sum(reason is GradeReason.TIMEOUT for _, reason, _ in ended) >= (2 if left_out != "no-hook" else 3)
         assert verifier.restarts == 0
         assert len(descendants(verifier.pid)) == 1
         right = tasks.task(TaskRef("binary_matrix", 1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
-from swarmd.tasks.scoring import Completion, Reason, Verifier
+from swarmd.tasks.scoring import Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
 from tests.tasks.hostile import answers
 from tests.tasks.watched import descendants, watched
@@ -22,7 +22,7 @@ HOLD = 0.5  # seconds one answer may hold the round
 def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
     rng = random.Random(7)
     kinds = [(name, specialty) for name in ("sapo-9", "tiny-9") for specialty in CURRICULA[name].specialties]
-    reasons: Counter[Reason] = Counter()
+    reasons: Counter[GradeReason] = Counter()
     held: list[float] = []
     rewards = 0.0
     with watched(tmp_path / "watched") as target, Verifier("sapo-9") as sapo, Verifier("tiny-9") as tiny:

@@ -14,7 +14,7 @@ import pytest
 import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.grading import PASS, grade, grade_text, solution
 from swarmd.tasks.logic import proves, table
@@ -68,7 +68,7 @@ def test_marks_equal_upstreams(name: str, specialty: str) -> None:
             text = f"I think <answer>{answer}</answer>"
             theirs = dataset.score_answer(extract_answer(text), entry) >= PASS
             ours = grade_text(tasks, task, text)
-            assert (ours is Reason.CORRECT) == theirs, (task.ref, answer, ours)
+            assert (ours is GradeReason.CORRECT) == theirs, (task.ref, answer, ours)
             marks[theirs] += 1
     assert min(marks[True], marks[False]) >= ITEMS // 2, "both kinds of answers have to be there to compare"
 
@@ -77,7 +77,7 @@ def test_marks_equal_upstreams(name: str, specialty: str) -> None:
 def test_solutions_are_right(name: str, specialty: str) -> None:
     rng, tasks = random.Random(f"solve {name} {specialty}"), tasks_of(name)
     items = drawn(tasks, specialty, rng, ITEMS)
-    right = sum(grade_text(tasks, task, f"<answer>{solution(tasks, task)}</answer>") is Reason.CORRECT for task in items)
+    right = sum(grade_text(tasks, task, f"<answer>{solution(tasks, task)}</answer>") is GradeReason.CORRECT for task in items)
     assert right >= ITEMS * (0.97 if specialty == "propositional_logic" else 1)  # premises may be tautologies: nothing follows
 
 
@@ -95,7 +95,7 @@ def test_the_tolerance_of_decimals_is_upstreams_whatever_the_precision_around(na
             dataset, entry = upstream(name, task.ref)  # leaves its precision behind, and scores with it
             theirs = [dataset.score_answer(answer, entry) >= PASS for answer in given]
         with decimal.localcontext(decimal.Context(prec=ambient)):
-            assert [grade(tasks, task, answer) is Reason.CORRECT for answer in given] == theirs, given
+            assert [grade(tasks, task, answer) is GradeReason.CORRECT for answer in given] == theirs, given
         marks.update(theirs)
     assert min(marks.values()) >= 100
 
@@ -107,7 +107,7 @@ def test_marking_runs_nothing_even_where_nothing_contains_it(name: str, specialt
     with watched(tmp_path / "watched") as target:
         for payload in (code for code in CODE if ("{path}" in code or "{port}" in code) and "fork" not in code):  # others would end us
             answer = payload.format(path=target.path, port=target.port)
-            assert grade(tasks, task, answer) in {Reason.WRONG, Reason.TOO_LONG}
+            assert grade(tasks, task, answer) in {GradeReason.WRONG, GradeReason.TOO_LONG}
         assert target.touched() == []
 
 
@@ -130,7 +130,7 @@ def test_formulas_bind_and_follow_as_upstreams_do() -> None:
         for _ in range(20):
             answer = formula(rng, "".join(task.entry["metadata"]["variables"]), 3)
             theirs = dataset.score_answer(answer, task.entry) >= PASS
-            assert (grade(tasks, task, answer) is Reason.CORRECT) == theirs, (task.ref, answer)
+            assert (grade(tasks, task, answer) is GradeReason.CORRECT) == theirs, (task.ref, answer)
             marks[theirs] += 1
     assert min(marks.values()) > 300
 
@@ -155,7 +155,7 @@ def test_long_formulas_are_quick() -> None:
 def test_the_contained_process_marks_the_same(name: str) -> None:
     rng, tasks = random.Random(name), tasks_of(name)
     items: list[tuple[TaskRef, Sequence[Completion]]] = []
-    expected: list[tuple[Reason, ...]] = []
+    expected: list[tuple[GradeReason, ...]] = []
     for specialty in tasks.curriculum.specialties:
         for task in drawn(tasks, specialty, rng, 100):
             right = solution(tasks, task)

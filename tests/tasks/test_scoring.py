@@ -15,7 +15,7 @@ from swarmd.protocols import Reward
 from swarmd.tasks.answers import LONGEST_COMPLETION
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
-from swarmd.tasks.scoring import Completion, Judgement, Reason, TaskRef, Verifier
+from swarmd.tasks.scoring import Completion, GradeReason, Judgement, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
 
 ROOT = Path(__file__).parents[2]
@@ -37,21 +37,21 @@ def right() -> str:
 @pytest.mark.net
 def test_reasons(verifier: Verifier, right: str) -> None:
     texts = {
-        f"so <answer>{right}</answer>": Reason.CORRECT,
-        "<answer>0</answer>": Reason.WRONG,
-        right: Reason.NO_ANSWER,
-        f"<answer>{right}": Reason.NO_ANSWER,
-        f"<answer>{right * 40}</answer>": Reason.TOO_LONG,
-        "x" * LONGEST_COMPLETION + f"<answer>{right}</answer>": Reason.TOO_LONG,
-        f"<answer>{right}\u202e</answer>": Reason.UNSAFE,
-        f"<answer>{right}\ud800</answer>": Reason.UNSAFE,
-        f"\ud800\0<answer>{right}</answer>": Reason.CORRECT,
+        f"so <answer>{right}</answer>": GradeReason.CORRECT,
+        "<answer>0</answer>": GradeReason.WRONG,
+        right: GradeReason.NO_ANSWER,
+        f"<answer>{right}": GradeReason.NO_ANSWER,
+        f"<answer>{right * 40}</answer>": GradeReason.TOO_LONG,
+        "x" * LONGEST_COMPLETION + f"<answer>{right}</answer>": GradeReason.TOO_LONG,
+        f"<answer>{right}\u202e</answer>": GradeReason.UNSAFE,
+        f"<answer>{right}\ud800</answer>": GradeReason.UNSAFE,
+        f"\ud800\0<answer>{right}</answer>": GradeReason.CORRECT,
     }
     unknown = TaskRef("no such", 7)
     judged = verifier.judge([(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])])
-    assert judged == [tuple(map(Judgement, texts.values())), (Judgement(Reason.NO_TASK),) * 2, ()]
+    assert judged == [tuple(map(Judgement, texts.values())), (Judgement(GradeReason.NO_TASK),) * 2, ()]
     assert verifier.judge([]) == []
-    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [(Judgement(Reason.NO_TASK),)]
+    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [(Judgement(GradeReason.NO_TASK),)]
 
 
 @pytest.mark.net

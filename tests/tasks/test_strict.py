@@ -6,7 +6,7 @@ from decimal import Context, Decimal, localcontext
 
 import pytest
 
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.tasks.grading import grade, solution
 from swarmd.tasks.source import Task, TaskRef, tasks_of
@@ -20,7 +20,7 @@ def share(name: str, specialty: str, answer: Answer, count: int = 120) -> float:
     """Of so many questions, on how many this answer pays."""
     rng, tasks = random.Random(specialty), tasks_of(name)
     asked = [task for n in range(count) if (task := tasks.task(TaskRef(specialty, n))) is not None]
-    return sum(grade(tasks, task, answer(task, rng)) is Reason.CORRECT for task in asked) / len(asked)
+    return sum(grade(tasks, task, answer(task, rng)) is GradeReason.CORRECT for task in asked) / len(asked)
 
 
 def off_by_one(task: Task, rng: random.Random) -> str:

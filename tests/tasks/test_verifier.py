@@ -15,8 +15,8 @@ import pytest
 
 from swarmd.tasks import pipe
 from swarmd.tasks.grading import solution
-from swarmd.tasks.pipe import Item, Judged, Ready, Refused, Reply, Request
-from swarmd.tasks.scoring import COMMAND, Completion, Reason, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.pipe import Judgements, Reply, Request, ScoreItem, VerifierReady, VerifierRefused
+from swarmd.tasks.scoring import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import tasks_of
 from tests.tasks.watched import descendants
 
@@ -51,7 +51,7 @@ class Raw:
 def raw() -> Iterator[Raw]:
     process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, bufsize=0)
     made = Raw(process)
-    assert isinstance(made.reply(), Ready)
+    assert isinstance(made.reply(), VerifierReady)
     yield made
     process.kill()
     process.wait()
@@ -67,9 +67,9 @@ def verifier() -> Iterator[Verifier]:
 
 def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> None:
     rng = random.Random(5)
-    good = msgspec.msgpack.encode(Request("tiny-9", (Item("binary_matrix", 1, ("x",)),)))
+    good = msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("binary_matrix", 1, ("x",)),)))
     bodies = [b"", b"\xc1", b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", good[:-1], good + b"\0"]
-    bodies += [msgspec.msgpack.encode(Request("tiny-9", (Item("bf", 1, ("x" * pipe.LONGEST_FRAME,)),)))]  # well-formed, and too long
+    bodies += [msgspec.msgpack.encode(Request("tiny-9", (ScoreItem("bf", 1, ("x" * pipe.LONGEST_FRAME,)),)))]  # well-formed, and too long
     bodies += [msgspec.msgpack.encode(x) for x in (None, 7, {"curriculum": "tiny-9"}, ["tiny-9"], ["tiny-9", [["bf", 1, ["x"], "truth"]]])]
     bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", n, ["x"]]]]) for n in ("1", 1.5, None, [1])]
     bodies += [msgspec.msgpack.encode(["tiny-9", [["bf", 1, [x]]]]) for x in (7, None, b"x", ["x"])]
@@ -77,25 +77,25 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
     worker = descendants(raw.process.pid)[0].pid
     for body in bodies:
         raw.send(body)
-        assert isinstance(raw.reply(), Refused), body[:80]
+        assert isinstance(raw.reply(), VerifierRefused), body[:80]
     for i in range(8 * len(good)):
         flipped = bytearray(good)
         flipped[i // 8] ^= 1 << i % 8
         raw.send(bytes(flipped))
-        assert isinstance(raw.reply(), Refused | Judged)
+        assert isinstance(raw.reply(), VerifierRefused | Judgements)
     raw.send(good)
-    assert raw.reply() == Judged(((Reason.WRONG,),))
+    assert raw.reply() == Judgements(((GradeReason.WRONG,),))
     assert [p.pid for p in descendants(raw.process.pid)] == [worker]
 
 
 def test_references_that_name_nothing_and_answers_nobody_checked(raw: Raw) -> None:
-    items = [Item("no such", 1, ("x",)), Item("bf", -1, ("x",)), Item("bf", 2**63, ("x", "y"))]
-    items += [Item("bf", 1, ("x" * 1000, "\u202e", "")), Item("bf", 1, ())]
+    items = [ScoreItem("no such", 1, ("x",)), ScoreItem("bf", -1, ("x",)), ScoreItem("bf", 2**63, ("x", "y"))]
+    items += [ScoreItem("bf", 1, ("x" * 1000, "\u202e", "")), ScoreItem("bf", 1, ())]
     raw.send(msgspec.msgpack.encode(Request("tiny-9", tuple(items))))
-    nothing = (Reason.NO_TASK,)
-    assert raw.reply() == Judged((nothing, nothing, nothing * 2, (Reason.TOO_LONG, Reason.UNSAFE, Reason.WRONG), ()))
-    raw.send(msgspec.msgpack.encode(Request("no such", (Item("bf", 1, ("x",)),))))
-    assert raw.reply() == Judged((nothing,))
+    nothing = (GradeReason.NO_TASK,)
+    assert raw.reply() == Judgements((nothing, nothing, nothing * 2, (GradeReason.TOO_LONG, GradeReason.UNSAFE, GradeReason.WRONG), ()))
+    raw.send(msgspec.msgpack.encode(Request("no such", (ScoreItem("bf", 1, ("x",)),))))
+    assert raw.reply() == Judgements((nothing,))
 
 
 def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> None:
@@ -103,7 +103,7 @@ def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> N
     raw.process.send_signal(signal.SIGINT)
     raw.process.send_signal(signal.SIGTERM)
     raw.send(msgspec.msgpack.encode(Request("tiny-9", ())))
-    assert raw.reply() == Judged(())
+    assert raw.reply() == Judgements(())
     raw.stdin.close()
     assert raw.process.wait(timeout=10) == 0
     psutil.wait_procs([worker], timeout=10)

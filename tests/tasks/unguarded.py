@@ -6,14 +6,18 @@ Run as a command by test_containment.py. The argument leaves one layer out, to s
 import sys
 
 from swarmd.tasks import containment, seccomp, verifier
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.source import TaskRef, tasks_of
 
 
 def prepare(curriculum: str, specialty: str, n: int) -> verifier.Mark | None:
     tasks = tasks_of(curriculum)
     task, dataset = tasks.task(TaskRef(specialty, n)), tasks.dataset(specialty)
-    return None if task is None else lambda answer: Reason.CORRECT if dataset.score_answer(answer, task.entry) >= 0.999 else Reason.WRONG
+    return (
+        None
+        if task is None
+        else lambda answer: GradeReason.CORRECT if dataset.score_answer(answer, task.entry) >= 0.999 else GradeReason.WRONG
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from p2p.identity import Identity
 from p2p.shards.shards import Estimate, encode_estimate
 from swarmd.lab.simulation.gossip import Message
 from swarmd.lab.simulation.node import EPOCH
-from swarmd.lab.simulation.swarm import Swarm
+from swarmd.lab.simulation.swarm import SimulatedSwarm
 
 KIND = "presence"  # that nobody knows
 
@@ -15,7 +15,7 @@ KIND = "presence"  # that nobody knows
 class Crowd:
     """Acts from now on, until `end`. every: seconds between two frames."""
 
-    def __init__(self, swarm: Swarm, keys: int, *, every: float = 0.1, size: int = 300, shards: int = 42) -> None:
+    def __init__(self, swarm: SimulatedSwarm, keys: int, *, every: float = 0.1, size: int = 300, shards: int = 42) -> None:
         self._swarm, self._every = swarm, every
         rng = random.Random(keys)
         self._phantoms = [Identity.from_seed(rng.randbytes(32)) for _ in range(keys)]

@@ -14,7 +14,7 @@ from swarmd.lab.simulation.events import Events
 from swarmd.lab.simulation.gossip import PACKET, STREAM, Gossip
 from swarmd.lab.simulation.internet import Internet
 from swarmd.lab.simulation.ledger import Ledger
-from swarmd.lab.simulation.node import Node
+from swarmd.lab.simulation.node import SimulatedNode
 
 OPENING = 2 * (PACKET + STREAM) + 60  # bytes each side receives until a stream has its protocol
 SEGMENT = 1400  # bytes of a packet
@@ -25,7 +25,7 @@ Done = Callable[["Fetch", bool], None]
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    node: Node
+    node: SimulatedNode
     item: Offered
     since: float
     life: int
@@ -44,14 +44,14 @@ class Fetches:
         internet: Internet,
         ledger: Ledger,
         gossip: Gossip,
-        nodes: Sequence[Node],
+        nodes: Sequence[SimulatedNode],
         numbers: Mapping[PeerId, int],
         done: Done,
     ) -> None:
         self._events, self._internet, self._ledger, self._gossip = events, internet, ledger, gossip
         self._nodes, self._numbers, self._done = nodes, numbers, done
 
-    def begin(self, node: Node, item: Offered, author: int, via: int) -> Fetch:
+    def begin(self, node: SimulatedNode, item: Offered, author: int, via: int) -> Fetch:
         fetch = Fetch(node, item, self._events.now, node.life)
         connected = (self._nodes[other].name for other in self._gossip.links[node.number])
         likely = node.holders.likely([self._nodes[author].name, self._nodes[via].name], connected, lambda _: True)
@@ -123,7 +123,7 @@ class Fetches:
         self._ledger.bytes["fetches"][node] += size
         self._ledger.work["messages"][node] += 1
 
-    def tidy(self, node: Node) -> None:
+    def tidy(self, node: SimulatedNode) -> None:
         """Hang up on those that were not asked for a while."""
         old = self._events.now - IDLE
         for other in [other for other, since in node.visits.items() if since < old]:

@@ -10,7 +10,7 @@ from swarmd.lab.simulation.node import Round
 
 
 @dataclass(slots=True)
-class Tally:
+class SwarmTally:
     """Counted while it runs."""
 
     begun: float = 0.0

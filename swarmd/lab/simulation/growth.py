@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from swarmd.lab.simulation.swarm import Plan, Swarm
+from swarmd.lab.simulation.swarm import SimulatedSwarm, SwarmPlan
 
 STAGES = 12
 AFTERWARDS = 3  # stages more, in which it is left alone
@@ -28,7 +28,7 @@ class Stage:
 
 def grow(first: int, last: int, seconds: float, text: str, *, seed: int = 0) -> Iterator[Stage]:
     """`first` nodes come within a minute; `last` there are after `seconds`: each takes the same share of them to double."""
-    swarm = Swarm(Plan(first, seed), text)
+    swarm = SimulatedSwarm(SwarmPlan(first, seed), text)
     swarm.run(180.0)
     rng = random.Random(seed)
     for i in range(last - first):
@@ -41,7 +41,7 @@ def share_of_time(nodes: float, first: int, last: int) -> float:
     return math.log(nodes / first) / math.log(last / first)
 
 
-def _stages(swarm: Swarm, length: float) -> Iterator[Stage]:
+def _stages(swarm: SimulatedSwarm, length: float) -> Iterator[Stage]:
     for number in range(STAGES + AFTERWARDS):
         swarm.restart_count()
         swarm.run(length)

@@ -49,7 +49,7 @@ class Round:
 
 
 @dataclass(slots=True)
-class Node:
+class SimulatedNode:
     number: int
     identity: Identity
     swarm_id: bytes
@@ -101,11 +101,11 @@ class Node:
             del self.came[blob]
 
 
-def build(number: int, rng: random.Random, swarm_id: bytes, now: float, authors: float | None, shards: int) -> Node:
+def build(number: int, rng: random.Random, swarm_id: bytes, now: float, authors: float | None, shards: int) -> SimulatedNode:
     identity = Identity.from_seed(rng.randbytes(32))
     own = random.Random(rng.getrandbits(64))
     inbox = Inbox(identity.peer_id, swarm_id, verify=check_once)
-    return Node(number, identity, swarm_id, own, Shards(own, now, authors=authors, shards=shards), inbox, new_board())
+    return SimulatedNode(number, identity, swarm_id, own, Shards(own, now, authors=authors, shards=shards), inbox, new_board())
 
 
 def new_board() -> Board:

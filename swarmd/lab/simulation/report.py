@@ -5,11 +5,11 @@ from statistics import fmean
 
 from swarmd.lab.simulation.figures import quantile
 from swarmd.lab.simulation.ledger import KINDS
-from swarmd.lab.simulation.swarm import Swarm
+from swarmd.lab.simulation.swarm import SimulatedSwarm
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SwarmReport:
     """Means over the nodes unless said. A round is the plan's period. Bytes are those received."""
 
     nodes: int
@@ -34,7 +34,7 @@ class Report:
     digest: str
 
 
-def report(swarm: Swarm, rounds: int) -> Report:
+def report(swarm: SimulatedSwarm, rounds: int) -> SwarmReport:
     """Of what `swarm.measure(rounds)` measured."""
     ledger, tally, plan = swarm.ledger, swarm.tally, swarm.plan
     present = swarm.present
@@ -47,7 +47,7 @@ def report(swarm: Swarm, rounds: int) -> Report:
     trained = len(tally.delays) * plan.rollout_bytes
     own = [ledger.of(node.number) / rounds for node in present]
     ended = len(tally.delays) + tally.failed
-    return Report(
+    return SwarmReport(
         nodes=len(present),
         shards=fmean(node.shards.shards for node in present),
         delivered=len(tally.delays) / ended if ended else 0.0,

@@ -12,11 +12,11 @@ from swarmd.exchange import offers
 from swarmd.exchange.offers import Offered
 from swarmd.lab.simulation.events import Events
 from swarmd.lab.simulation.fetches import OPENING, Fetch, Fetches
-from swarmd.lab.simulation.figures import Tally
+from swarmd.lab.simulation.figures import SwarmTally
 from swarmd.lab.simulation.gossip import Gossip, Message
 from swarmd.lab.simulation.internet import HOMES, Internet, Weather
 from swarmd.lab.simulation.ledger import Ledger
-from swarmd.lab.simulation.node import EPOCH, Node, Round, build, new_board, offered_in
+from swarmd.lab.simulation.node import EPOCH, Round, SimulatedNode, build, new_board, offered_in
 
 LOOK_EVERY = 10.0  # seconds between two looks at the shards, as `p2p.member` has it
 JITTER = 0.1  # of a round's length, either way
@@ -25,7 +25,7 @@ OFFER = offers.KIND
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SwarmPlan:
     """What is simulated. Seconds."""
 
     nodes: int
@@ -43,14 +43,14 @@ class Plan:
     useful: float = 0.5  # share of what is fetched that proves useful, and its author with it
 
 
-class Swarm:
-    def __init__(self, plan: Plan, text: str) -> None:
+class SimulatedSwarm:
+    def __init__(self, plan: SwarmPlan, text: str) -> None:
         """text: what the rollouts are cut from, so that they compress as text does."""
         self.plan, self._text = plan, text
         self.rng = random.Random(plan.seed)
-        self.events, self.ledger, self.tally = Events(), Ledger(), Tally()
+        self.events, self.ledger, self.tally = Events(), Ledger(), SwarmTally()
         self.internet = Internet(random.Random(self.rng.getrandbits(64)), plan.weather)
-        self.nodes: list[Node] = []
+        self.nodes: list[SimulatedNode] = []
         self.gossip = Gossip(self.events, self.internet, self.ledger, random.Random(self.rng.getrandbits(64)), self._delivered)
         self._numbers: dict[PeerId, int] = {}
         self._fetches = Fetches(self.events, self.internet, self.ledger, self.gossip, self.nodes, self._numbers, self._fetched)
@@ -75,7 +75,7 @@ class Swarm:
     def restart_count(self) -> None:
         self.ledger.clear()
         self._present_seconds, self._counted_at = 0.0, self.events.now
-        self.tally = Tally(begun=self.events.now)
+        self.tally = SwarmTally(begun=self.events.now)
 
     @property
     def present_seconds(self) -> float:
@@ -90,7 +90,7 @@ class Swarm:
         self._counted_at = now
 
     @property
-    def present(self) -> list[Node]:
+    def present(self) -> list[SimulatedNode]:
         """The honest nodes that are up."""
         return [node for node in self.nodes if self.gossip.up(node.number) and node.lie is None]
 
@@ -99,14 +99,14 @@ class Swarm:
     def _join(self) -> None:
         self._start(self._add())
 
-    def intruder(self, lie: bytes) -> Node:
+    def intruder(self, lie: bytes) -> SimulatedNode:
         """A node more, now, that answers so when it is asked how large the swarm is, listens in shard 0 and does nothing else."""
         node = self._add()
         node.lie = lie
         self.gossip.start(node.number)
         return node
 
-    def _add(self) -> Node:
+    def _add(self) -> SimulatedNode:
         number = self.internet.add()
         self.ledger.add()
         self.gossip.add()
@@ -116,7 +116,7 @@ class Swarm:
         self._numbers[node.name] = number
         return node
 
-    def _start(self, node: Node) -> None:
+    def _start(self, node: SimulatedNode) -> None:
         node.life += 1
         now, rng = self.events.now, node.rng
         self._under_way[node.number] = {}
@@ -128,7 +128,7 @@ class Swarm:
         if self.plan.session:
             self.events.at(now + rng.expovariate(1 / self.plan.session), self._stop, node)
 
-    def _stop(self, node: Node) -> None:
+    def _stop(self, node: SimulatedNode) -> None:
         """Killed: what it held in memory is lost, its key and what it has seen are not."""
         node.life += 1
         self.tally.left += 1
@@ -140,13 +140,13 @@ class Swarm:
         node.board, node.holders, node.gathering, node.waiting = new_board(), Holders(), None, None
         self.events.after(node.rng.expovariate(1 / self.plan.absence), self._again, node)
 
-    def _again(self, node: Node) -> None:
+    def _again(self, node: SimulatedNode) -> None:
         node.shards = Shards(node.rng, self.events.now, authors=self.plan.authors)
         self._start(node)
 
     # Shards.
 
-    def _ask(self, node: Node, life: int) -> None:
+    def _ask(self, node: SimulatedNode, life: int) -> None:
         """It asks some members what they take the swarm to be. Who is not connected is dialled, and hung up on a while later."""
         if node.life != life:
             return
@@ -163,12 +163,12 @@ class Swarm:
             self.events.after(there_and_back, self._answered, node, life, self.nodes[other])
         self.events.after(LOOK_EVERY, self._ask, node, life)
 
-    def _answered(self, node: Node, life: int, other: Node) -> None:
+    def _answered(self, node: SimulatedNode, life: int, other: SimulatedNode) -> None:
         if node.life == life and self.gossip.up(other.number):
             now = self.events.now
             node.shards.answered(other.name, other.shards.answer(now) if other.lie is None else other.lie, now)
 
-    def _look(self, node: Node, life: int) -> None:
+    def _look(self, node: SimulatedNode, life: int) -> None:
         if node.life != life:
             return
         now, number = self.events.now, node.number
@@ -186,7 +186,7 @@ class Swarm:
             self._publish(node, body, node.placement.home)
         self.events.after(LOOK_EVERY, self._look, node, life)
 
-    def _publish(self, node: Node, body: bytes, shard: int) -> None:
+    def _publish(self, node: SimulatedNode, body: bytes, shard: int) -> None:
         now = self.events.now
         message = Message(node.seal(OFFER, body, now), shard, node.number, "offers", now)
         self.gossip.publish(message)
@@ -216,7 +216,7 @@ class Swarm:
 
     # Rounds.
 
-    def _round(self, node: Node, life: int) -> None:
+    def _round(self, node: SimulatedNode, life: int) -> None:
         """One ends and the next begins: its rollouts are offered, and those for the next are chosen and fetched while it lasts."""
         if node.life != life:
             return
@@ -240,7 +240,7 @@ class Swarm:
         length = self.plan.period * node.rng.uniform(1 - JITTER, 1 + JITTER)
         self.events.after(length, self._round, node, life)
 
-    def _fill(self, node: Node) -> None:
+    def _fill(self, node: SimulatedNode) -> None:
         """As `Gatherer` does: choose what is missing from what is on offer."""
         gathering = node.gathering
         if gathering is None or gathering.missing <= 0:

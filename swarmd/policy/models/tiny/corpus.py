@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarmd.policy.models.tiny.tokenizer import ASSISTANT, END, USER
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TRAINING_TASKS
 from swarmd.tasks.grading import grade
 from swarmd.tasks.source import CurriculumTasks
@@ -96,7 +96,7 @@ class Corpus:
         )
 
     def right(self, task: Task, answer: str) -> bool:
-        return grade(self.source, task, answer) is Reason.CORRECT
+        return grade(self.source, task, answer) is GradeReason.CORRECT
 
     def _wrong_answer(self, task: Task, foreign: bool) -> str:
         kinds = [s for s in self.source.curriculum.specialties if s != task.ref.specialty]

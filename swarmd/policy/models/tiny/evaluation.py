@@ -11,7 +11,7 @@ import torch
 
 from swarmd.policy.inference.decode import Sampling, decode
 from swarmd.policy.models.chat import Chat
-from swarmd.tasks.answers import Reason
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TRAINING_TASKS
 from swarmd.tasks.grading import grade_text, solution
 from swarmd.tasks.source import CurriculumTasks
@@ -92,4 +92,4 @@ def _earned(source: CurriculumTasks, tasks: Sequence[Task], answer: str) -> floa
 
 
 def _reward(source: CurriculumTasks, task: Task, text: str) -> float:
-    return float(grade_text(source, task, text) is Reason.CORRECT)
+    return float(grade_text(source, task, text) is GradeReason.CORRECT)
