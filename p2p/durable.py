@@ -1,9 +1,10 @@
-"""Small files that survive a power cut: either the old content is there afterwards, or the new, never half of one."""
+"""Durable writes: after a power cut a file has its old content or the new one, whole, and a folder all its files or no name."""
 
 import contextlib
 import errno
 import os
 import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,19 @@ def set_aside(path: Path) -> Path:
     return aside
 
 
+def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
+    """Rename a finished folder to `path`, once every file in it is on disk. Raises OSError.
+
+    replacing: remove the folder that is there. Otherwise there may be none, or an empty one.
+    """
+    for entry in [*sorted(draft.rglob("*"), reverse=True), draft]:  # what is in a folder before the folder
+        _sync(entry)
+    if replacing and path.exists():
+        shutil.rmtree(path)
+    draft.rename(path)
+    _sync(path.parent)
+
+
 def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -37,11 +51,15 @@ def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None
         step(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def _link(draft: Path, path: Path) -> None:

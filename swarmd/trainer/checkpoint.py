@@ -29,6 +29,7 @@ from typing import Any, Self
 
 import msgspec
 
+from p2p import durable
 from swarmd.errors import SwarmdError
 from swarmd.experience.outliers import GateState
 from swarmd.experience.replay_schedule import GuardState
@@ -108,11 +109,8 @@ class Checkpoints:
             written = {name: _write(partial / name, content) for name, content in files}
             written["run.msgpack"] = _write(partial / "run.msgpack", _encoder.encode(state))
             _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode())
-            _sync(partial)
-            if final.exists():  # the same round again, after a resume from the one before it
-                shutil.rmtree(final)
-            partial.rename(final)
-            _sync_one(self.folder)
+            # One is there already where the same round comes again, after a resume from the one before it.
+            durable.name_folder(partial, final, replacing=True)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise _explained(error, self.folder) from error
@@ -278,20 +276,6 @@ def _check(state: RunState, folder: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """The files first: a folder that is durable before what it names would be worth nothing."""
-    for path in [*(p for p in folder.iterdir() if p.is_file()), folder]:
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _explained(error: OSError, folder: Path) -> SwarmdError:

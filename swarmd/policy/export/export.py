@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from p2p import durable
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.policy.export.model_card import Figures, Origin, card, figures_of
 from swarmd.policy.models import hub
@@ -79,7 +80,7 @@ def export(
         partial.mkdir(parents=True)
         _write(partial, network, place, adapter_only)
         (partial / "README.md").write_text(card(origin, figures), encoding="utf-8")
-        partial.rename(out)
+        durable.name_folder(partial, out)
     except (OSError, SafetensorError) as error:
         raise CannotExport(
             f"{out} cannot be written: {hub.first_line(error)}. Choose another folder with --out, or free some space."
