@@ -265,7 +265,7 @@ def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path: Path) -> Non
         import sys
         from pathlib import Path
         from tests.node.test_checkpoint import policy, state
-        from swarmd.checkpoint import Checkpoints
+        from swarmd.trainer.checkpoint import Checkpoints
         checkpoints = Checkpoints(Path(sys.argv[1]))
         found = checkpoints.newest()
         number = found[0].round if found else 0
