@@ -14,19 +14,19 @@ from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import Inbox, Limits
 from p2p.admission.memory import Recall
 from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import FETCH, Fetcher, Says, Server, Want
+from p2p.blobs.fetch import Fetcher, Says, Server, Want
 from p2p.blobs.providers import Holders
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from p2p.nat.dial_back import DIAL_BACK, DialBack
+from p2p.nat.dial_back import DialBack
 from p2p.netgroup import group_of
-from p2p.peers.census import CENSUS, Census
-from p2p.peers.twins import MAX_CARD, NOTHING, TWINS, Cards, Session, Twin
+from p2p.peers.census import Census
+from p2p.peers.twins import MAX_CARD, NOTHING, Cards, Session, Twin
 from p2p.shards.sharding import Sharding
-from p2p.shards.shards import QUESTION, Shards
+from p2p.shards.shards import Shards
 from p2p.topic import Topic
-from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, Reason, Rejected, Started, Unanswered, Verdict
+from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, PeerRequest, Reason, Rejected, Started, Unanswered, Verdict
 
 LOOK_EVERY = 10.0  # seconds between looks at whom we are connected to
 TWINS_EVERY = 5.0  # seconds between two looks for another node with our key
@@ -80,17 +80,20 @@ class Member:
         self.blobs = BlobStore()
         self.server = Server(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
-        self.answers: dict[int, Answer] = {FETCH: self.server, DIAL_BACK: self.dial_back}  # by a question's first byte
         self.engine = build_engine(
             Handlers(self.deliver, self.answer, self.score, {topic: partial(self._pass_on, inbox) for topic, inbox in self._also.items()})
         )
         self.sharding = Sharding(self.engine, shards, clock, self._seal, self.reputation.proved, kinds)
-        self.answers[QUESTION[0]] = self.sharding.answer
-        self.answers[CENSUS] = Census(self.topics, self.engine.present, trains=not also)
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._holders = Holders()
         self._session = Session(identity, clock(), secrets.token_bytes)
-        self.answers[TWINS] = Cards(clock)
+        self.answers: dict[PeerRequest, Answer] = {  # JUDGES: set by whoever knows one
+            PeerRequest.BLOBS: self.server,
+            PeerRequest.DIAL_BACK: self.dial_back,
+            PeerRequest.SWARM_SIZE: self.sharding.answer,
+            PeerRequest.CENSUS: Census(self.topics, self.engine.present, trains=not also),
+            PeerRequest.TWINS: Cards(clock),
+        }
         self._stay = trio.CancelScope()
 
     @property
@@ -169,8 +172,10 @@ class Member:
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
         """Called by the engine for every question; empty for one that nobody here knows."""
-        known = self.answers.get(question[0]) if question else None
-        return known(peer, question) if known is not None else b""
+        for request, answer in self.answers.items():
+            if request.content(question) is not None:
+                return answer(peer, question)
+        return b""
 
     def publish(self, kind: str, body: bytes) -> None:
         """Seal and send; not while another node lives with our key and started earlier. Raises ValueError where no receiver would admit it

@@ -6,7 +6,7 @@ How far a message has come is in its type:
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NewType, Protocol
 
 from p2p.topic import Topic
@@ -138,10 +138,28 @@ class Started(Protocol):
 # Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, the peer that handed it over
 # where the engine knows, and the shard that it came in. Must be quick.
 Deliver = Callable[[bytes, PeerId | None, int], Verdict]
-Score = Callable[[PeerId], float]  # what we think of a peer: 0 where it is clean, below 0 where it misbehaved
-Answer = Callable[[PeerId, bytes], bytes]  # what we say to a peer's question of at most MAX_QUESTION bytes; must be quick
 PassOn = Callable[[bytes, PeerId | None], Verdict]  # the same as Deliver, for one topic of another swarm
+Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
+Answer = Callable[[PeerId, bytes], bytes]  # our answer to a peer's question of at most MAX_QUESTION bytes; must be quick
 MAX_QUESTION = 4096  # bytes
+
+
+class PeerRequest(IntEnum):
+    """All that members ask each other: the first byte of a question. To add one: a line here, and its answer in `Member.answers`."""
+
+    BLOBS = 1  # `p2p.blobs.fetch`
+    JUDGES = 2  # `swarmd.daemon.judge_discovery`
+    DIAL_BACK = 3  # `p2p.nat.dial_back`
+    SWARM_SIZE = 4  # `p2p.shards.sharding`
+    CENSUS = 5  # `p2p.peers.census`
+    TWINS = 6  # `p2p.peers.twins`
+
+    def message(self, content: bytes = b"") -> bytes:
+        return bytes([self]) + content
+
+    def content(self, message: bytes) -> bytes | None:
+        """What follows the first byte; None where the message is another question, or none."""
+        return message[1:] if message[:1] == bytes([self]) else None
 
 
 @dataclass(frozen=True, slots=True)

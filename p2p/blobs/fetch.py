@@ -16,9 +16,8 @@ import trio
 from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BlobStore, content_id
 from p2p.blobs.providers import HOLDERS
 from p2p.rate_limit import TokenBuckets
-from p2p.types import PeerId, Reason, Unanswered
+from p2p.types import PeerId, PeerRequest, Reason, Unanswered
 
-FETCH = 1
 MAX_ASKED = 64  # blobs in one question
 MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
 TOGETHER = 128 * 1024  # bytes of an answer to several ids that we ask for: more would take a slow line too long
@@ -37,14 +36,15 @@ def question(ids: Sequence[bytes]) -> bytes:
     """Raises ValueError where nobody would answer it."""
     if not 0 < len(ids) <= MAX_ASKED or any(len(name) != ID_BYTES for name in ids):
         raise ValueError(f"one to {MAX_ASKED} ids of {ID_BYTES} bytes")
-    return bytes([FETCH]) + b"".join(ids)
+    return PeerRequest.BLOBS.message(b"".join(ids))
 
 
 def asked(message: bytes) -> Sequence[bytes]:
     """The ids of a question; empty where it is none."""
-    if len(message) < 1 or message[0] != FETCH or (len(message) - 1) % ID_BYTES or len(message) > 1 + MAX_ASKED * ID_BYTES:
+    ids = PeerRequest.BLOBS.content(message) or b""
+    if len(ids) % ID_BYTES or len(ids) > MAX_ASKED * ID_BYTES:
         return ()
-    return [message[i : i + ID_BYTES] for i in range(1, len(message), ID_BYTES)]
+    return [ids[i : i + ID_BYTES] for i in range(0, len(ids), ID_BYTES)]
 
 
 def answer(blobs: Sequence[bytes | None]) -> bytes:

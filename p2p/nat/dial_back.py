@@ -21,9 +21,8 @@ import trio
 from p2p.address import parse_endpoint
 from p2p.nat.noise_probe import Silent, Stranger, knock
 from p2p.rate_limit import TokenBucket
-from p2p.types import Peer, PeerId, Unanswered
+from p2p.types import Peer, PeerId, PeerRequest, Unanswered
 
-DIAL_BACK = 3
 MIN_PORT = 1024
 KEPT = 30.0  # seconds an outcome is good for; as long the same peer is tried no more than PORTS times
 PORTS = 2  # of one peer
@@ -55,7 +54,7 @@ class Answered:
 
 
 def question(port: int) -> bytes:
-    return bytes([DIAL_BACK]) + _PORT.pack(port)
+    return PeerRequest.DIAL_BACK.message(_PORT.pack(port))
 
 
 def answered(message: bytes) -> Answered | None:
@@ -91,9 +90,10 @@ class DialBack:
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Empty for what is no such question."""
-        if len(message) != 1 + _PORT.size or message[0] != DIAL_BACK:
+        content = PeerRequest.DIAL_BACK.content(message)
+        if content is None or len(content) != _PORT.size:
             return b""
-        (port,) = _PORT.unpack(message[1:])
+        (port,) = _PORT.unpack(content)
         address = seen_at(next((known for known in self._peers() if known.id == peer), None))
         return bytes([self._outcome(peer, address, port)]) + (address.packed if address is not None else b"")
 

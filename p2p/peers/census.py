@@ -12,9 +12,8 @@ import msgspec
 import trio
 
 from p2p.topic import Topic
-from p2p.types import PeerId, Unanswered
+from p2p.types import PeerId, PeerRequest, Unanswered
 
-CENSUS = 5
 VERSION = 1
 SWARMS = 16  # in an answer
 MAX_ANSWER = 2048  # bytes
@@ -55,7 +54,7 @@ class Census:
 
 
 def question(name: str) -> bytes:
-    return bytes([CENSUS]) + name.encode()
+    return PeerRequest.CENSUS.message(name.encode())
 
 
 def answered(message: bytes) -> Answered | None:

@@ -22,9 +22,8 @@ from typing import Annotated
 import msgspec
 
 from p2p.identity import SIGNATURE_BYTES, Identity, verify_key
-from p2p.types import PeerId
+from p2p.types import PeerId, PeerRequest
 
-TWINS = 6  # a question's first byte
 VERSION = 1
 MAX_CARD = 256  # bytes
 NOTHING = b"\x00"  # the answer where no other card is there
@@ -90,7 +89,7 @@ class Session:
             self._nonces, self._renewed = [self._random(16), self._nonces[0]], now
         card = Card(VERSION, self._session, self._started, self._nonces[0], self._echo, bytes(SIGNATURE_BYTES))
         signature = self._identity.sign(DOMAIN, card.signed())
-        return bytes([TWINS]) + _encoder.encode(msgspec.structs.replace(card, signature=signature))
+        return PeerRequest.TWINS.message(_encoder.encode(msgspec.structs.replace(card, signature=signature)))
 
     def answered(self, message: bytes, now: float) -> bool:
         """What a member showed us. True: our next card says more than the last one did, so it should not wait."""

@@ -8,8 +8,8 @@ import trio
 
 from p2p.errors import StateUnwritable
 from p2p.netgroup import LOCAL, group_of
-from p2p.shards.shards import MAX_ESTIMATE, QUESTION, Shards
-from p2p.types import Engine, Envelope, PeerId, Unanswered
+from p2p.shards.shards import MAX_ESTIMATE, Shards
+from p2p.types import Engine, Envelope, PeerId, PeerRequest, Unanswered
 
 LOOK_EVERY = 5.0  # seconds
 KEPT = 8  # bodies that wait until we know where to publish
@@ -58,12 +58,12 @@ class Sharding:
     async def _ask(self, peer: PeerId, shards: Shards) -> None:
         with trio.move_on_after(LOOK_EVERY):
             try:
-                shards.answered(peer, await self._engine.request(peer, QUESTION, MAX_ESTIMATE), self._clock())
+                shards.answered(peer, await self._engine.request(peer, PeerRequest.SWARM_SIZE.message(), MAX_ESTIMATE), self._clock())
             except Unanswered:
                 return  # another is asked at the next look
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:  # noqa: ARG002
-        """To a peer's QUESTION: what we take the swarm to be, or nothing."""
+        """To a peer's SWARM_SIZE question: what we take the swarm to be, or nothing."""
         return self._shards.answer(self._clock()) if self._shards is not None else b""
 
     def look(self) -> None:

@@ -34,7 +34,6 @@ from p2p.netgroup import LOCAL
 from p2p.shards.headcount import Headcount, Met
 from p2p.types import PeerId
 
-QUESTION = b"\x04"  # to a connected peer: what do you take the swarm to be?
 MAX_ESTIMATE = 16  # bytes of an answer
 ESTIMATE_VERSION = 1
 ASK_EVERY = 10.0  # seconds between two questions of one node
@@ -187,7 +186,7 @@ class Shards:
         return met or proven
 
     def whom(self, now: float) -> Sequence[PeerId]:
-        """Whom to ask the QUESTION now: of the connected peers those that were not asked lately, and a stranger, whom we meet that way. A
+        """Whom to ask SWARM_SIZE now: of the connected peers those that were not asked lately, and a stranger, whom we meet that way. A
         newcomer asks some at once.
         """
         if self._settled and now < self._ask_at:
@@ -202,12 +201,12 @@ class Shards:
         return [*peers[: 1 if self._settled else ASK], *chosen]
 
     def answer(self, now: float) -> bytes:
-        """What to say to a peer's QUESTION: an estimate, or nothing while we have not counted ourselves or look for another home."""
+        """The answer to SWARM_SIZE: an estimate, or nothing while we have not counted ourselves or look for another home."""
         size = min(MAX_SIZE, round(self.size(now)))
         return encode_estimate(Estimate(size, self.shards)) if self._ours is not None and self._aimed is None else b""
 
     def answered(self, peer: PeerId, answer: bytes, now: float) -> None:
-        """What a peer said to our QUESTION. Its latest counts."""
+        """What a peer said to our SWARM_SIZE question. Its latest counts."""
         self._told.pop(peer, None)
         self._told[peer] = (now, decode_estimate(answer))
         if len(self._told) > KEPT_ANSWERS:

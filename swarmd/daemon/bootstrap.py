@@ -23,10 +23,11 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.netgroup import only_here
 from p2p.sequence import SequenceFile
+from p2p.types import PeerRequest
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.isolation import twin_trouble
-from swarmd.daemon.judge_discovery import JUDGES, Notice
+from swarmd.daemon.judge_discovery import Notice
 from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.roster import Roster
@@ -95,7 +96,7 @@ class BootstrapNode:
         )
         self._notice = Notice(self.member, judges) if judges else None
         if self._notice is not None:
-            self.member.answers[JUDGES] = self._notice.answer
+            self.member.answers[PeerRequest.JUDGES] = self._notice.answer
         self._self = Bootstrapped(self.member, self._engine, folder, [curriculum.name, *(other.name for other in others)], judges)
         self._stop = trio.Event()
 

@@ -21,11 +21,10 @@ from p2p.member import Member
 from p2p.nat.dial_back import seen_at
 from p2p.netgroup import is_public
 from p2p.topic import Topic
-from p2p.types import Peer, PeerId, Unanswered
+from p2p.types import Peer, PeerId, PeerRequest, Unanswered
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 
-JUDGES = 2
 MAX_URLS = 4
 MAX_URL = 200  # bytes
 ASKED = 8  # peers
@@ -115,7 +114,7 @@ class Notice:
         self._member, self._answer = member, pack(urls)
 
     def answer(self, _peer: PeerId, message: bytes) -> bytes:
-        return self._answer if message == bytes([JUDGES]) else b""
+        return self._answer if message == PeerRequest.JUDGES.message() else b""
 
     async def run(self) -> None:
         """Keep the DHT's records fresh until cancelled."""
@@ -174,7 +173,7 @@ class Seeker:
         async def one(peer: PeerId) -> None:
             with trio.move_on_after(PATIENCE):
                 try:
-                    answer = await self._member.engine.request(peer, bytes([JUDGES]), MAX_URLS * (1 + MAX_URL))
+                    answer = await self._member.engine.request(peer, PeerRequest.JUDGES.message(), MAX_URLS * (1 + MAX_URL))
                 except Unanswered as error:
                     log.debug("%s tells of no judge: %s", peer, error)
                     return

@@ -14,9 +14,9 @@ import trio
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.probe import say
-from p2p.shards.shards import QUESTION, Estimate, encode_estimate
+from p2p.shards.shards import Estimate, encode_estimate
 from p2p.topic import Topic
-from p2p.types import Handlers, PeerId, Verdict
+from p2p.types import Handlers, PeerId, PeerRequest, Verdict
 from tests.attacks.nodes import build_engine, options
 
 KIND = "presence"  # that nobody knows
@@ -30,7 +30,7 @@ def phantoms(keys: int, seed: int = 1) -> list[Identity]:
 
 
 def lie(peer: PeerId, question: bytes) -> bytes:
-    return LIE if question == QUESTION else b""
+    return LIE if question == PeerRequest.SWARM_SIZE.message() else b""
 
 
 async def attack(given: argparse.Namespace) -> None:

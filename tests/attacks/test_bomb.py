@@ -20,11 +20,11 @@ import trio
 import zstandard
 
 from p2p.blobs.blobs import BadBlob, content_id, unpack
-from p2p.blobs.fetch import FETCH, Want, answer
+from p2p.blobs.fetch import Want, answer
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import MAX_FRAME
 from p2p.member import Member
-from p2p.types import PeerId, Reason, Verdict
+from p2p.types import PeerId, PeerRequest, Reason, Verdict
 from swarmd.testing import Clock, memory_member
 from tests.attacks.harness import Attack, show, worst
 
@@ -94,7 +94,7 @@ def fetched(reply: Callable[[bytes], bytes], want: Want) -> tuple[bytes | None, 
     def hostile(_peer: PeerId, question: bytes) -> bytes:
         return reply(question)
 
-    attacker.answers[FETCH] = hostile
+    attacker.answers[PeerRequest.BLOBS] = hostile
 
     async def fetch() -> bytes | None:
         return await victim.fetch(Want(want.id, want.size, [attacker.identity.peer_id]))

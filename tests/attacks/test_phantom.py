@@ -20,8 +20,8 @@ from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.member import Member
 from p2p.shards.sharding import LOOK_EVERY
-from p2p.shards.shards import QUESTION, Shards
-from p2p.types import Handlers, PeerId, Verdict
+from p2p.shards.shards import Shards
+from p2p.types import Handlers, PeerId, PeerRequest, Verdict
 from swarmd.lab.demo.processes import LocalNode, end, local_swarm
 from swarmd.testing import TOPIC, Clock, identity, memory_member, wait_until
 from tests.attacks.crowding import KIND, RATE, lie, phantoms
@@ -78,7 +78,8 @@ class World:
         m.sharding.look()
         for peer in shards.whom(self.clock()):
             other = self.by_name.get(peer)
-            answer = other.answer(m.identity.peer_id, QUESTION) if other is not None else lie(peer, QUESTION)
+            question = PeerRequest.SWARM_SIZE.message()
+            answer = other.answer(m.identity.peer_id, question) if other is not None else lie(peer, question)
             shards.answered(peer, answer, self.clock())
 
 

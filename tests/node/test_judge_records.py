@@ -16,9 +16,9 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, PeerId
+from p2p.types import Engine, Handlers, PeerId, PeerRequest
 from swarmd.daemon import judge_discovery
-from swarmd.daemon.judge_discovery import JUDGES, MAX_URLS, Found, Notice, Seeker, advertised, choose, judges_topic, pack, unpack, usable
+from swarmd.daemon.judge_discovery import MAX_URLS, Found, Notice, Seeker, advertised, choose, judges_topic, pack, unpack, usable
 from swarmd.errors import ConfigError
 
 TOPIC = Topic("main", "0123456789abcdef")
@@ -192,7 +192,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
             members.append(member)
         notice, seeker = Notice(members[1], [url]), Seeker(members[2], ())
         assert seeker.document()["url"] == "auto" and "nobody in this swarm tells" in seeker.document()["cause"]
-        members[1].answers[JUDGES] = notice.answer
+        members[1].answers[PeerRequest.JUDGES] = notice.answer
         nursery.start_soon(notice.run)
         with trio.fail_after(60):
             assert await seeker.run() == Found(url, (B,))
@@ -213,7 +213,7 @@ async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytes
             nursery.start_soon(member.run)
         notice = Notice(members[0], [HERE])
         asked: list[bytes] = []
-        members[0].answers[JUDGES] = lambda peer, message: asked.append(message) or notice.answer(peer, message)  # type: ignore[func-returns-value]
+        members[0].answers[PeerRequest.JUDGES] = lambda peer, message: asked.append(message) or notice.answer(peer, message)  # type: ignore[func-returns-value]
         nursery.start_soon(notice.run)
         seeker = Seeker(members[1], ())
         nursery.start_soon(seeker.run)

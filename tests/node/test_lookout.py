@@ -10,8 +10,9 @@ import trio.testing
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.peers.census import CENSUS, Census
+from p2p.peers.census import Census
 from p2p.topic import Topic
+from p2p.types import PeerRequest
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.isolation_watch import QUIET, Lookout
 from swarmd.daemon.roster import Roster
@@ -69,7 +70,7 @@ def test_only_nodes_of_another_curriculum() -> None:
     async def play(lookout: Lookout, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         helper = member(swarm, 2, TINY, also=[SAPO])
         # A memory swarm has no topics to count.
-        helper.answers[CENSUS] = Census(helper.topics, lambda topic: 4 if topic == TINY else 1, trains=False)
+        helper.answers[PeerRequest.CENSUS] = Census(helper.topics, lambda topic: 4 if topic == TINY else 1, trains=False)
         await trio.sleep(QUIET + 5)
         assert lookout.trouble is not None
         assert "in swarm main there is only 4 nodes of tiny-9, and this node is of sapo-9" in lookout.trouble.cause

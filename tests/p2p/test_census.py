@@ -2,9 +2,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.peers.census import CENSUS, MAX_ANSWER, Census, answered, ask, question
+from p2p.peers.census import MAX_ANSWER, Census, answered, ask, question
 from p2p.topic import Topic
-from p2p.types import PeerId, Unanswered
+from p2p.types import PeerId, PeerRequest, Unanswered
 
 TINY, SAPO = Topic("main", "1" * 16), Topic("main", "2" * 16)
 PEER = PeerId("12D3KooWPeer")
@@ -14,7 +14,7 @@ def test_who_asks_for_our_swarms_name_learns_what_we_are_in_and_how_many_are_the
     helper = Census([TINY, SAPO], lambda topic: 3 if topic == TINY else 0, trains=False)
     said = answered(helper(PEER, question("main")))
     assert said is not None and not said.trains and [(seen.digest, seen.members) for seen in said.swarms] == [("1" * 16, 3), ("2" * 16, 0)]
-    assert helper(PEER, question("lab")) == b"" == helper(PEER, bytes([CENSUS]))  # another swarm's name is nobody's business
+    assert helper(PEER, question("lab")) == b"" == helper(PEER, PeerRequest.CENSUS.message())  # another swarm's name is nobody's business
     crowd = Census([Topic("main", f"{n:064}") for n in range(100)], lambda _: 10**6, trains=True)
     assert len(crowd(PEER, question("main"))) <= MAX_ANSWER
 

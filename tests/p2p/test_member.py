@@ -12,7 +12,7 @@ from p2p.envelope import MAX_BODY, seal
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Handlers, PeerId, Reason, Unanswered, Verdict
+from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
@@ -192,3 +192,10 @@ def test_what_was_refused_is_told_once() -> None:
     assert a.refused() == {}
     swarm.inject(b"and more")
     assert a.refused() == {Reason.MALFORMED: 1}
+
+
+def test_the_first_bytes_of_questions_never_change() -> None:
+    assert [(one.name, one.message(b"x")) for one in PeerRequest] == [
+        ("BLOBS", b"\1x"), ("JUDGES", b"\2x"), ("DIAL_BACK", b"\3x"), ("SWARM_SIZE", b"\4x"), ("CENSUS", b"\5x"), ("TWINS", b"\6x"),
+    ]  # fmt: skip
+    assert [PeerRequest.CENSUS.content(message) for message in (b"\5main", b"\6main", b"")] == [b"main", None, None]

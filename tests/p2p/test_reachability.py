@@ -22,7 +22,6 @@ from p2p.member import Member
 from p2p.nat.dial_back import (
     AT_ONCE,
     BURST,
-    DIAL_BACK,
     KEPT,
     PORTS,
     Answered,
@@ -153,7 +152,7 @@ async def test_until_it_runs_nothing_is_tried() -> None:
     assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
 
 
-@pytest.mark.parametrize("message", [b"", bytes([DIAL_BACK]), bytes([DIAL_BACK, 1]), bytes([DIAL_BACK, 1, 2, 3]), b"\1\x0f\xa1"])
+@pytest.mark.parametrize("message", [b"", b"\3", b"\3\1", b"\3\1\2\3", b"\1\x0f\xa1"])
 @pytest.mark.trio
 async def test_what_is_no_question_is_not_answered(message: bytes) -> None:
     assert World({ASKER: HOME}, lambda host, port: ASKER).dial_back(ASKER, message) == b""

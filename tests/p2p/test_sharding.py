@@ -14,9 +14,9 @@ from p2p.errors import StateUnwritable
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.shards.sharding import LOOK_EVERY
-from p2p.shards.shards import COMPANY, COUNTED, PATIENCE, QUESTION, Shards
+from p2p.shards.shards import COMPANY, COUNTED, PATIENCE, Shards
 from p2p.topic import Topic
-from p2p.types import PeerId, Reason
+from p2p.types import PeerId, PeerRequest, Reason
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
@@ -106,7 +106,7 @@ async def test_a_member_asks_those_that_it_is_connected_to(autojump_clock: MockC
     others = [member(swarm, n, clock) for n in range(2, 9)]
     live([there, *others, late], clock, COUNTED + SPEAKS)
     heard: list[PeerId] = []
-    there.answers[QUESTION[0]] = lambda peer, _: heard.append(peer) or b""
+    there.answers[PeerRequest.SWARM_SIZE] = lambda peer, _: heard.append(peer) or b""
     with trio.fail_after(1200):
         async with trio.open_nursery() as nursery:
             await nursery.start(late.run)
@@ -114,7 +114,7 @@ async def test_a_member_asks_those_that_it_is_connected_to(autojump_clock: MockC
                 clock.now += LOOK_EVERY
                 await trio.sleep(LOOK_EVERY)
             nursery.cancel_scope.cancel()
-    assert others[0].sharding.answer(late.identity.peer_id, QUESTION)  # who has counted says something
+    assert others[0].sharding.answer(late.identity.peer_id, PeerRequest.SWARM_SIZE.message())  # who has counted says something
 
 
 def test_a_frame_is_for_one_shard() -> None:
