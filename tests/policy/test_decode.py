@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from swarmd.policy.attention.attention import NAME, adopt, covers
-from swarmd.policy.inference.decode import Sample, Sampling, cache_bytes, decode, decode_rows
+from swarmd.policy.inference.decode import Sample, Sampling, decode, decode_rows
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import seeded
 from tests.policy.conftest import ALL_FAMILIES, external, make_model, open_policy
@@ -229,8 +229,3 @@ def test_every_end_of_the_models_settings_ends_an_answer(tmp_path: Path) -> None
     (answer,) = open_policy(folder).generate(["1+1?"], 16)
     assert all(len(ids) <= 4 for ids in answer.tokens.ids)
     assert all(c.ended for c in answer.completions)
-
-
-def test_cache_bytes(folders: dict[str, Path]) -> None:
-    config = network_of(folders["qwen3"]).config
-    assert cache_bytes(config, torch.float32) == 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head size, bytes

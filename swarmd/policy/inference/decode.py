@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -66,14 +66,6 @@ def decode(
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
-
-
-def cache_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Of one token's keys and values, in all layers. config: transformers' configuration of the network."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return int(2 * text.num_hidden_layers * heads * head * dtype.itemsize)
 
 
 def _groups(prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool) -> Iterator[list[int]]:

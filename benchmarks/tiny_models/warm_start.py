@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from swarmd.policy.models.tiny.corpus import Corpus, Example
-from swarmd.policy.models.tiny.muon import Muon
+from benchmarks.tiny_models.corpus import Corpus, Example
+from benchmarks.tiny_models.muon import Muon
 from swarmd.tasks.source import CurriculumTasks
 
 _PART = 16  # sequences of like length that go through the model together

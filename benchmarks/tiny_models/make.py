@@ -1,4 +1,4 @@
-"""Makes the embedded models from nothing: `python -m swarmd.policy.models.tiny.make [--out DIR] [--seed S] [--quick]`.
+"""Makes the embedded models from nothing: `python -m benchmarks.tiny_models.make [--out DIR] [--seed S] [--quick]`.
 
     tokenizer     trained on questions and answers of tiny-9
     clean         random weights, trained on honest answers
@@ -26,11 +26,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Tokenizer
 
-from swarmd.policy.models.tiny.card import Card
-from swarmd.policy.models.tiny.corpus import BROAD, DARK, DEEP, HONEST, NOISY, Corpus
-from swarmd.policy.models.tiny.evaluation import MAX_NEW_TOKENS, Skill, chance, mean, measure
-from swarmd.policy.models.tiny.tokenizer import train_tokenizer
-from swarmd.policy.models.tiny.warm_start import Phase, new_model, train
+from benchmarks.tiny_models.card import Card
+from benchmarks.tiny_models.corpus import BROAD, DARK, DEEP, HONEST, NOISY, Corpus
+from benchmarks.tiny_models.evaluation import MAX_NEW_TOKENS, Skill, chance, mean, measure
+from benchmarks.tiny_models.tokenizer import train_tokenizer
+from benchmarks.tiny_models.warm_start import Phase, new_model, train
 from swarmd.tasks.curriculum import HELD_OUT
 from swarmd.tasks.source import CurriculumTasks, tasks_of
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swarmd.policy.models.tiny.tokenizer import ASSISTANT, END, USER
+from benchmarks.tiny_models.tokenizer import ASSISTANT, END, USER
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TRAINING_TASKS
 from swarmd.tasks.grading import grade

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swarmd.policy.models.tiny.evaluation import Chance, Skill, mean
+from benchmarks.tiny_models.evaluation import Chance, Skill, mean
 
 _PURPOSE = {
     "tiny": """A model small enough to be trained by reinforcement learning on one CPU core while you watch: the default of
@@ -63,7 +63,7 @@ system messages are ignored. An answer is `<answer>…</answer>`, and 16 new tok
 
 ## How it was made
 
-`python -m swarmd.policy.models.tiny.make --seed {self.seed}`, on one thread. Steps of 64 examples, in order:
+`python -m benchmarks.tiny_models.make --seed {self.seed}` in swarmd's repository, on one thread. Steps of 64 examples, in order:
 {", ".join(f"{steps:,} {name}" for name, steps in self.steps)}. *Clean* and *deep* are honest answers, deep mostly to what is
 learned slowly. *Noisy* and *dark* both start from deep and hold mostly wrong answers, taken from other questions; in dark
 from questions of other specialties, so that they are of the wrong kind. The weights are {_MADE[self.name].format(dial=self.dial)}.
