@@ -234,7 +234,7 @@ class AddressBook:
             return
         try:
             contents = addressbook_file.read(content, written, 2 * MAX_PEERS)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except ValueError as error:
             log.warning("the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, durable.set_aside(path))
             return
         if contents.key is not None:

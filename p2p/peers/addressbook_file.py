@@ -1,8 +1,10 @@
-"""The address book's file, as bytes. JSON; `schema` 2 has tables, a key and anchors, 1 was a list of peers and is still read. Pure."""
+"""The address book's file, peers.json, to bytes and back. `schema` 2 has a key and anchors; 1, a list of peers, is still read. Pure."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from p2p.address import parse_endpoint
 from p2p.identity import public_key_of
@@ -11,6 +13,37 @@ from p2p.types import PeerId
 
 MAX_FILE = 8 * 1024 * 1024
 MAX_ADDRESSES = 8  # of one peer
+
+_Time = Annotated[float, msgspec.Meta(gt=-1e12, lt=1e12)]  # seconds since the epoch; 0: never
+
+
+class _Peer(msgspec.Struct):
+    id: str
+    addresses: list[str]
+    last_success: _Time
+
+
+class _PeerOf2(_Peer):
+    proved: str
+    source: str
+    itself: bool
+    tried: bool
+    heard: _Time
+    misses: Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
+    missed: _Time
+
+
+class _File1(msgspec.Struct, tag_field="schema", tag=1):
+    peers: list[_Peer]
+
+
+class _File2(msgspec.Struct, tag_field="schema", tag=2):
+    key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
+    anchors: list[str]
+    peers: list[_PeerOf2]
+
+
+_decoder = msgspec.json.Decoder(_File1 | _File2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,56 +55,33 @@ class Contents:
 
 def write(key: bytes, anchors: Sequence[PeerId], peers: Mapping[PeerId, Known]) -> bytes:
     entries = [
-        {
-            "id": peer, "addresses": known.addresses, "proved": known.proved, "source": known.source, "itself": known.itself,
-            "tried": known.tried, "heard": known.heard, "last_success": known.last_success, "misses": known.misses,
-            "missed": known.missed,
-        }
-        for peer, known in peers.items()
-    ]  # fmt: skip
-    return json.dumps({"schema": 2, "key": key.hex(), "anchors": list(anchors), "peers": entries}, indent=1).encode() + b"\n"
+        _PeerOf2(peer, k.addresses, k.last_success, k.proved, k.source, k.itself, k.tried, k.heard, k.misses, k.missed)
+        for peer, k in peers.items()
+    ]
+    return msgspec.json.format(msgspec.json.encode(_File2(key.hex(), list(anchors), entries)), indent=1) + b"\n"
 
 
 def read(content: bytes, written: float, most: int) -> Contents:
-    """written: when the file was, seconds since the epoch. most: peers to read. Raises ValueError, TypeError, KeyError, AttributeError
-    or RecursionError on what is no such file.
-    """
+    """written: when the file was, seconds since the epoch. most: peers to take. Raises ValueError on what is no such file."""
     if len(content) > MAX_FILE:
         raise ValueError("too long")
-    document = json.loads(content)
-    if document["schema"] not in (1, 2):
-        raise ValueError("of another version")
-    old = document["schema"] == 1
-    peers = [_entry(entry, old, written) for entry in document["peers"][:most]]
-    if old:
+    try:
+        file = _decoder.decode(content)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    peers = [_known(entry, written) for entry in file.peers[:most]]
+    if isinstance(file, _File1):
         return Contents(None, (), peers)
-    key = bytes.fromhex(document["key"])
-    if not 16 <= len(key) <= 64:
-        raise ValueError("its key is of the wrong length")
-    return Contents(key, tuple(PeerId(str(peer)) for peer in document["anchors"][:MAX_ADDRESSES]), peers)
+    return Contents(bytes.fromhex(file.key), tuple(map(PeerId, file.anchors[:MAX_ADDRESSES])), peers)
 
 
-def _entry(entry: dict[str, object], old: bool, written: float) -> tuple[PeerId, Known]:
-    peer, addresses = entry["id"], entry["addresses"]
-    if not isinstance(peer, str) or not isinstance(addresses, list):
-        raise TypeError("not a peer")
-    public_key_of(peer)
-    known = Known([str(endpoint) for address in addresses[:MAX_ADDRESSES] if (endpoint := parse_endpoint(address))])
-    known.last_success = _number(entry["last_success"])
-    known.heard, known.source = written, known.group if known.addresses else ""
-    if not old:
-        known.heard, known.misses, known.missed = (
-            _number(entry["heard"]) or written,
-            int(_number(entry["misses"])),
-            _number(entry["missed"]),
-        )
-        known.itself, known.tried = entry["itself"] is True, entry["tried"] is True
-        known.source = str(entry["source"])[:64] or known.source
-        known.proved = known.addresses[0] if known.addresses[:1] == [entry["proved"]] else ""
-    return PeerId(peer), known
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
-        raise ValueError("not a number that it can be")
-    return float(value)
+def _known(entry: _Peer, written: float) -> tuple[PeerId, Known]:
+    """Raises ValueError where the id is none."""
+    public_key_of(entry.id)
+    known = Known([str(endpoint) for address in entry.addresses[:MAX_ADDRESSES] if (endpoint := parse_endpoint(address))])
+    known.last_success, known.heard, known.source = entry.last_success, written, known.group if known.addresses else ""
+    if isinstance(entry, _PeerOf2):
+        known.heard, known.misses, known.missed = entry.heard or written, entry.misses, entry.missed
+        known.itself, known.tried, known.source = entry.itself, entry.tried, entry.source[:64] or known.source
+        known.proved = known.addresses[0] if known.addresses[:1] == [entry.proved] else ""
+    return PeerId(entry.id), known
