@@ -1,6 +1,6 @@
 """One node of `benchmarks.exchange`: shares rollouts and gathers those of others as a daemon does, and trains nothing.
 
-JSON lines, as `p2p.probe`. In:
+JSON lines, as `benchmarks.probe`. In:
 {"round": r, "at": seconds since the epoch, "rollouts": n, "bytes": b}   then share n rollouts of b bytes, and begin a round of our own
 {"list": any}                                                          say which blobs are at hand
 {"fetch": id, "size": bytes, "author": peer id}                        fetch this one blob, within ten seconds
@@ -22,11 +22,11 @@ from typing import Any
 import psutil
 import trio
 
+from benchmarks.probe import lines, say
 from p2p.blobs.fetch import Want
 from p2p.engines import engine
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.probe import lines, say
 from p2p.topic import Topic
 from p2p.types import Engine, Envelope, Handlers
 from swarmd.exchange import offers

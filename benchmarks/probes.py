@@ -1,4 +1,4 @@
-"""Real processes to measure and to test with: `python -m p2p.probe`, and what each has said so far."""
+"""Real processes to measure and to test with: `python -m benchmarks.probe`, and what each has said so far."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ class ProbeProcess:
         bootstrap: Sequence[str] = (),
         digest: str = "0",
         engine: str = "libp2p",
-        module: str = "p2p.probe",  # or one that takes these options too
+        module: str = "benchmarks.probe",  # or one that takes these options too
         more: Sequence[str] = (),  # options
         python: Path | str = sys.executable,
     ) -> None:

@@ -11,9 +11,9 @@ import time
 
 import trio
 
+from benchmarks.probe import say
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.probe import say
 from p2p.shards.shards import Estimate, encode_estimate
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Verdict

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import trio
 
+from benchmarks.probe import lines, say
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.probe import lines, say
 from p2p.topic import Topic
 from p2p.types import Engine, Envelope, Handlers, PeerId
 from swarmd.exchange import offers, wire

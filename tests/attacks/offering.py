@@ -15,10 +15,10 @@ from functools import partial
 
 import trio
 
+from benchmarks.probe import lines, say
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.probe import lines, say
 from p2p.topic import Topic
 from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9

@@ -20,10 +20,10 @@ import multiaddr
 import trio
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
+from benchmarks.probe import lines, say
 from p2p.engines.libp2p.stack import MESHSUB, _host
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
-from p2p.probe import lines, say
 from p2p.topic import Topic
 from tests.attacks.nodes import options, subscribe, swallow
 

@@ -1,6 +1,6 @@
 """A flooder: one peer with a valid key that sends 10,000 messages a second to each node of a real swarm. `pytest -s` prints the figures.
 
-The nodes are processes (`p2p.probe`) that publish to one another all the while; the attacker is another (`tests.attacks.flooding`), writes
+Nodes are processes (`benchmarks.probe`) that publish to one another; the attacker is another (`tests.attacks.flooding`), writes
 into their GossipSub streams what it made beforehand, and dials again as soon as it is hung up on. What the flood costs is measured as CPU
 seconds of a node and its p2pd, less those of the same time without it: on a machine that is busy otherwise, a round's time is not to be
 measured within 5 %, and what the flood takes of a core it cannot take more of from a round.

@@ -1,4 +1,4 @@
-"""One member of a swarm as a program, `python -m p2p.probe`: JSON lines in, JSON lines out. It trains nothing.
+"""One member of a swarm as a program, `python -m benchmarks.probe`: JSON lines in, JSON lines out. It trains nothing.
 
 For tests and benchmarks with real processes, and to try by hand whether two machines reach each other.
 
@@ -135,7 +135,7 @@ def say(**message: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m p2p.probe", description="one member of a swarm that trains nothing")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description="one member of a swarm that trains nothing")
     parser.add_argument("--folder", type=Path, required=True, help="where its key, sequence numbers and known peers are kept")
     parser.add_argument("--swarm", default="probe", help="name of the swarm")
     parser.add_argument("--digest", default="0", help="digest of the swarm")
