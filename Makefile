@@ -1,8 +1,8 @@
 # Short names for what scripts/ does; nothing needs make.
-.PHONY: help setup demo test lint types format benchmarks wheel ci
+.PHONY: help setup demo test test-all lint types format benchmarks wheel ci
 
 help:
-	@echo "make setup | demo | test | lint | types | format | benchmarks | wheel | ci"
+	@echo "make setup | demo | test | test-all | lint | types | format | benchmarks | wheel | ci"
 
 setup:
 	scripts/setup
@@ -12,6 +12,9 @@ demo:
 
 test:
 	scripts/test
+
+test-all:
+	scripts/test --all
 
 lint: setup
 	.venv/bin/ruff check .

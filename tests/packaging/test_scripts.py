@@ -83,8 +83,31 @@ def test_ci_runs_the_readmes_test_command_in_a_clone() -> None:
     assert os.access(ci, os.X_OK)
     text = ci.read_text(encoding="utf-8")
     assert "git clone" in text
-    assert "scripts/test" in text
-    assert "scripts/test" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("scripts/test --all") == 3  # with a limit, without one, and in words
+    assert "\nscripts/test " in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "words, lanes",
+    [
+        ("", ["ruff check .", "mypy", "pytest -m not slow and not net and not gpu"]),
+        ("--all", ["ruff check .", "mypy", "pytest -m "]),
+        ("-k one tests/p2p", ["pytest -k one tests/p2p"]),
+    ],
+)
+def test_what_scripts_test_runs(tmp_path: Path, words: str, lanes: list[str]) -> None:
+    """Every tool stands in for itself and writes down how it was called; a failing one does not keep the next from running."""
+    log, tools = tmp_path / "log", tmp_path / ".venv" / "bin"
+    (tmp_path / "scripts").mkdir()
+    tools.mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts")
+    for tool in (tmp_path / "scripts" / "setup", tools / "ruff", tools / "mypy", tools / "pytest"):
+        tool.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = setup ] || {{ echo "${{0##*/}} $*" >> "{log}"; exit 1; }}\n')
+        tool.chmod(0o755)
+    done = subprocess.run([tmp_path / "scripts" / "test", *words.split()], capture_output=True, text=True, timeout=60, check=False)
+    ran = [re.sub(r"-n \d --dist worksteal | --durations \d+", "", line).strip() for line in log.read_text().splitlines()]
+    assert (done.returncode, ran) == (1, [lane.strip() for lane in lanes])
+    assert done.stderr == ("failed: ruff mypy pytest\n" if len(lanes) > 1 else "")
 
 
 def test_one_pip_command_pins_torch_with_the_rest(checkout: Path) -> None:

@@ -1,0 +1,82 @@
+"""Time from `swarmd join` to the end of round 1: a new state folder each run, no peers, warm files.
+
+    python -m benchmarks.start [--runs 5] [--model tiny] [--set WORDS] [--json]
+
+Wall seconds say something on a quiet machine only, so the load is printed beside them. CPU seconds (user and system) are those of the
+daemon and of all that it started, to the end of the node; they tell two versions apart under load too. Round 1 alone is from its line of
+metrics. The first run warms the files, and is left out of the median. --set gives `swarmd join` more words.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PROGRAM = (sys.executable, "-m", "swarmd", "join", "--rounds", "1", "--device", "cpu", "--json")
+
+
+@dataclass(frozen=True)
+class Start:
+    first_round: float  # wall seconds from the command to the line of round 1
+    all: float  # to the end of the node
+    cpu: float  # of all its processes
+    round: float  # wall seconds of the round alone
+    load: float  # of the machine, a minute's mean, when it began
+
+
+def start(words: list[str]) -> Start:
+    """One node, from nothing to its end after a round."""
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "said").open("w+") as said:
+        load, before, begun = os.getloadavg()[0], _children(), time.monotonic()
+        command = [*PROGRAM, "--state-dir", str(Path(folder) / "state"), "--listen", "/ip4/127.0.0.1/tcp/0", *words]
+        node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)
+        assert node.stdout is not None
+        line = node.stdout.readline()
+        first = time.monotonic() - begun
+        node.communicate()
+        ended = time.monotonic() - begun
+        if node.returncode or not line:
+            said.seek(0)
+            sys.exit(f"the node ended with {node.returncode} and without a round:\n{said.read()}")
+        return Start(first, ended, _children() - before, sum(json.loads(line)["seconds"].values()), load)
+
+
+def _children() -> float:
+    """CPU seconds of all processes that ended below this one."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--set", default="", metavar="WORDS", help="more words for `swarmd join`")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    out = sys.stderr if arguments.json else sys.stdout
+    print(f"{'seconds':>8} {'round 1':>8} {'the end':>8} {'CPU':>8} {'in round':>8} {'load':>8}", file=out)
+    runs = []
+    for number in range(1 + arguments.runs):
+        runs.append(start(["--model", arguments.model, "--seed", str(number), *shlex.split(arguments.set)]))
+        _row("warming" if number == 0 else str(number), runs[-1], out)
+    found = {name: statistics.median(asdict(run)[name] for run in runs[1:]) for name in asdict(runs[0])}
+    _row("median", Start(**found), out)
+    if arguments.json:
+        print(json.dumps({"schema": 1, "median": found, "runs": [asdict(run) for run in runs[1:]]}))
+
+
+def _row(name: str, run: Start, out: object) -> None:
+    print(f"{name:>8} {run.first_round:8.2f} {run.all:8.2f} {run.cpu:8.2f} {run.round:8.2f} {run.load:8.1f}", file=out)  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    main()
