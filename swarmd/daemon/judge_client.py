@@ -4,6 +4,7 @@ The protocol in words: docs/judge-protocol.md. Nothing here raises for what a ju
 cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded, the types and values are checked after.
 """
 
+import contextlib
 import logging
 import math
 import time
@@ -246,9 +247,10 @@ class JudgeClient:
         async with (
             httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
             client.stream("POST", target.join(path), content=body, headers=headers, extensions=named) as response,
+            contextlib.aclosing(response.aiter_raw()) as parts,  # raw: nothing is inflated
         ):
             received = bytearray()
-            async for part in response.aiter_raw():  # raw: nothing is inflated
+            async for part in parts:
                 received += part
                 if len(received) > MAX_RESPONSE:
                     return response.status_code, None

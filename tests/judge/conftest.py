@@ -15,15 +15,8 @@ from judge.service import JudgeService, open_service
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
+from swarmd.testing import Clock
 from tests.judge.peers import ORIGIN, SigningPeer, encode
-
-
-class Clock:
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

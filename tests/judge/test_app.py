@@ -78,22 +78,15 @@ async def test_every_peer_gets_its_own_question(court: Court) -> None:
     assert len({specialty for specialty, _ in questions}) > 4
 
 
-async def test_answered_once(court: Court) -> None:
-    peer = court.peer()
-    evaluation = await asked(court, peer)
-    right = await court.right_answer(peer, evaluation)
-    assert (await court.answer(peer, evaluation, "<answer>wrong</answer>")).json()["reward"] == 0.0
-    refused(await court.answer(peer, evaluation, right), 409, "has been answered")
-    assert (await standing(court, peer))["n"] == 1
-
-
-async def test_by_the_peer_that_asked(court: Court) -> None:
+async def test_once_and_by_the_peer_that_asked(court: Court) -> None:
     peer, other = court.peer(), court.peer()
     evaluation = await asked(court, peer)
     right = await court.right_answer(peer, evaluation)
     refused(await court.answer(other, evaluation, right), 403, "another peer")
     assert await standing(court, other) == {}
-    assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
+    assert (await court.answer(peer, evaluation, "<answer>wrong</answer>")).json()["reward"] == 0.0
+    refused(await court.answer(peer, evaluation, right), 409, "has been answered")
+    assert (await standing(court, peer))["n"] == 1
 
 
 async def test_in_time(court: Court) -> None:
@@ -169,40 +162,22 @@ async def test_too_often(court: Court) -> None:
 
 
 async def test_forged_requests(court: Court) -> None:
-    """2,100 requests over HTTP whose signature does not fit: 0 accepted, 0 recorded."""
-    rng = random.Random(3)
+    """Refused over HTTP as `test_signing` has it: nothing is recorded, and the peer in whose name they come is not locked out."""
     alice, mallory = court.peer(), court.peer()
     evaluation = await asked(court, alice)
     right = await court.right_answer(alice, evaluation)
     before = court.service._store._db.execute("SELECT count(*), count(reward) FROM evaluations").fetchone()
-    accepted = 0
-    for i in range(2_100):
-        target = rng.choice(["/v1/evaluations", f"/v1/evaluations/{evaluation}/answer"])
-        body = encode(GOOD if target == "/v1/evaluations" else {"text": right, "ended": True})
-        headers = mallory.headers("POST", target, body, 10 + i)
-        match i % 7:
-            case 0:
-                headers["swarmd-peer"] = alice.identity.peer_id
-            case 1:
-                headers["swarmd-signature"] = rng.randbytes(64).hex()
-            case 2:
-                body = body.replace(b" ", b"", 1)
-            case 3:
-                headers["swarmd-sequence"] = str(10**9 + i)
-            case 4:
-                del headers[rng.choice(list(headers))]
-            case 5:
-                target += "?"
-                headers["swarmd-origin"] = "http://judge.tes"
-            case 6:
-                headers = alice.headers("GET", target, body, 10 + i)
-        response = await court.http.post(target, content=body, headers=headers)
-        accepted += response.is_success
-        assert response.json()["remedy"]
-    assert accepted == 0
-    after = court.service._store._db.execute("SELECT count(*), count(reward) FROM evaluations").fetchone()
-    assert tuple(after) == tuple(before)
-    assert (await court.answer(alice, evaluation, right)).json()["reward"] == 1.0  # and alice was not locked out
+    bodies = {"/v1/evaluations": encode(GOOD), f"/v1/evaluations/{evaluation}/answer": encode({"text": right, "ended": True})}
+    for target, body in bodies.items():
+        honest = mallory.headers("POST", target, body, 10**9)
+        names = {"swarmd-peer": alice.identity.peer_id, "swarmd-signature": bytes(64).hex(), "swarmd-sequence": str(10**10)}
+        for headers in [*({**honest, name: value} for name, value in names.items()), alice.headers("GET", target, body, 10**9)]:
+            refused(await court.http.post(target, content=body, headers=headers), 401, "signature")
+        refused(await court.http.post(target + "?", content=body + b" ", headers=honest), 401, "signature")
+        for name in honest:
+            refused(await court.http.post(target, content=body, headers={n: v for n, v in honest.items() if n != name}), 401, name)
+    assert tuple(court.service._store._db.execute("SELECT count(*), count(reward) FROM evaluations").fetchone()) == tuple(before)
+    assert (await court.answer(alice, evaluation, right)).json()["reward"] == 1.0
 
 
 BAD_BODIES = [
@@ -295,6 +270,8 @@ async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
     database.execute("PRAGMA query_only=1")  # nobody asks, and yet it is noticed
     try:
         refused(await court.http.get("/healthz"), 503, "cannot write")
+        refused(await court.ask(peer), 500)
+        assert (await court.http.get("/v1/leaderboard")).status_code == 200
     finally:
         database.execute("PRAGMA query_only=0")
     court.monotonic.now += 31.0
@@ -335,24 +312,8 @@ async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:
     refused(await court.http.get("/v1/leaderboard?after=-1"), 422)
 
 
-async def test_a_failing_disk_is_a_refusal_and_heals(court: Court) -> None:
-    peer, database = court.peer(), court.service._store._db
-    pages = database.execute("PRAGMA page_count").fetchone()[0]
-    database.execute("PRAGMA query_only=1")
-    try:
-        refused(await court.ask(peer), 500)
-        assert (await court.http.get("/v1/leaderboard")).status_code == 200
-    finally:
-        database.execute("PRAGMA query_only=0")
-    evaluation = await asked(court, peer)
-    assert (await court.answer(peer, evaluation, "x")).status_code == 200
-    assert database.execute("PRAGMA page_count").fetchone()[0] >= pages
-
-
 async def test_the_verifier_is_killed(court: Court) -> None:
     """The process that marks is replaced, and the answer is marked all the same."""
-
-
     peer = court.peer()
     evaluation = await asked(court, peer)
     right = await court.right_answer(peer, evaluation)
