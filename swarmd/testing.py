@@ -75,11 +75,11 @@ def memory_member(
     return Member(me, topic, engine or (lambda handlers: swarm.join(me.peer_id, handlers)), clock=clock, **options)
 
 
-async def until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = PATIENCE, *, every: float = 0.02) -> Any:
     """Wait for what an engine or another task does in its own time (trio). Returns what the condition gave; raises trio.TooSlowError."""
     with trio.fail_after(seconds):
         while not (found := condition()):
-            await trio.sleep(0.02)
+            await trio.sleep(every)
     return found
 
 

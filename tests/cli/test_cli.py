@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import trio
+import trio.testing
 
 from p2p.identity import Identity
 from swarmd.cli.app import main
@@ -91,7 +92,7 @@ def node(state_dir: Path) -> Iterator[list[str]]:
                 stopping.append(lambda: trio.from_thread.run_sync(halt.set, trio_token=token))
                 ready.set()
                 await halt.wait()
-                await trio.sleep(0.1)  # the answer to `stop` is on its way
+                await trio.testing.wait_all_tasks_blocked(0.01)  # the answer to `stop` is on its way
                 nursery.cancel_scope.cancel()
 
     thread = threading.Thread(target=trio.run, args=(live,))

@@ -20,6 +20,7 @@ from p2p.types import Engine, Handlers, PeerId, PeerRequest
 from swarmd.daemon import judge_discovery
 from swarmd.daemon.judge_discovery import MAX_URLS, Found, Notice, Seeker, advertised, choose, judges_topic, pack, unpack, usable
 from swarmd.errors import ConfigError
+from swarmd.testing import until
 
 TOPIC = Topic("main", "0123456789abcdef")
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -217,8 +218,6 @@ async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytes
         nursery.start_soon(notice.run)
         seeker = Seeker(members[1], ())
         nursery.start_soon(seeker.run)
-        with trio.fail_after(10):
-            while len(asked) < 2:
-                await trio.sleep(0.01)
+        await until(lambda: len(asked) >= 2)
         assert seeker.found is None
         nursery.cancel_scope.cancel()

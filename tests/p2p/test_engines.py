@@ -18,6 +18,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION, Engine, Handlers, PeerId, Reason, Unanswered, Verdict
+from swarmd.testing import until
 
 TOPIC = Topic("main", "0123456789abcdef")
 pytestmark = pytest.mark.trio
@@ -75,12 +76,6 @@ def member(net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC
     identity = Identity.from_seed(bytes([n]) * 32)
     numbers = itertools.count(int(time.time() * 1000))
     return Member(identity, topic, net.build(identity, topic, bootstrap), sequence=numbers, clock=time.time)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    with trio.fail_after(SECONDS):
-        while not condition():
-            await trio.sleep(0.02)
 
 
 async def together(nursery: trio.Nursery, net: Any, count: int) -> list[Member]:

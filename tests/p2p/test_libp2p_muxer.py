@@ -11,6 +11,7 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
 from p2p.engines.libp2p.network import OWED, WRITE_TIMEOUT, Muxer
+from swarmd.testing import until
 
 pytestmark = pytest.mark.trio
 
@@ -57,8 +58,7 @@ async def test_who_reads_a_connection_waits_for_no_write(autojump_clock: trio.te
             async with trio.open_nursery() as opening:
                 for muxer in muxers * 20:
                     opening.start_soon(open_one, muxer)
-            while sum(map(len, heard)) < 40 * 5000:
-                await trio.sleep(0.01)
+            await until(lambda: sum(map(len, heard)) >= 40 * 5000)
         nursery.cancel_scope.cancel()
 
 

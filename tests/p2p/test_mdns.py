@@ -14,6 +14,7 @@ from p2p.peers import mdns
 from p2p.peers.mdns import ADDRESSES, Mdns, own_networks, read_text, swarm_tag, text_of
 from p2p.topic import Topic
 from p2p.types import PeerId
+from swarmd.testing import until
 
 ME, THEM = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
 TOPIC = Topic("main", "0123456789abcdef")
@@ -112,8 +113,7 @@ async def test_two_find_each_other_and_leave(caplog: pytest.LogCaptureFixture) -
         for ear in (one, two, stranger):
             nursery.start_soon(ear.mdns.run)
         with trio.move_on_after(15) as waited:
-            while not (one.heard and two.heard):
-                await trio.sleep(0.05)
+            await until(lambda: one.heard and two.heard)
         nursery.cancel_scope.cancel()
     if waited.cancelled_caught:
         pytest.skip(f"multicast does not work here: {caplog.text or 'nothing was heard'}")

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -19,6 +18,7 @@ from urllib.parse import unquote, urlparse
 import pytest
 
 from swarmd.policy.models.download import Progress, progress_words
+from swarmd.testing import wait_until
 from tests.policy.conftest import make_model
 
 COMMIT = "c0ffee" + 34 * "0"
@@ -206,7 +206,7 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: ThreadingH
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "downloading owner/large: 0 of 25 MB\n"
-        until(lambda: sum(path.stat().st_size for path in parts(tmp_path)) > 10_000_000)
+        wait_until(lambda: sum(path.stat().st_size for path in parts(tmp_path)) > 10_000_000)
         process.kill()
     (part,) = parts(tmp_path)
     left = part.stat().st_size
@@ -235,15 +235,6 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in rest
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Looked at ten times a second, for a minute."""
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("waited in vain")
 
 
 def test_progress_in_words() -> None:

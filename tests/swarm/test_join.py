@@ -7,8 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ from p2p.engines.hivemind.p2pd import missing
 from swarmd.daemon import control
 from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
+from swarmd.testing import wait_until
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
+from tests.swarm.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
@@ -34,17 +35,6 @@ def swarmd(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return swarmd("join", *COMMON, "--state-dir", str(state), *words)
-
-
-def until(state: Path, condition: Callable[[dict[str, Any]], bool], process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The first status document for which it holds, while the node lives; asked for ten times a second, at most two minutes."""
-    for _ in range(1200):
-        assert process.poll() is None, "the node ended"
-        status = control.call(state, "status")
-        if condition(status):
-            return status
-        time.sleep(0.1)
-    raise AssertionError(f"waited in vain; the last status was {status}")
 
 
 @pytest.fixture
@@ -239,9 +229,7 @@ def test_sets_too_large_to_be_gossiped_are_offered_and_fetched(tmp_path: Path) -
             command = [sys.executable, "-m", "swarmd", "join", *COMMON, "--state-dir", str(state), "--config", str(config), *bootstrap]
             command += ["--seed", str(number)]  # with one seed they would share the same rollouts, and nobody would have to fetch any
             nodes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True))
-            while not (state / "run.json").exists():
-                assert nodes[-1].poll() is None
-                time.sleep(0.05)
+            wait_until(lambda state=state: (state / "run.json").exists() or nodes[-1].poll() is not None)  # type: ignore[misc]
             status = until(state, lambda status: bool(status["addresses"]), nodes[-1])
             bootstrap = ["--bootstrap", status["addresses"][0]]
         for number, node in enumerate(nodes):
