@@ -95,7 +95,7 @@ def join(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line a round on standard output.")] = False,
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and leaves; the next join goes on from there."""
-    from swarmd.config.config import resolve
+    from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled, remember
     from swarmd.policy.models import preflight
     from swarmd.state.folder import StateFolder

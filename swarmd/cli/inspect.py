@@ -33,7 +33,7 @@ def check_config(
     as_json: AsJson = False,
 ) -> None:
     """Read the configuration as `swarmd join` would, and tell every mistake in it. Exit code 2 where there is one."""
-    from swarmd.config.config import resolve
+    from swarmd.config.sources import resolve
     from swarmd.errors import ConfigError
 
     path = config_file(file or config)
@@ -59,7 +59,7 @@ def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
     """Every key, the value a node would run with, and where it comes from."""
     import json
 
-    from swarmd.config.config import flatten, resolve
+    from swarmd.config.sources import flatten, resolve
 
     resolved = resolve(config_file(config), os.environ, {})
     values = flatten(resolved.config)

@@ -22,7 +22,7 @@ def doctor_model(
     as_json: AsJson = False,
 ) -> None:
     """What training the model takes on this machine, and what `swarmd join` will use. Fetches its configuration, never its weights."""
-    from swarmd.config.config import load
+    from swarmd.config.sources import load
     from swarmd.policy.models.doctor import examine
 
     found = examine(load(config_file(config), os.environ, {"model": model, "device": device}))
@@ -42,7 +42,7 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the model of the newest checkpoint as plain transformers loads it, with a model card. The node may go on running."""
-    from swarmd.config.config import load
+    from swarmd.config.sources import load
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export.export import FILES, base_of
     from swarmd.policy.export.export import export as write

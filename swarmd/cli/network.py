@@ -43,7 +43,8 @@ def bootstrap(
     as_json: AsJson = False,
 ) -> None:
     """Help others find each other, and relay for those behind NAT, until stopped. Trains nothing. Prints the addresses to give away."""
-    from swarmd.config.config import NodeConfig, resolve
+    from swarmd.config.config import NodeConfig
+    from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
     from swarmd.daemon.judge_discovery import advertised
     from swarmd.state.folder import StateFolder, default_state_dir
@@ -93,7 +94,7 @@ def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> 
     """The running node's own survey; where none runs, one that is made now, with the folder's key if it has one."""
     from p2p.errors import CannotListen, PortInUse
     from p2p.identity import Identity
-    from swarmd.config.config import load
+    from swarmd.config.sources import load
     from swarmd.daemon.control import call
     from swarmd.daemon.reachability_report import diagnose, no_network, no_port
     from swarmd.daemon.reachability_survey import survey_alone

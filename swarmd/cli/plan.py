@@ -25,7 +25,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Whether training several times on what was generated can pay here, and with which settings. Takes a few rounds; saves nothing."""
-    from swarmd.config.config import load
+    from swarmd.config.sources import load
     from swarmd.trainer.replay_plan import document, lines, plan_replay
 
     node_config = load(config_file(config), os.environ, {"model": model, "device": device})

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from swarmd.config.config import NodeConfig, Resolved
+from swarmd.config.config import NodeConfig
+from swarmd.config.sources import Resolved
 from swarmd.errors import ConfigError
 from swarmd.state.folder import write_atomically
 from swarmd.trainer.checkpoint import saved_in

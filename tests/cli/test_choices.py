@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.cli.app import main
-from swarmd.config.config import resolve
+from swarmd.config.sources import resolve
 from swarmd.daemon.choices import recalled, remember
 from swarmd.errors import ConfigError
 

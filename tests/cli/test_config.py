@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.config.config import NodeConfig, flatten, keys, load, resolve, variables
+from swarmd.config.config import NodeConfig
+from swarmd.config.sources import flatten, keys, load, resolve, variables
 from swarmd.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "node_config.example.toml"

@@ -11,7 +11,8 @@ from typer.main import get_command
 
 import judge.cli
 import swarmd.cli.app
-from swarmd.config.config import FLAGS, NodeConfig, load
+from swarmd.config.config import NodeConfig
+from swarmd.config.sources import FLAGS, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {"swarmd": swarmd.cli.app.app, "swarmd-judge": judge.cli.app}

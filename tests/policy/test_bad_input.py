@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from swarmd.config.config import ConfigError, ModelConfig, NodeConfig, load
+from swarmd.config.config import ConfigError, ModelConfig, NodeConfig
+from swarmd.config.sources import load
 from swarmd.errors import NoModel
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.hub import locate
