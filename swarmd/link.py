@@ -32,7 +32,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 # Daemon to trainer.
 
 
-class Start(_Message, frozen=True):
+class StartTrainer(_Message, frozen=True):
     """The first message: everything a trainer needs to know."""
 
     config: str  # NodeConfig as JSON
@@ -52,21 +52,21 @@ class Received(_Message, frozen=True):
     heard: int = 0  # the trainer's round in which it was heard, as a gossiped set or as an offer; 0: before there was one
 
 
-class News(_Message, frozen=True):
+class SwarmNews(_Message, frozen=True):
     """How the swarm stands. `refused` counts since the last news."""
 
     peers: int
     refused: dict[str, int]
 
 
-class Question(_Message, frozen=True):
+class JudgeQuestion(_Message, frozen=True):
     """A judge asks. To be answered once, greedily, between two rounds."""
 
     id: str
     text: str
 
 
-class Judged(_Message, frozen=True):
+class JudgeScore(_Message, frozen=True):
     score: float  # pass@1 so far
     n: int
 
@@ -97,7 +97,7 @@ class Hold(_Message, frozen=True):
     blob: bytes
 
 
-class Report(_Message, frozen=True):
+class ReportPeer(_Message, frozen=True):
     author: str
     reason: str
 
@@ -109,7 +109,7 @@ class Vouch(_Message, frozen=True):
     useful: int
 
 
-class State(_Message, frozen=True):
+class TrainerState(_Message, frozen=True):
     """What the trainer is doing. Every state but "training" has a cause and a remedy."""
 
     state: str
@@ -121,7 +121,7 @@ class Alive(_Message, frozen=True):
     """The process runs, whatever its loop does: said by the thread that writes."""
 
 
-class Ready(_Message, frozen=True):
+class TrainerReady(_Message, frozen=True):
     """The model is loaded and the run resumed; `round` rounds are behind us."""
 
     model: dict[str, Any]
@@ -143,13 +143,13 @@ class Note(_Message, frozen=True):
     text: str
 
 
-class Answer(_Message, frozen=True):
+class JudgeAnswer(_Message, frozen=True):
     id: str
     text: str
     ended: bool
 
 
-class Failed(_Message, frozen=True):
+class TrainerFailed(_Message, frozen=True):
     """The trainer cannot go on, and starting it again would not help."""
 
     message: str
@@ -160,8 +160,10 @@ class Stopped(_Message, frozen=True):
     round: int
 
 
-ToTrainer = Start | Received | News | Question | Judged | Pause | Resume | Stop
-ToDaemon = Publish | Hold | Report | Vouch | State | Alive | Ready | RoundDone | Note | Answer | Failed | Stopped
+ToTrainer = StartTrainer | Received | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
+ToDaemon = (
+    Publish | Hold | ReportPeer | Vouch | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_trainer: msgspec.msgpack.Decoder[ToTrainer] = msgspec.msgpack.Decoder(ToTrainer)
@@ -204,7 +206,7 @@ def from_trainer() -> Unpacker[ToDaemon]:
     return Unpacker(_to_daemon)
 
 
-class Outbox:
+class MessageQueue:
     """Messages waiting to be written, oldest first. Bounded: of the frames the oldest go, the rest are few and stay. Pure."""
 
     def __init__(self, frames: int = FRAMES_WAITING) -> None:
@@ -234,19 +236,19 @@ class TrainerLink:
 
     def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
         self._socket, self._on_eof = sock, on_eof
-        self._outbox, self._written = Outbox(), threading.Condition()
+        self._outbox, self._written = MessageQueue(), threading.Condition()
         self._envelopes = FairQueue(FRAMES_WAITING)
         self._changed = threading.Condition()
-        self._start: Start | None = None
-        self._questions: deque[Question] = deque(maxlen=1)
+        self._start: StartTrainer | None = None
+        self._questions: deque[JudgeQuestion] = deque(maxlen=1)
         self._refused: Counter[Reason] = Counter()
         self._closing = False
         self.peers = 0
-        self.judged: Judged | None = None
+        self.judged: JudgeScore | None = None
         self.paused = False
         self.stopping = False
 
-    def open(self) -> Start:
+    def open(self) -> StartTrainer:
         """Begin to listen, and wait for the daemon's first message."""
         threading.Thread(target=self._read, name="link-read", daemon=True).start()
         self._writer = threading.Thread(target=self._write, name="link-write", daemon=True)
@@ -269,7 +271,7 @@ class TrainerLink:
         self.tell(Hold(blob))
 
     def report(self, author: PeerId, reason: Reason) -> None:
-        self.tell(Report(author, reason.name))
+        self.tell(ReportPeer(author, reason.name))
 
     def vouch(self, author: PeerId, useful: int) -> None:
         self.tell(Vouch(author, useful))
@@ -286,7 +288,7 @@ class TrainerLink:
             self._outbox.put(message)
             self._written.notify()
 
-    def question(self) -> Question | None:
+    def question(self) -> JudgeQuestion | None:
         """A judge's question that waits for an answer."""
         with self._changed:
             return self._questions.popleft() if self._questions else None
@@ -338,12 +340,12 @@ class TrainerLink:
         match message:
             case Received(author, sequence, sent_at, kind, body, group, established, heard):
                 self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, None, group, established, heard))
-            case News(peers, refused):
+            case SwarmNews(peers, refused):
                 self.peers = peers
                 self._refused.update({Reason[name]: count for name, count in refused.items()})
-            case Question():
+            case JudgeQuestion():
                 self._questions.append(message)
-            case Judged():
+            case JudgeScore():
                 self.judged = message
             case Pause():
                 self.paused = True
@@ -351,7 +353,7 @@ class TrainerLink:
                 self.paused = False
             case Stop():
                 self.stopping = True
-            case Start():
+            case StartTrainer():
                 self._start = message
 
     def _write(self) -> None:

@@ -23,11 +23,11 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.netgroup import only_here
 from p2p.sequence import SequenceFile
-from p2p.types import PeerRequest
+from p2p.types import PeerRequest, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.isolation import twin_trouble
-from swarmd.daemon.judge_discovery import Notice
+from swarmd.daemon.judge_discovery import JudgeAdvertiser
 from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.roster import Roster
@@ -94,9 +94,9 @@ class BootstrapNode:
             folder=folder,
             also=[topic_of(config.swarm, other) for other in others],
         )
-        self._notice = Notice(self.member, judges) if judges else None
-        if self._notice is not None:
-            self.member.answers[PeerRequest.JUDGES] = self._notice.answer
+        self._advertiser = JudgeAdvertiser(self.member, judges) if judges else None
+        if self._advertiser is not None:
+            self.member.answers[PeerRequest.JUDGES] = self._advertiser.answer
         self._self = Bootstrapped(self.member, self._engine, folder, [curriculum.name, *(other.name for other in others)], judges)
         self._stop = trio.Event()
 
@@ -111,8 +111,8 @@ class BootstrapNode:
             await nursery.start(self._watch_signals)
             await nursery.start(self.member.run)
             nursery.start_soon(self.member.dial_back.run)
-            if self._notice is not None:
-                nursery.start_soon(self._notice.run)
+            if self._advertiser is not None:
+                nursery.start_soon(self._advertiser.run)
             if self._config.swarm.mdns == "on":
                 nursery.start_soon(nearby(self.member).run)
             await nursery.start(partial(control.serve, self._folder, handlers))
@@ -124,7 +124,7 @@ class BootstrapNode:
         for envelope in self.member.received():
             self._roster.heard(envelope.author, time.time())
 
-    async def _watch_signals(self, *, task_status: control.Started) -> None:
+    async def _watch_signals(self, *, task_status: Started) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started("")
             async for number in signals:

@@ -18,9 +18,10 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from p2p.errors import OperatorError
+from p2p.types import Started
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import LOG_FILE, RUN_FILE, in_use, write_atomically
 
@@ -37,21 +38,10 @@ _IDLE = 10.0  # seconds a connection may say nothing
 _FOLDER_PREFIX = "swarmd-"
 
 
-class Started(Protocol):
-    """What `trio.Nursery.start` hands over."""
-
-    def started(self, value: str, /) -> None: ...
-
-
 log = logging.getLogger(__name__)
 
 
-async def serve(
-    state_dir: Path,
-    handlers: Mapping[str, Handler],
-    *,
-    task_status: "Started",
-) -> None:
+async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status: Started) -> None:
     """Answer requests until cancelled. Started (`nursery.start`) with the socket's path, once `run.json` is written.
 
     A handler takes the request's arguments and returns a JSON document; an OperatorError it raises becomes the caller's message

@@ -24,17 +24,17 @@ from p2p.identity import Identity, nickname
 from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.shards.shards import Shards
-from p2p.types import Envelope, PeerId, Reason
+from p2p.types import Envelope, PeerId, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
-from swarmd.daemon.isolation_watch import Lookout
+from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judge_client import Evaluation, Resolve
-from swarmd.daemon.judge_discovery import AUTO, Seeker, public_addresses
+from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
 from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import StatusBoard
-from swarmd.daemon.trainer_process import Death, TrainerChild
+from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
 from swarmd.exchange import offers, wire
@@ -47,6 +47,7 @@ from swarmd.protocols import View
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, set_up_logging
 from swarmd.state.metrics import read_metrics
+from swarmd.workers.restarts import Death
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Daemon:
             engine_builder(self.engine, self.identity, self.topic, config.swarm, folder),
             sequence=SequenceFile(folder / "sequence", time.time),
             clock=time.time,
-            admitted=self._sort,
+            admitted=self._on_frame,
             folder=folder,
             shards=Shards(random.Random(secrets.randbits(64)), time.time()),
             kinds=(offers.KIND, wire.KIND),
@@ -100,32 +101,41 @@ class Daemon:
         self.serving = Serving(config.round.external, self.member.has_standing)
         self.gatherer = Gatherer(
             self.member,
-            Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=self._unproven),
+            Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=self._is_newcomer),
             wanted=config.round.external,
             specialties=curriculum.specialties,
-            hand_on=self._hand_on,
+            hand_on=self._give_trainer,
             clock=time.monotonic,
             rng=random.Random(secrets.randbits(64)),
             choice=self.ration,
             serving=self.serving,
         )
-        start = link.Start(config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder))
-        self.child = TrainerChild(start, folder / "trainer.log", self._hear, self._bury, self._stuck)
+        start = link.StartTrainer(config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder))
+        self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE))
-        self.lookout = Lookout(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk)
-        self._judge = partial(Evaluation, identity=self.identity, curriculum_digest=curriculum.digest)
+        self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk)
+        self._make_evaluation = partial(Evaluation, identity=self.identity, curriculum_digest=curriculum.digest)
         named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
-        self.seeker = Seeker(self.member, named) if config.judge.url == AUTO else None
-        self.evaluation = self._judged_by(config.judge.url) if config.judge.url and self.seeker is None else None
+        self.judge_search = JudgeSearch(self.member, named) if config.judge.url == AUTO else None
+        self.evaluation = self._evaluation_by(config.judge.url) if config.judge.url and self.judge_search is None else None
         self._folder = folder
-        self._before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
+        self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was said
-        self._mute = False  # what could not be shared has been said
+        self._cannot_share = False  # what could not be shared has been said
         self._behind: int | None = None  # rounds that the trainer has behind it; None: it has not said yet
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            await self.startup(nursery)
+            await self.serve()
+            nursery.cancel_scope.cancel()
+        self.shutdown()
+
+    async def startup(self, nursery: trio.Nursery) -> None:
+        """Start what goes on beside the trainer. Returns when signals and the control socket are attended to."""
+        self._nursery = nursery
         handlers: Mapping[str, control.Handler] = {
             "status": self._on_status,
             "peers": self._on_peers,
@@ -134,23 +144,26 @@ class Daemon:
             "resume": self._on_resume,
             "stop": self._on_stop,
         }
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            await nursery.start(self._watch_signals)
-            await nursery.start(partial(control.serve, self._folder, handlers))
-            nursery.start_soon(self.member.run)
-            nursery.start_soon(self.member.dial_back.run)
-            if self.engine is not None and self.config.swarm.mdns == "on":
+        await nursery.start(self._watch_signals)
+        await nursery.start(partial(control.serve, self._folder, handlers))
+        nursery.start_soon(self.member.run)
+        nursery.start_soon(self.member.dial_back.run)
+        if self.engine is not None:
+            if self.config.swarm.mdns == "on":
                 nursery.start_soon(nearby(self.member).run)
-            if self.engine is not None and self.seeker is not None:
-                nursery.start_soon(self._find_judge, self.seeker)
-            if self.engine is not None:
-                nursery.start_soon(self.lookout.run)
-            nursery.start_soon(self.gatherer.run)
-            nursery.start_soon(self._tell_news)
-            nursery.start_soon(self._redraw)
-            await self.child.run()
-            nursery.cancel_scope.cancel()
+            if self.judge_search is not None:
+                nursery.start_soon(self._find_judge, self.judge_search)
+            nursery.start_soon(self.isolation.run)
+        nursery.start_soon(self.gatherer.run)
+        nursery.start_soon(self._report_swarm)
+        nursery.start_soon(self._refresh_view)
+
+    async def serve(self) -> None:
+        """Run the trainer until it is done or stopped, or until it makes no sense to start it again."""
+        await self.child.run()
+
+    def shutdown(self) -> None:
+        """Show the last status. Raises SwarmdError where the trainer failed."""
         self.view.status(self._document())
         if self.child.failed is not None:
             error = SwarmdError(self.child.failed.message)
@@ -159,7 +172,7 @@ class Daemon:
 
     # The network's side.
 
-    def _sort(self) -> None:
+    def _on_frame(self) -> None:
         """What came is on offer, or is for the trainer."""
         for envelope in self.member.received():
             if envelope.kind in (offers.KIND, wire.KIND):
@@ -167,19 +180,19 @@ class Daemon:
             if envelope.kind == offers.KIND:
                 self.gatherer.hear(envelope)
             else:
-                self._hand_on(envelope)
+                self._give_trainer(envelope)
 
-    def _unproven(self, author: PeerId) -> bool:
+    def _is_newcomer(self, author: PeerId) -> bool:
         """Whether it has no standing, or we did not see it serve."""
         return not self.member.standing(author)[1] or not self.serving.serves(author)
 
-    def _hand_on(self, envelope: Envelope) -> None:
+    def _give_trainer(self, envelope: Envelope) -> None:
         e, (group, established) = envelope, self.member.standing(envelope.author)
         age = self.gatherer.round - (e.heard or self.gatherer.round)  # rounds since it was heard: of what is gossiped whole none
         heard = max(1, self._behind + 1 - age) if self._behind is not None else 0
         self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, established, heard))
 
-    async def _tell_news(self) -> None:
+    async def _report_swarm(self) -> None:
         connected: set[PeerId] = set()
         told = 0
         while True:
@@ -191,36 +204,36 @@ class Daemon:
                 self.view.talk(f"{nickname(peer)} is gone ({len(now_connected)} connected)")
             peers = self._peers()
             if refused or peers != told:
-                self.child.tell(link.News(peers, {reason.name: count for reason, count in refused.items()}))
+                self.child.tell(link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()}))
             connected, told = now_connected, peers
             await trio.sleep(SEEN_SWARM)
 
     # The trainer's side.
 
-    def _hear(self, message: link.ToDaemon) -> None:
+    def _on_trainer_message(self, message: link.ToDaemon) -> None:
         match message:
             case link.Publish(kind, body):
                 self._publish(kind, body)
             case link.Hold(blob):
                 self.member.hold(blob)
-            case link.Report(author, reason):
+            case link.ReportPeer(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.status.roster.bad(PeerId(author))
             case link.Vouch(author, useful):
                 self.member.vouch(PeerId(author), useful)
                 self.status.roster.useful(PeerId(author))
-            case link.State(state, cause, remedy):
+            case link.TrainerState(state, cause, remedy):
                 self.status.state, self.status.cause, self.status.remedy = state, cause, remedy
-            case link.Ready():
-                self._trainer_ready(message)
+            case link.TrainerReady():
+                self._on_trainer_ready(message)
             case link.RoundDone():
-                self._round_done(message)
+                self._on_round_done(message)
             case link.Note(text):
                 self.view.talk(text)
-            case link.Answer(question_id, text, ended):
+            case link.JudgeAnswer(question_id, text, ended):
                 if self.evaluation is not None and self._nursery is not None:
                     self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
-            case link.Failed() | link.Stopped():
+            case link.TrainerFailed() | link.Stopped():
                 self.status.say("stopping", "the trainer is done", "nothing to do")
 
     def _publish(self, kind: str, body: bytes) -> None:
@@ -228,22 +241,22 @@ class Daemon:
         try:
             self.member.publish(kind, body)
         except StateUnwritable as error:
-            if not self._mute:
+            if not self._cannot_share:
                 self.view.talk(f"nothing is shared for now: {error}")
-            self._mute = True
+            self._cannot_share = True
         else:
-            self._mute = False
+            self._cannot_share = False
 
-    def _trainer_ready(self, ready: link.Ready) -> None:
+    def _on_trainer_ready(self, ready: link.TrainerReady) -> None:
         self.status.resumed(ready)
         self._behind = ready.round
         for note in ready.notes:
             self.view.talk(note)
-        self.child.tell(link.News(self._peers(), {}))
+        self.child.tell(link.SwarmNews(self._peers(), {}))
         if self.paused:
             self.child.tell(link.Pause())
 
-    def _round_done(self, done: link.RoundDone) -> None:
+    def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
         self._behind = done.line["round"]
         self.view.round(done.line)
@@ -257,41 +270,41 @@ class Daemon:
         if judged and self.evaluation is not None and self._nursery is not None:
             self._nursery.start_soon(self.evaluation.ask, done.line["round"], self.config.model.name)
 
-    def _bury(self, death: Death) -> None:
+    def _on_trainer_exit(self, death: Death) -> None:
         self._behind = None
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
         self.status.say("restarting", f"the trainer was lost: {death.cause}", f"it starts again {wait}, from its last checkpoint")
         self.view.talk(f"the trainer was lost: {death.cause}; it starts again {wait}")
 
-    def _stuck(self, stuck: Stuck | None) -> None:
+    def _on_trainer_stuck(self, stuck: Stuck | None) -> None:
         """The trainer is stuck; None: it goes on, with what it did before."""
         if stuck is None:
             if self.status.state == "stuck":
-                self.status.say(*self._before)
+                self.status.say(*self._state_before)
             self.view.talk("the trainer goes on")
             return
         if self.status.state != "stuck":
-            self._before = self.status.state, self.status.cause, self.status.remedy
+            self._state_before = self.status.state, self.status.cause, self.status.remedy
             self.view.talk(f"stuck: {stuck.cause}; {stuck.remedy}")
         self.status.say("stuck", stuck.cause, stuck.remedy)
 
     def _ask_trainer(self, question_id: str, text: str) -> None:
-        self.child.tell(link.Question(question_id, text))
+        self.child.tell(link.JudgeQuestion(question_id, text))
 
-    def _judged_by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
-        return self._judge(url, ask_trainer=self._ask_trainer, judged=self._judged, talk=self.view.talk, resolve=resolve)
+    def _evaluation_by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
+        return self._make_evaluation(url, ask_trainer=self._ask_trainer, judged=self._on_score, talk=self.view.talk, resolve=resolve)
 
-    async def _find_judge(self, seeker: Seeker) -> None:
-        found = await seeker.run()
+    async def _find_judge(self, judge_search: JudgeSearch) -> None:
+        found = await judge_search.run()
         self.view.talk(f"a judge, {found.url}, is advertised by {', '.join(map(nickname, found.by))}")
-        self.evaluation = self._judged_by(found.url, public_addresses)
+        self.evaluation = self._evaluation_by(found.url, public_addresses)
 
     def _judge_document(self) -> dict[str, Any] | None:
-        documents = [part.document() for part in (self.seeker, self.evaluation) if part is not None]
+        documents = [part.document() for part in (self.judge_search, self.evaluation) if part is not None]
         return {key: value for document in documents for key, value in document.items()} if documents else None
 
-    def _judged(self, score: float, n: int) -> None:
-        self.child.tell(link.Judged(score, n))
+    def _on_score(self, score: float, n: int) -> None:
+        self.child.tell(link.JudgeScore(score, n))
 
     # The operator's side.
 
@@ -307,7 +320,7 @@ class Daemon:
             rejected=self.member.rejected,
             trainer={"pid": self.child.pid, "restarts": self.child.restarts},
             exchange=self.gatherer.document(),
-            lookout=self.lookout.document(),
+            isolation=self.isolation.document(),
             judge=self._judge_document(),
         )
 
@@ -344,7 +357,7 @@ class Daemon:
         self.view.talk(f"{why}: {doing}")
         self.child.stop()
 
-    async def _watch_signals(self, *, task_status: control.Started) -> None:
+    async def _watch_signals(self, *, task_status: Started) -> None:
         """The first asks to stop, the second does not ask."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started("")
@@ -358,13 +371,13 @@ class Daemon:
                 stopping = True
                 self._stop(signal.Signals(number).name)
                 assert self._nursery is not None
-                self._nursery.start_soon(self._lose_patience)
+                self._nursery.start_soon(self._kill_after_grace)
 
-    async def _lose_patience(self) -> None:
+    async def _kill_after_grace(self) -> None:
         await trio.sleep(GRACE)
         self.child.kill()
 
-    async def _redraw(self) -> None:
+    async def _refresh_view(self) -> None:
         while True:
             self.view.status(self._document())
             await trio.sleep(REDRAW)

@@ -1,4 +1,4 @@
-"""Why a node hears nobody, or what else is wrong with its swarm, and what to do: one line, from facts that `lookout` gathers. Pure."""
+"""Why a node hears nobody, or what else is wrong with its swarm, and what to do. From facts that `isolation_watch` gathers. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

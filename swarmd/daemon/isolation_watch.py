@@ -27,7 +27,7 @@ CONNECTED = {"answers": True, "says": "connected", "refused": False}
 log = logging.getLogger(__name__)
 
 
-class Lookout:
+class IsolationWatch:
     """talk: told when a bootstrap address stops or begins to answer. trouble: what to tell the operator, None while somebody is heard."""
 
     def __init__(

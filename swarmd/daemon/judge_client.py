@@ -96,7 +96,7 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """Seconds. `whole` bounds a call from the first byte out to the last byte in, whatever trickles meanwhile."""
 
     connect: float = 5.0
@@ -139,7 +139,7 @@ class JudgeClient:
         curriculum_digest: str,
         clock: Callable[[], float] = time.monotonic,
         nanoseconds: Callable[[], int] = time.time_ns,
-        patience: Patience = Patience(),
+        timeouts: Timeouts = Timeouts(),
         resolve: Resolve | None = None,
     ) -> None:
         """`clock`: seconds, for waits and deadlines. `nanoseconds`: only where the sequence numbers begin; its skew does no harm.
@@ -148,7 +148,7 @@ class JudgeClient:
         Raises BadJudgeUrl.
         """
         self.origin = judge_origin(url)
-        self._identity, self._digest, self._clock, self._patience = identity, curriculum_digest, clock, patience
+        self._identity, self._digest, self._clock, self._timeouts = identity, curriculum_digest, clock, timeouts
         self._nanoseconds, self._sequence = nanoseconds, 0
         self._failures, self._again_at = 0, -math.inf
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
@@ -202,7 +202,7 @@ class JudgeClient:
     async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
         """What the judge answered, as `kind`, or a Silence."""
         body = msgspec.json.encode(document)
-        with trio.move_on_after(self._patience.whole):
+        with trio.move_on_after(self._timeouts.whole):
             async with self._turn:
                 try:
                     status, received = await self._exchange(path, body)
@@ -220,7 +220,7 @@ class JudgeClient:
             if received is None:
                 return self._lie(f"more than {MAX_RESPONSE:,} bytes")
             return self._understand(status, received, success, kind)
-        return Silence(f"the judge at {self.origin} took longer than {self._patience.whole:g} s", "nothing to do; it is asked again later")
+        return Silence(f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s", "nothing to do; it is asked again later")
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes | None]:
         """Status and body; None: the body is over the limit. No redirect is followed, no cookie kept, no environment read."""
@@ -240,7 +240,7 @@ class JudgeClient:
 
     async def _post(self, target: httpx2.URL, path: str, body: bytes) -> tuple[int, bytes | None]:
         origin = httpx2.URL(self.origin)
-        timeout = httpx2.Timeout(self._patience.read, connect=self._patience.connect)
+        timeout = httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect)
         headers = {**self.signed(path, body), "content-type": "application/json", "accept-encoding": "identity", "user-agent": "swarmd"}
         headers["host"] = origin.netloc.decode("ascii")
         named = {"sni_hostname": origin.host.removesuffix(".")}  # also the name that the certificate must have
@@ -322,7 +322,7 @@ class Evaluation:
         finally:
             self._busy = False
         if isinstance(outcome, Silence):
-            self._hear(outcome)
+            self._on_silence(outcome)
             return
         self._open = outcome
         self._ask_trainer(outcome.id, outcome.text)
@@ -338,7 +338,7 @@ class Evaluation:
         finally:
             self._busy = False
         if isinstance(outcome, Silence):
-            self._hear(outcome)
+            self._on_silence(outcome)
             return
         self._last, self._silence = outcome, None
         self._judged(outcome.score, outcome.n)
@@ -355,7 +355,7 @@ class Evaluation:
             "asked_again_in": round(self._client.wait(), 1),  # seconds
         }
 
-    def _hear(self, silence: Silence) -> None:
+    def _on_silence(self, silence: Silence) -> None:
         if silence != self._silence:
             log.warning("not judged: %s; %s", silence.cause, silence.remedy)
             self._talk(f"not judged: {silence.cause}; {silence.remedy}")

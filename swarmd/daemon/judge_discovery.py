@@ -107,7 +107,7 @@ def advertised(urls: Sequence[str]) -> tuple[str, ...]:
     return tuple(origins)
 
 
-class Notice:
+class JudgeAdvertiser:
     """Tells others of these judges. Add `answer` to the member's answers, and run it."""
 
     def __init__(self, member: Member, urls: Sequence[str]) -> None:
@@ -147,7 +147,7 @@ def choose(told: Iterable[tuple[PeerId, str]], trusted: Collection[PeerId]) -> F
     return Found(ranked[0], tuple(by[ranked[0]])) if ranked else None
 
 
-class Seeker:
+class JudgeSearch:
     """Looks for a judge until there is one. trusted: the bootstrap peers that the operator named."""
 
     def __init__(self, member: Member, trusted: Collection[PeerId]) -> None:

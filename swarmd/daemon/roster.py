@@ -18,7 +18,9 @@ _SHARE = 0.3  # of the newest gap in the mean
 
 
 @dataclass(slots=True)
-class Author:
+class AuthorRecord:
+    """What is known of one author."""
+
     last: float  # when it was heard
     quiet: float = FIRST  # seconds after which it is no longer heard
     frames: int = 0  # let in
@@ -30,20 +32,20 @@ class Author:
 class Roster:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._useful: OrderedDict[PeerId, Author] = OrderedDict()  # their rollouts were of use; heard last at the end
-        self._others: OrderedDict[PeerId, Author] = OrderedDict()
+        self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()  # their rollouts were of use; heard last at the end
+        self._others: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._useful) + len(self._others)
 
-    def get(self, peer: PeerId) -> Author | None:
+    def get(self, peer: PeerId) -> AuthorRecord | None:
         return self._useful.get(peer) or self._others.get(peer)
 
     def heard(self, peer: PeerId, now: float) -> None:
         """A rollout set or an offer of its was let in."""
         author = self.get(peer)
         if author is None:
-            author = self._others[peer] = Author(now)
+            author = self._others[peer] = AuthorRecord(now)
         else:
             author.quiet += _SHARE * (min(MOST, max(LEAST, GAPS * (now - author.last))) - author.quiet)
             author.last = now

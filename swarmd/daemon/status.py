@@ -13,7 +13,7 @@ from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.roster import Author, Roster
+from swarmd.daemon.roster import AuthorRecord, Roster
 
 REWARDS_KEPT = 500  # rounds of the reward curve
 SHOWN = 500  # peers in one answer, at least; all that are connected are in it
@@ -43,7 +43,7 @@ class StatusBoard:
         self.rewards.extend(line.get("reward_mean") for line in lines)
         self.round = lines[-1]["round"] if lines else 0
 
-    def resumed(self, ready: link.Ready) -> None:
+    def resumed(self, ready: link.TrainerReady) -> None:
         """The trainer is there. Rounds that were lost with the one before it are run again."""
         for _ in range(min(self.round - ready.round, len(self.rewards))):
             self.rewards.pop()
@@ -67,7 +67,7 @@ class StatusBoard:
         rejected: Mapping[Reason, int],
         trainer: Mapping[str, Any],
         exchange: Mapping[str, int],
-        lookout: Mapping[str, Any],
+        isolation: Mapping[str, Any],
         judge: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         return {
@@ -95,7 +95,7 @@ class StatusBoard:
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
             "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
             "exchange": dict(exchange),
-            **lookout,
+            **isolation,
             "judge": judge,
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }
@@ -113,7 +113,7 @@ def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[st
     return {"schema": 1, "peers": rows, "left_out": len(relayed) - len(shown)}
 
 
-def _row(peer_id: PeerId, peer: Peer | None, author: Author | None) -> dict[str, Any]:
+def _row(peer_id: PeerId, peer: Peer | None, author: AuthorRecord | None) -> dict[str, Any]:
     return {
         "id": peer_id,
         "name": nickname(peer_id),

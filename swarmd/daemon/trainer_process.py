@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,43 +15,11 @@ import trio
 
 from swarmd import link
 from swarmd.daemon.watchdog import Stuck, Watchdog
+from swarmd.workers.restarts import LINGERS, Death, Deaths, exit_words
 
 log = logging.getLogger(__name__)
 
-HOPELESS = 5  # deaths in a row without a new round between them
-LONGEST_BACKOFF = 60.0  # seconds
 LOOK = 1.0  # seconds between two looks at whether it is stuck
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a trainer ended that was not told to."""
-
-    cause: str
-    deaths: int  # in a row, without a new round between them
-
-    @property
-    def backoff(self) -> float:
-        """Seconds before the next start. The first is immediate: a killed process says nothing about the next."""
-        return 0.0 if self.deaths == 1 else min(LONGEST_BACKOFF, 2.0 ** (self.deaths - 1))
-
-
-class Deaths:
-    """Counts deaths in a row without a new round between them. A round that was lost and is run again is not new: a trainer that always
-    dies behind the same checkpoint would otherwise be started for ever.
-    """
-
-    def __init__(self) -> None:
-        self._furthest = 0  # the last round finished in any life
-        self._count = 0
-
-    def finished(self, round_number: int) -> None:
-        if round_number > self._furthest:
-            self._furthest, self._count = round_number, 0
-
-    def died(self, cause: str) -> Death:
-        self._count += 1
-        return Death(cause, self._count)
 
 
 class TrainerChild:
@@ -64,7 +31,7 @@ class TrainerChild:
 
     def __init__(
         self,
-        start: link.Start,
+        start: link.StartTrainer,
         log_file: Path,
         on_message: Callable[[link.ToDaemon], None],
         on_death: Callable[[Death], None],
@@ -76,13 +43,13 @@ class TrainerChild:
         self._stuck: Stuck | None = None
         self.pid: int | None = None
         self.restarts = 0
-        self.failed: link.Failed | None = None
+        self.failed: link.TrainerFailed | None = None
         self.finished = False
         self.ready = False  # the model is loaded, and rounds are run
         self._stopping = False
         self._told_to_stop = trio.Event()
         self._deaths = Deaths()
-        self._outbox = link.Outbox()
+        self._outbox = link.MessageQueue()
         self._wake = trio.Event()
 
     def tell(self, message: link.ToTrainer) -> None:
@@ -115,8 +82,9 @@ class TrainerChild:
                 return
             cause = f"killed, for it was stuck: {self._stuck.cause}" if self._stuck is not None else _cause(status, self.log_file)
             death = self._deaths.died(cause)
-            if death.deaths >= HOPELESS:
-                self.failed = link.Failed(f"the trainer died {death.deaths} times in a row without finishing a new round: {death.cause}", 1)
+            if death.hopeless:
+                message = f"the trainer died {death.count} times in a row without finishing a new round: {death.cause}"
+                self.failed = link.TrainerFailed(message, 1)
                 return
             self.on_death(death)
             with trio.move_on_after(death.backoff):
@@ -148,13 +116,15 @@ class TrainerChild:
                 nursery.start_soon(self._watch, process.pid)
                 await self._read(stream)
                 nursery.cancel_scope.cancel()
-            return await process.wait()
+            with trio.move_on_after(LINGERS):
+                await process.wait()
         finally:
-            if process.returncode is None:
-                process.kill()
-                with trio.CancelScope(shield=True):
-                    await process.wait()
+            with trio.CancelScope(shield=True):
+                if process.returncode is None:
+                    process.kill()
+                status = await process.wait()
             self.pid = None
+        return status
 
     async def _read(self, stream: trio.SocketStream) -> None:
         unpacker = link.from_trainer()
@@ -169,7 +139,7 @@ class TrainerChild:
         self._watchdog.started(trio.current_time())
         while True:
             await trio.sleep(LOOK)
-            stuck = self._watchdog.look(trio.current_time(), stopped=_is_stopped(pid))
+            stuck = self._watchdog.check(trio.current_time(), stopped=_is_stopped(pid))
             if stuck != self._stuck:
                 self._stuck = stuck
                 self.on_stuck(stuck)
@@ -181,11 +151,11 @@ class TrainerChild:
 
     def _note(self, message: link.ToDaemon) -> None:
         match message:
-            case link.Ready():
+            case link.TrainerReady():
                 self.ready = True
             case link.RoundDone():
-                self._deaths.finished(message.line["round"])
-            case link.Failed():
+                self._deaths.progress(message.line["round"])
+            case link.TrainerFailed():
                 self.failed = message
             case link.Stopped():
                 self.finished = True
@@ -210,12 +180,11 @@ def _is_stopped(pid: int) -> bool:
 def _cause(status: int, log_file: Path) -> str:
     """The exit status in words, with the last line the trainer wrote where it ended by itself."""
     if status < 0:
-        hint = " (out of memory, perhaps)" if status == -9 else ""
-        return f"killed by signal {-status}{hint}"
+        return exit_words(status)
     with contextlib.suppress(OSError):
         with log_file.open("rb") as file:
             file.seek(max(0, log_file.stat().st_size - 4096))
             lines = file.read().decode(errors="replace").strip().splitlines()
         if lines:
-            return f"{lines[-1].strip()} (exit {status}; more in {log_file})"
-    return f"exit {status}; see {log_file}"
+            return f"{lines[-1].strip()} ({exit_words(status)}; more in {log_file})"
+    return f"{exit_words(status)}; see {log_file}"

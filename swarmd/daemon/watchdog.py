@@ -18,7 +18,7 @@ _RECENT: Final = 20  # rounds
 
 
 @dataclass(frozen=True)
-class Patience:
+class StuckLimits:
     """Seconds, and rounds as long as the slowest of late. Both have to be over."""
 
     silent: float = 15.0  # of the process, until it is said
@@ -40,8 +40,8 @@ class Stuck:
 class Watchdog:
     """Of one daemon, over all lives of its trainer."""
 
-    def __init__(self, patience: Patience = Patience()) -> None:
-        self._patience = patience
+    def __init__(self, limits: StuckLimits = StuckLimits()) -> None:
+        self._limits = limits
         self._rounds: deque[float] = deque(maxlen=_RECENT)  # seconds
         self._looked = 0.0
         self.started(0.0)
@@ -55,13 +55,13 @@ class Watchdog:
     def heard(self, message: link.ToDaemon) -> None:
         self._silent, self._spoke = 0.0, True
         match message:
-            case link.State(state):
+            case link.TrainerState(state):
                 self._training, self._without_round = state == "training", 0.0
             case link.RoundDone():
                 self._rounds.append(self._without_round)
                 self._without_round = 0.0
 
-    def look(self, now: float, *, stopped: bool = False) -> Stuck | None:
+    def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
         """Whether it is stuck now. To be called about once a second. stopped: the system says that its process is."""
         passed, self._looked = min(COUNTED, max(0.0, now - self._looked)), now
         self._silent += passed
@@ -70,7 +70,7 @@ class Watchdog:
         return self._silence(stopped) or self._hanging()
 
     def _silence(self, stopped: bool) -> Stuck | None:
-        limits, slowest = self._patience, max(self._rounds, default=0.0)
+        limits, slowest = self._limits, max(self._rounds, default=0.0)
         if self._silent < (limits.silent if self._spoke or stopped else limits.importing):
             return None
         end = max(limits.silent_end, limits.rounds * slowest)
@@ -80,7 +80,7 @@ class Watchdog:
         return Stuck(f"the trainer's process does not answer: {why}", remedy, self._spoke and self._silent >= end)
 
     def _hanging(self) -> Stuck | None:
-        limits, slowest = self._patience, max(self._rounds, default=0.0)
+        limits, slowest = self._limits, max(self._rounds, default=0.0)
         enough = max(limits.hanging, limits.rounds * slowest)
         if not self._rounds or self._without_round < enough:
             return None

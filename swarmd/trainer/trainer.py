@@ -153,15 +153,16 @@ class Trainer:
             return True
         if not self.starved:
             self.starved = True
+            cause = "it waits for others' rollouts: round.local is 0, so there are none of its own"
             remedy = "wait until others share (`swarmd peers` shows who is there), or set round.local above 0"
-            self.link.tell(link.State("waiting", "it waits for others' rollouts: round.local is 0, so there are none of its own", remedy))
+            self.link.tell(link.TrainerState("waiting", cause, remedy))
         self.link.wait(self._until_save(LONGEST_WAIT), envelopes=True)
         self._attend()
         return False
 
     def _say_training(self) -> None:
         self.starved = False
-        self.link.tell(link.State("training"))
+        self.link.tell(link.TrainerState("training"))
 
     def _until_save(self, seconds: float) -> float:
         """How long the loop may wait: `seconds`, or less where a checkpoint is due before."""
@@ -223,7 +224,7 @@ class Trainer:
                 if self.link.stopping:
                     raise
                 log.warning("%s", error)
-                self.link.tell(link.State("paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"))
+                self.link.tell(link.TrainerState("paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"))
                 self.link.wait(RETRY_FULL_DISK)
             else:
                 if attempt:
@@ -235,12 +236,12 @@ class Trainer:
         if question is not None:
             self._save_all()  # the judge's figure is that of weights which cannot be lost
             answer = self.policy.answer(question.text)
-            self.link.tell(link.Answer(question.id, answer.text, answer.ended))
+            self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
 
     def _pause(self) -> None:
         self._save_all()
         self._let_generators(rest=True)
-        self.link.tell(link.State("paused", "you paused it", "swarmd resume"))
+        self.link.tell(link.TrainerState("paused", "you paused it", "swarmd resume"))
         while self.link.paused and not self.link.stopping:
             self.link.wait(LONGEST_WAIT)
             self._answer_judge()
@@ -257,16 +258,16 @@ class Trainer:
 
 
 @contextmanager
-def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Trainer]:
+def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink) -> Iterator[Trainer]:
     """Build everything; resume from the newest whole checkpoint, without asking."""
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
     curriculum = curriculum_of(config)
     checkpoints = Checkpoints(state_dir / "checkpoints", FILES)
-    daemon.tell(link.State("starting", f"loading the model {config.model.name}", "wait"))
+    daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
 
     def told(download: str) -> None:
-        daemon.tell(link.State("starting", download, "wait; Ctrl-C leaves at once, and the next start goes on from there"))
+        daemon.tell(link.TrainerState("starting", download, "wait; Ctrl-C leaves at once, and the next start goes on from there"))
 
     with (
         Verifier(curriculum.name) as verifier,
@@ -277,7 +278,7 @@ def open_trainer(start: link.Start, daemon: link.TrainerLink) -> Iterator[Traine
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         behind, notes = resume(checkpoints, node, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
-        daemon.tell(link.Ready(dict(policy.description), behind, [*notes, *metrics.notes]))
+        daemon.tell(link.TrainerReady(dict(policy.description), behind, [*notes, *metrics.notes]))
         timetable = Timetable(config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic())
         trainer = Trainer(
             config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, timetable, behind, behind
@@ -439,7 +440,7 @@ def main() -> None:
             trainer.run()
     except SwarmdError as error:
         log.error("%s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
-        daemon.tell(link.Failed(str(error), error.exit_code))
+        daemon.tell(link.TrainerFailed(str(error), error.exit_code))
     finally:
         daemon.close()
 

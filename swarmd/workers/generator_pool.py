@@ -10,7 +10,8 @@ from swarmd.errors import SwarmdError
 from swarmd.types import Generation, Task
 from swarmd.workers.messages import Answered, Ask, Failed, Ready, Rest, Work
 from swarmd.workers.question_queue import Flow
-from swarmd.workers.worker_process import HOPELESS, Child, backoff
+from swarmd.workers.restarts import LONGEST_BACKOFF, Deaths
+from swarmd.workers.worker_process import Child
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,16 @@ class WorkerFailed(SwarmdError):
 class Generators:
     """Implements `swarmd.protocols.Answers`."""
 
-    def __init__(self, count: int, start: Callable[[int, int], Child], flow: Flow, most: Callable[[], int | None]) -> None:
-        """start: the generator of this number (0 up), in this life of its (0 up). most: rollouts a round takes now; None: all there are."""
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[int, int], Child],
+        flow: Flow,
+        most: Callable[[], int | None],
+        longest_backoff: float = LONGEST_BACKOFF,
+    ) -> None:
+        """start(generator, restarts): starts one, both from 0. most: rollouts a round takes now; None: all there are."""
+        self._longest_backoff = longest_backoff
         self._start, self._flow, self._most = start, flow, most
         self._children: list[Child | None] = [None] * count
         self._working: set[int] = set()  # those that have their model
@@ -101,24 +110,26 @@ class Generators:
 
     def _keep(self, number: int) -> None:
         """One generator, life after life."""
-        deaths = life = 0
+        deaths, life = Deaths(self._longest_backoff), 0
         try:
             while not self._closing.is_set():
                 worked, ended = self._one_life(number, life)
                 if self._closing.is_set() or self._failure:
                     return
-                deaths, life = 1 if worked else deaths + 1, life + 1
-                if deaths >= HOPELESS:
+                if worked:
+                    deaths.progress()
+                death, life = deaths.died(ended), life + 1
+                if death.hopeless:
                     self._fail(
                         WorkerFailed(
-                            f"a generator died {deaths} times in a row without answering: {ended}. See trainer.log; where memory is short, "
-                            "lower workers.generators or take a smaller model.",
+                            f"a generator died {death.count} times in a row without answering: {ended}. See trainer.log; where memory is "
+                            "short, lower workers.generators or take a smaller model.",
                             1,
                         )
                     )
                     return
                 log.warning("generator %d ended (%s); it is started again, its questions are asked again", number, ended)
-                self._closing.wait(backoff(deaths))
+                self._closing.wait(death.backoff)
         except Exception as error:  # ours: drawing a task, say. Heard by the loop, in `wait`
             with self._changed:
                 self._bug = error

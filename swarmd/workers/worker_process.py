@@ -8,14 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from swarmd.workers.messages import Begin, Channel, Message
-
-HOPELESS = 5  # deaths in a row without any work done between them
-LONGEST_BACKOFF = 30.0  # seconds
-
-
-def backoff(deaths: int) -> float:
-    """Seconds before the next start. After a first death at once: a killed process says nothing about the next."""
-    return 0.0 if deaths <= 1 else min(LONGEST_BACKOFF, 2.0 ** (deaths - 2))
+from swarmd.workers.restarts import LINGERS, exit_words
 
 
 class Child:
@@ -51,14 +44,12 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
-    def end(self, seconds: float = 5.0) -> str:
-        """Let it go, or else kill it; how it ended, in words."""
+    def end(self, seconds: float = LINGERS) -> str:
+        """Close its connection, on which it exits, and kill it if it does not. Returns how it ended, in words."""
         self._channel.close()
         try:
             status = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
             status = self._process.wait()
-        if status < 0:
-            return f"killed by signal {-status}" + (" (out of memory, perhaps)" if status == -9 else "")
-        return f"exit {status}"
+        return exit_words(status)

@@ -54,7 +54,7 @@ def attack(folder: Path, names: int = NAMES) -> dict[str, int]:
         daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, PlainView(said))
         crowd = Crowd(daemon)
         crowd.send(HONEST)
-        daemon._hear(link.Vouch(HONEST.peer_id, 1))  # as its trainer does
+        daemon.child.on_message(link.Vouch(HONEST.peer_id, 1))  # as its trainer does
         crowd.come(range(1, names + 1))
         reply = trio.run(_asked, daemon, folder)
     found = {

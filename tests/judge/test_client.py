@@ -21,9 +21,9 @@ from swarmd.daemon.judge_client import (
     Evaluation,
     Graded,
     JudgeClient,
-    Patience,
     Question,
     Silence,
+    Timeouts,
     backoff_seconds,
     judge_origin,
 )
@@ -34,7 +34,7 @@ from swarmd.types import Completion
 pytestmark = pytest.mark.net
 
 ME = Identity.from_seed(b"\x07" * 32)
-SHORT = Patience(connect=0.5, read=0.4, whole=0.8)
+SHORT = Timeouts(connect=0.5, read=0.4, whole=0.8)
 ID = "ab" * 16
 QUESTION: Mapping[str, Any] = {"evaluation": ID, "question": "1 + 1?", "seconds": 60.0}
 GRADE: Mapping[str, Any] = {
@@ -76,7 +76,7 @@ async def judge(handle: Handler) -> AsyncIterator[str]:
 
 
 def client(url: str, clock: Clock | None = None) -> JudgeClient:
-    return JudgeClient(url, ME, "digest", clock or Clock(0.0), patience=SHORT)
+    return JudgeClient(url, ME, "digest", clock or Clock(0.0), timeouts=SHORT)
 
 
 def saying(data: bytes) -> Handler:
@@ -89,7 +89,7 @@ def saying(data: bytes) -> Handler:
 async def silent(call: Callable[[], Awaitable[object]]) -> Silence:
     begun = trio.current_time()
     outcome = await call()
-    assert trio.current_time() - begun < 3.0  # patience is 0.8 s; the rest is a busy machine
+    assert trio.current_time() - begun < 3.0  # the time limit is 0.8 s; the rest is a busy machine
     assert isinstance(outcome, Silence), outcome
     assert outcome.cause
     assert outcome.remedy
@@ -272,7 +272,7 @@ async def test_slow(handle: Handler) -> None:
 @pytest.mark.trio
 async def test_too_much() -> None:
     async with judge(pours) as url:
-        outcome = await JudgeClient(url, ME, "digest", patience=Patience(5.0, 5.0, 600.0)).ask(1, "tiny")
+        outcome = await JudgeClient(url, ME, "digest", timeouts=Timeouts(5.0, 5.0, 600.0)).ask(1, "tiny")
     assert isinstance(outcome, Silence)
     assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
 
@@ -346,7 +346,7 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
     clock = Clock(0.0)
     async with judge(handle) as url:
         port = int(url.rsplit(":", 1)[1])
-        named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, patience=SHORT, resolve=resolve)
+        named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=SHORT, resolve=resolve)
         assert isinstance(await named.ask(1, "tiny"), Question)
         assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith("judge.invalid is no public address")
     assert asked == [("judge.invalid", port)] * 2
@@ -368,7 +368,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
 
     clock = Clock(0.0)
     async with judge(handle) as url:
-        asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, patience=SHORT)
+        asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, timeouts=SHORT)
         assert isinstance(await asking.ask(1, "tiny"), Silence)
         clock.now += 60.0
         assert isinstance(await asking.ask(1, "tiny"), Question)
@@ -430,7 +430,7 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
     to_trainer: list[tuple[str, str]] = []
     grades: list[tuple[float, int]] = []
     async with judge(handle) as url:
-        patient = JudgeClient(url, ME, "digest", clock, patience=Patience(5.0, 5.0, 10.0))
+        patient = JudgeClient(url, ME, "digest", clock, timeouts=Timeouts(5.0, 5.0, 10.0))
         evaluation = Evaluation(
             url, ME, "digest", lambda id, text: to_trainer.append((id, text)), lambda score, n: grades.append((score, n)), patient
         )

@@ -16,10 +16,10 @@ from swarmd import link
 from swarmd.cli.view import JsonView, PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
-from swarmd.daemon.trainer_process import Death
 from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.workers.restarts import Death
 
 OTHER = Identity.from_seed(b"o" * 32)
 
@@ -59,20 +59,20 @@ class Played:
 def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
     played = Played(tmp_path)
     played.gossip(wire.KIND, b"before the trainer has said where it is")
-    played.trainer_says(link.Ready({}, 7, []))
+    played.trainer_says(link.TrainerReady({}, 7, []))
     played.gossip(wire.KIND, b"in its round 8")
     played.round_done(8)
     played.gossip(wire.KIND, b"in its round 9")
-    played.daemon.child.on_death(Death("killed", 1))
+    played.daemon.child.on_death(Death("killed", 1, 0.0))
     played.gossip(wire.KIND, b"while there is none")
-    played.trainer_says(link.Ready({}, 3, []))
+    played.trainer_says(link.TrainerReady({}, 3, []))
     played.gossip(wire.KIND, b"in round 4 again")
     assert played.heard == [0, 8, 9, 0, 4]
 
 
 def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: Path) -> None:
     played = Played(tmp_path)
-    played.trainer_says(link.Ready({}, 7, []))
+    played.trainer_says(link.TrainerReady({}, 7, []))
     played.offer(1)
     played.round_done(8)
     played.offer(2)

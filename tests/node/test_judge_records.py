@@ -18,7 +18,18 @@ from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Engine, Handlers, PeerId, PeerRequest
 from swarmd.daemon import judge_discovery
-from swarmd.daemon.judge_discovery import MAX_URLS, Found, Notice, Seeker, advertised, choose, judges_topic, pack, unpack, usable
+from swarmd.daemon.judge_discovery import (
+    MAX_URLS,
+    Found,
+    JudgeAdvertiser,
+    JudgeSearch,
+    advertised,
+    choose,
+    judges_topic,
+    pack,
+    unpack,
+    usable,
+)
 from swarmd.errors import ConfigError
 from swarmd.testing import until
 
@@ -191,13 +202,13 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
             addresses = await nursery.start(member.run) if net != "memory" else nursery.start_soon(member.run)
             bootstrap = bootstrap or list(addresses or [])
             members.append(member)
-        notice, seeker = Notice(members[1], [url]), Seeker(members[2], ())
-        assert seeker.document()["url"] == "auto" and "nobody in this swarm tells" in seeker.document()["cause"]
-        members[1].answers[PeerRequest.JUDGES] = notice.answer
-        nursery.start_soon(notice.run)
+        advertiser, search = JudgeAdvertiser(members[1], [url]), JudgeSearch(members[2], ())
+        assert search.document()["url"] == "auto" and "nobody in this swarm tells" in search.document()["cause"]
+        members[1].answers[PeerRequest.JUDGES] = advertiser.answer
+        nursery.start_soon(advertiser.run)
         with trio.fail_after(60):
-            assert await seeker.run() == Found(url, (B,))
-        assert [peer["id"] for peer in seeker.document()["advertised_by"]] == [B]
+            assert await search.run() == Found(url, (B,))
+        assert [peer["id"] for peer in search.document()["advertised_by"]] == [B]
         nursery.cancel_scope.cancel()
 
 
@@ -212,12 +223,12 @@ async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytes
     async with trio.open_nursery() as nursery:
         for member in members:
             nursery.start_soon(member.run)
-        notice = Notice(members[0], [HERE])
+        advertiser = JudgeAdvertiser(members[0], [HERE])
         asked: list[bytes] = []
-        members[0].answers[PeerRequest.JUDGES] = lambda peer, message: asked.append(message) or notice.answer(peer, message)  # type: ignore[func-returns-value]
-        nursery.start_soon(notice.run)
-        seeker = Seeker(members[1], ())
-        nursery.start_soon(seeker.run)
+        members[0].answers[PeerRequest.JUDGES] = lambda peer, message: asked.append(message) or advertiser.answer(peer, message)  # type: ignore[func-returns-value]
+        nursery.start_soon(advertiser.run)
+        search = JudgeSearch(members[1], ())
+        nursery.start_soon(search.run)
         await until(lambda: len(asked) >= 2)
-        assert seeker.found is None
+        assert search.found is None
         nursery.cancel_scope.cancel()

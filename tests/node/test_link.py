@@ -10,7 +10,7 @@ import pytest
 from p2p.types import PeerId, Reason
 from swarmd import link
 
-START = link.Start("{}", "/state", "12D3KooW", 7)
+START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
 ENDS: list[socket.socket] = []
 
 
@@ -72,13 +72,13 @@ def test_what_the_round_says_the_daemon_hears() -> None:
     trainer.report(PeerId("p"), Reason.UNDECODABLE)
     trainer.tell(link.Stopped(3))
     heard = read(daemon, 3)
-    assert set(map(type, heard)) == {link.Publish, link.Report, link.Stopped}
-    assert link.Publish("rollouts", b"body") in heard and link.Report("p", "UNDECODABLE") in heard
+    assert set(map(type, heard)) == {link.Publish, link.ReportPeer, link.Stopped}
+    assert link.Publish("rollouts", b"body") in heard and link.ReportPeer("p", "UNDECODABLE") in heard
 
 
 def test_refusals_are_counted_until_asked_for() -> None:
     daemon, trainer, _ = opened()
-    say(daemon, trainer, link.News(2, {"STALE": 1}), link.News(3, {"STALE": 2, "MALFORMED": 1}))
+    say(daemon, trainer, link.SwarmNews(2, {"STALE": 1}), link.SwarmNews(3, {"STALE": 2, "MALFORMED": 1}))
     assert trainer.peers == 3
     assert trainer.refused() == {Reason.STALE: 3, Reason.MALFORMED: 1}
     assert trainer.refused() == {}
@@ -86,8 +86,8 @@ def test_refusals_are_counted_until_asked_for() -> None:
 
 def test_a_question_is_given_out_once_and_the_newest_counts() -> None:
     daemon, trainer, _ = opened()
-    say(daemon, trainer, link.Question("1", "old"), link.Question("2", "new"))
-    assert trainer.question() == link.Question("2", "new")
+    say(daemon, trainer, link.JudgeQuestion("1", "old"), link.JudgeQuestion("2", "new"))
+    assert trainer.question() == link.JudgeQuestion("2", "new")
     assert trainer.question() is None
 
 
@@ -127,12 +127,12 @@ def test_a_flood_costs_frames_never_words_and_nobody_waits() -> None:
 
 
 def test_no_word_is_ever_dropped_and_frames_are_bounded_both_ways() -> None:
-    outbox = link.Outbox(frames=2)
+    outbox = link.MessageQueue(frames=2)
     for n in range(50):
-        outbox.put(link.State("training", str(n)))
+        outbox.put(link.TrainerState("training", str(n)))
         outbox.put(link.Received("p", n, 0.0, "rollouts", b""))
     taken = [outbox.take() for _ in range(len(outbox))]
-    assert taken[:50] == [link.State("training", str(n)) for n in range(50)]
+    assert taken[:50] == [link.TrainerState("training", str(n)) for n in range(50)]
     assert taken[50:] == [link.Received("p", n, 0.0, "rollouts", b"") for n in (48, 49)]
 
 
@@ -174,7 +174,7 @@ def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(monkeypatch: pyte
     assert raised == []
 
 
-@pytest.mark.parametrize("message", [link.Stop(), link.Pause(), link.Question("1", "2 + 2?")])
+@pytest.mark.parametrize("message", [link.Stop(), link.Pause(), link.JudgeQuestion("1", "2 + 2?")])
 def test_waiting_ends_when_something_is_asked_of_the_loop(message: link.ToTrainer) -> None:
     daemon, trainer, _ = opened()
     threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
@@ -182,18 +182,18 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(message: link.ToTraine
     trainer.wait(30)
     assert time.monotonic() - begun < 20
     assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(
-        isinstance(message, kind) for kind in (link.Stop, link.Pause, link.Question)
+        isinstance(message, kind) for kind in (link.Stop, link.Pause, link.JudgeQuestion)
     )
 
 
 def test_what_the_judge_found_is_there_for_the_next_line() -> None:
     daemon, trainer, _ = opened()
-    say(daemon, trainer, link.Judged(0.25, 4), link.Judged(0.5, 8))
-    assert trainer.judged == link.Judged(0.5, 8)
+    say(daemon, trainer, link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8))
+    assert trainer.judged == link.JudgeScore(0.5, 8)
 
 
 def test_the_outbox_drops_the_oldest_frames() -> None:
-    outbox = link.Outbox(frames=3)
+    outbox = link.MessageQueue(frames=3)
     for n in range(5):
         outbox.put(link.Publish("k", bytes([n])))
     outbox.put(link.Stopped(0))

@@ -134,7 +134,7 @@ def trainer_in(
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
     daemon = link.TrainerLink(theirs, on_eof=lambda: None)
-    ours.sendall(link.pack(link.Start(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)))
+    ours.sendall(link.pack(link.StartTrainer(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)))
     try:
         with node.open_trainer(daemon.open(), daemon) as trainer:
             yield trainer, ours
@@ -216,7 +216,7 @@ def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_pa
         while not trainer.link.stopping:
             trainer.link.wait(PATIENCE)
         trainer.run()
-        (ready,) = [m for m in heard(daemon) if isinstance(m, link.Ready)]
+        (ready,) = [m for m in heard(daemon) if isinstance(m, link.TrainerReady)]
     assert any("round-00000002 is damaged" in note for note in ready.notes) and "resumed after round 1" in ready.notes
 
 
@@ -299,7 +299,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path, monkeypa
 
         trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
         trainer.run()
-        states = [m for m in heard(daemon) if isinstance(m, link.State)]
+        states = [m for m in heard(daemon) if isinstance(m, link.TrainerState)]
     paused = [s for s in states if s.state == "paused"]
     assert paused and all("Free some space" in s.cause and "tried again" in s.remedy for s in paused) and states[-1].state == "training"
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
@@ -328,7 +328,7 @@ def test_who_pauses_the_run_finds_it_saved(tmp_path: Path) -> None:
         disk, tell, paused = SlowDisk(trainer.checkpoints.folder), trainer.link.tell, []
 
         def told(message: link.ToDaemon) -> None:
-            if isinstance(message, link.State) and message.state == "paused":
+            if isinstance(message, link.TrainerState) and message.state == "paused":
                 paused.append(disk.durable())
                 daemon.sendall(link.pack(link.Stop()))
             tell(message)
@@ -354,10 +354,10 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) ->
             return answer(question)
 
         trainer.saver, trainer.policy.answer = Saver(disk), answered  # type: ignore[method-assign]
-        daemon.sendall(link.pack(link.Question("1", "2 + 2?")))
+        daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
         trainer.link.wait(PATIENCE)
         trainer.run()
-        assert any(isinstance(m, link.Answer) for m in heard(daemon))
+        assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
     assert durable == [1]
 
 

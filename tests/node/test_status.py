@@ -22,7 +22,7 @@ def board() -> StatusBoard:
 
 def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
     trainer, nobody = {"pid": 1, "restarts": 0}, {"peers": 0, "connected": 0, "addresses": []}
-    return of.document(**nobody, rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, lookout={}, judge=None)  # type: ignore[arg-type]
+    return of.document(**nobody, rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, isolation={}, judge=None)  # type: ignore[arg-type]
 
 
 def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
@@ -65,7 +65,7 @@ def test_the_document_says_what_is_and_what_was() -> None:
         rejected={},
         trainer={"pid": 9, "restarts": 3},
         exchange=EXCHANGE,
-        lookout={},
+        isolation={},
         judge=judge,
     )
     assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")

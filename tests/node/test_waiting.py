@@ -28,13 +28,13 @@ def test_it_waits_says_so_trains_on_what_comes_and_stops_at_once(tmp_path: Path)
     with trainer_in(tmp_path / "node", 0, local=0, external=4) as (trainer, daemon):
         unpacker, thread = link.from_trainer(), threading.Thread(target=trainer.run, daemon=True)
         thread.start()
-        waiting = next(m for m in until(daemon, unpacker, link.State) if isinstance(m, link.State) and m.state == "waiting")
+        waiting = next(m for m in until(daemon, unpacker, link.TrainerState) if isinstance(m, link.TrainerState) and m.state == "waiting")
         assert "round.local is 0" in waiting.cause and "swarmd peers" in waiting.remedy
         daemon.sendall(link.pack(link.Received(OTHER, 1, 0.0, "rollouts", bodies[0])))
-        heard = until(daemon, unpacker, link.State)
+        heard = until(daemon, unpacker, link.TrainerState)
         (done,) = [m.line for m in heard if isinstance(m, link.RoundDone)]
         assert done["round"] == 1 and done["external"] > 0
-        assert [m.state for m in heard if isinstance(m, link.State)] == ["training", "waiting"]
+        assert [m.state for m in heard if isinstance(m, link.TrainerState)] == ["training", "waiting"]
         daemon.sendall(link.pack(link.Stop()))
         assert until(daemon, unpacker, link.Stopped)[-1] == link.Stopped(1)
         thread.join()

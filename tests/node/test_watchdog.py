@@ -11,10 +11,11 @@ import trio
 from p2p.identity import Identity
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.trainer_process import HOPELESS, Death, Deaths, TrainerChild
-from swarmd.daemon.watchdog import Patience, Stuck, Watchdog
+from swarmd.daemon.trainer_process import TrainerChild
+from swarmd.daemon.watchdog import Stuck, StuckLimits, Watchdog
+from swarmd.workers.restarts import HOPELESS, Death, Deaths
 
-TRAINING, ALIVE, ROUND = link.State("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
+TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
 
 
 class Daemon:
@@ -32,7 +33,7 @@ class Daemon:
                 for message in says:
                     self.dog.heard(message)
             self.now += 1
-            found = self.dog.look(self.now)
+            found = self.dog.check(self.now)
             if found is not None and found.hopeless:
                 return found
         return found
@@ -56,7 +57,7 @@ def test_a_silent_process_is_stuck_with_cause_and_remedy_and_killed_in_minutes(d
     stopped = Daemon()
     stopped.dog.heard(ALIVE)
     stopped.wait(20)
-    told = stopped.dog.look(stopped.now, stopped=True)
+    told = stopped.dog.check(stopped.now, stopped=True)
     assert told is not None and "SIGSTOP" in told.cause and "kill -CONT" in told.remedy
 
 
@@ -87,18 +88,18 @@ def test_long_rounds_are_normal_where_rounds_are_long() -> None:
 
 @pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
 def test_who_is_not_training_ends_no_rounds(daemon: Daemon, state: str) -> None:
-    daemon.dog.heard(link.State(state, "because", "wait"))
+    daemon.dog.heard(link.TrainerState(state, "because", "wait"))
     assert daemon.wait(24 * 3600, 2, [ALIVE]) is None
 
 
 def test_a_machine_that_slept_or_a_daemon_that_was_starved_blames_nobody(daemon: Daemon) -> None:
     for asleep in (8 * 3600, 400, -5):
         daemon.now += asleep
-        assert daemon.dog.look(daemon.now) is None
+        assert daemon.dog.check(daemon.now) is None
     daemon.dog.heard(ALIVE)
     for _ in range(7):  # a machine that swaps: looks come a minute apart
         daemon.now += 60
-        assert daemon.dog.look(daemon.now) is None
+        assert daemon.dog.check(daemon.now) is None
 
 
 def test_a_slow_start_is_not_silence() -> None:
@@ -113,18 +114,18 @@ def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> 
     counts = []
     for _ in range(HOPELESS):
         for number in (11, 12, 13):  # lost each time, and run again
-            deaths.finished(number)
-        counts.append(deaths.died("out of memory").deaths)
+            deaths.progress(number)
+        counts.append(deaths.died("out of memory").count)
     assert counts == [1, 2, 3, 4, 5]
-    deaths.finished(14)
-    assert deaths.died("out of memory").deaths == 1
+    deaths.progress(14)
+    assert deaths.died("out of memory").count == 1
 
 
 @pytest.mark.slow
 def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
     """A real one: SIGSTOP, then nobody lets it go on."""
     config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}})
-    start = link.Start(config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1)
+    start = link.StartTrainer(config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1)
     told: list[Stuck | None] = []
     deaths: list[Death] = []
 
@@ -139,7 +140,7 @@ def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> N
             elif not told:
                 os.kill(child.pid, signal.SIGSTOP)
 
-        dog = Watchdog(Patience(silent=2 * link.BEAT, silent_end=3 * link.BEAT, rounds=0))
+        dog = Watchdog(StuckLimits(silent=2 * link.BEAT, silent_end=3 * link.BEAT, rounds=0))
         child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)

@@ -16,7 +16,6 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.workers import check_workers, open_crew, processes_on
 from swarmd.types import Generation, Rollout, Scored, Task
-from swarmd.workers import generator_pool
 from swarmd.workers.generator_pool import Generators, WorkerFailed
 from swarmd.workers.messages import Begin
 from swarmd.workers.question_queue import Flow
@@ -91,8 +90,7 @@ def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: Flo
 
 
 @pytest.mark.net
-def test_a_generator_that_always_dies_is_given_up(flow: Flow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator_pool, "backoff", lambda deaths: 0.0)
+def test_a_generator_that_always_dies_is_given_up(flow: Flow, tmp_path: Path) -> None:
     begin, lives = Begin("", 1, str(tmp_path), 1), []
 
     def start(number: int, life: int) -> Child:
@@ -100,7 +98,7 @@ def test_a_generator_that_always_dies_is_given_up(flow: Flow, tmp_path: Path, mo
         return Child("swarmd.workers.messages", begin, {})  # no worker: ends at once
 
     said = r"died 5 times in a row.*workers\.generators"
-    with Generators(1, start, flow, lambda: None) as working, pytest.raises(WorkerFailed, match=said):
+    with Generators(1, start, flow, lambda: None, longest_backoff=0.0) as working, pytest.raises(WorkerFailed, match=said):
         working.wait(1, 60)
     assert lives == [0, 1, 2, 3, 4]
 

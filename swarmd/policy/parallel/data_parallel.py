@@ -30,7 +30,8 @@ from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import UpdateReport
 from swarmd.workers.generator_pool import WorkerFailed
 from swarmd.workers.messages import Failed, Join, Message, Ready, Share, Stepped
-from swarmd.workers.worker_process import HOPELESS, Child, backoff
+from swarmd.workers.restarts import Deaths
+from swarmd.workers.worker_process import Child
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class Trainers:
         self._size, self._policy, self._start, self._folder, self._check_every = size, policy, start, folder, check_every
         self._children: list[Child] = []
         self._waiting: list[Child] = []  # started, and not met yet
-        self._meetings = self._deaths = 0
+        self._meetings, self._deaths = 0, Deaths()
         self._expected: Stepped | None = None  # what each of the others is about to say
         self.restarts = 0
 
@@ -189,7 +190,7 @@ class Trainers:
             except RankLost as lost:
                 self._restart(str(lost))
                 continue
-            self._deaths = 0
+            self._deaths.progress()
             return report
 
     def _shared(self, learner: Learner, rows: Sequence[Row]) -> UpdateReport:
@@ -217,16 +218,16 @@ class Trainers:
         for child in self._children:
             while not child.alive and (message := child.receive()) is not None:
                 _raise_failure(message)
-        self._deaths += 1
-        if self._deaths >= HOPELESS:
+        death = self._deaths.died(cause)
+        if death.hopeless:
             raise WorkerFailed(
-                f"a trainer died {self._deaths} times in a row without finishing a step: {cause}. See trainer.log; where memory is short, "
+                f"a trainer died {death.count} times in a row without finishing a step: {cause}. See trainer.log; where memory is short, "
                 "lower workers.trainers or take a smaller model.",
                 1,
             )
         log.warning("a trainer is lost (%s): the others are started again with our weights, and the step is repeated", cause)
         self._part()
-        time.sleep(backoff(self._deaths))
+        time.sleep(death.backoff)
         self.restarts += self._size - 1
 
     def _meet(self) -> None:

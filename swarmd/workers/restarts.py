@@ -1,0 +1,50 @@
+"""Restarting child processes: how long to wait after one died, when to give up, and how it ended in words. Pure.
+
+The daemon's trainer (trio) and the trainer's workers (threads) are restarted by the same rules.
+"""
+
+from dataclasses import dataclass
+
+HOPELESS = 5  # deaths in a row without progress between them
+LONGEST_BACKOFF = 60.0  # seconds
+LINGERS = 10.0  # seconds a child has to exit once its connection is closed; then it is killed
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a child ended that was not told to."""
+
+    cause: str
+    count: int  # deaths in a row, this one included
+    backoff: float  # seconds before the next start
+
+    @property
+    def hopeless(self) -> bool:
+        return self.count >= HOPELESS
+
+
+class Deaths:
+    """Counts deaths in a row without progress between them."""
+
+    def __init__(self, longest_backoff: float = LONGEST_BACKOFF) -> None:
+        self._longest = longest_backoff
+        self._furthest = self._count = 0
+
+    def progress(self, reached: int | None = None) -> None:
+        """Work was done. reached: how far; only what is further than ever counts, so that a child that is restarted from a checkpoint and
+        always dies behind the same one is not restarted for ever.
+        """
+        if reached is None or reached > self._furthest:
+            self._furthest, self._count = reached or self._furthest, 0
+
+    def died(self, cause: str) -> Death:
+        """The first restart is immediate: a killed process says nothing about the next."""
+        self._count += 1
+        return Death(cause, self._count, 0.0 if self._count == 1 else min(self._longest, 2.0 ** (self._count - 1)))
+
+
+def exit_words(status: int) -> str:
+    """An exit status, as subprocess has it."""
+    if status < 0:
+        return f"killed by signal {-status}" + (" (out of memory, perhaps)" if status == -9 else "")
+    return f"exit {status}"
