@@ -11,18 +11,18 @@ from pathlib import Path
 import trio
 
 from p2p.admission.fair_queue import FairQueue
-from p2p.admission.inbox import Inbox, Limits
-from p2p.admission.memory import Recall
+from p2p.admission.inbox import AdmissionLimits, Inbox
+from p2p.admission.memory import AdmissionMemory
 from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import Fetcher, Says, Server, Want
-from p2p.blobs.providers import Holders
+from p2p.blobs.fetch import BlobServer, Fetcher, Says, Want
+from p2p.blobs.providers import Providers
 from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.nat.dial_back import DialBack
 from p2p.netgroup import group_of
 from p2p.peers.census import Census
-from p2p.peers.twins import MAX_CARD, NOTHING, Cards, Session, Twin
+from p2p.peers.twins import MAX_CARD, NOTHING, Twin, TwinCards, TwinSession
 from p2p.shards.sharding import Sharding
 from p2p.shards.shards import Shards
 from p2p.topic import Topic
@@ -53,7 +53,7 @@ class Member:
         *,
         sequence: Iterator[int],
         clock: Callable[[], float],
-        limits: Limits | None = None,
+        limits: AdmissionLimits | None = None,
         admitted: Callable[[], None] = lambda: None,
         folder: Path | None = None,
         shards: Shards | None = None,
@@ -62,7 +62,7 @@ class Member:
     ) -> None:
         self.identity = identity
         self.topic = topic
-        self._recall = Recall(folder, clock)
+        self._recall = AdmissionMemory(folder, clock)
         self.reputation = self._recall.reputation
         self.inbox = Inbox(
             identity.peer_id, topic.swarm_id, limits, memory=self._recall.memory, opinion=self.reputation, note=self._recall.note
@@ -78,21 +78,21 @@ class Member:
         self._admitted = admitted
         self.queue = FairQueue()
         self.blobs = BlobStore()
-        self.server = Server(self.blobs, clock)
+        self.server = BlobServer(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
         self.engine = build_engine(
             Handlers(self.deliver, self.answer, self.score, {topic: partial(self._pass_on, inbox) for topic, inbox in self._also.items()})
         )
         self.sharding = Sharding(self.engine, shards, clock, self._seal, self.reputation.proved, kinds)
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
-        self._holders = Holders()
-        self._session = Session(identity, clock(), secrets.token_bytes)
+        self._providers = Providers()
+        self._session = TwinSession(identity, clock(), secrets.token_bytes)
         self.answers: dict[PeerRequest, Answer] = {  # JUDGES: set by whoever knows one
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,
             PeerRequest.SWARM_SIZE: self.sharding.answer,
             PeerRequest.CENSUS: Census(self.topics, self.engine.present, trains=not also),
-            PeerRequest.TWINS: Cards(clock),
+            PeerRequest.TWINS: TwinCards(clock),
         }
         self._stay = trio.CancelScope()
 
@@ -151,7 +151,7 @@ class Member:
         if via is not None:
             self.reputation.admitted(via)
         self.sharding.heard(outcome, shard)
-        self._holders.heard(outcome.author)
+        self._providers.note(outcome.author)
         group, established = self.standing(outcome.author)
         self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))
         self._admitted()
@@ -201,7 +201,7 @@ class Member:
         """
         now = self._clock()
         connected = (peer.id for peer in self.peers())
-        holders = self._holders.likely(want.holders, connected, lambda peer: self.reputation.established(peer, now))
+        holders = self._providers.likely(want.holders, connected, lambda peer: self.reputation.established(peer, now))
         good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
         return await self.fetcher.fetch(dataclasses.replace(want, holders=good), says)
 
@@ -265,7 +265,7 @@ class Member:
         return seal(self.identity, self.topic.of(shard).swarm_id, next(self._sequence), self._clock(), kind, body)
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
-        seconds = self.reputation.saw(peer, reason, now)
+        seconds = self.reputation.offence(peer, reason, now)
         if seconds is not None:
             log.warning("shut out %s for %.0f s: %s, and not for the first time", peer, seconds, reason.value)
             self.engine.shut_out(peer, seconds)

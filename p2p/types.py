@@ -4,7 +4,7 @@ How far a message has come is in its type:
     bytes (a frame) -> Envelope (signature and limits held, `inbox.Inbox` alone makes one) -> whatever the caller decodes
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import NewType, Protocol
@@ -142,6 +142,7 @@ PassOn = Callable[[bytes, PeerId | None], Verdict]  # the same as Deliver, for o
 Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
 Answer = Callable[[PeerId, bytes], bytes]  # our answer to a peer's question of at most MAX_QUESTION bytes; must be quick
 MAX_QUESTION = 4096  # bytes
+Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]  # `Engine.request`: peer, question, most bytes of the answer
 
 
 class PeerRequest(IntEnum):

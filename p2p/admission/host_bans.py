@@ -20,14 +20,14 @@ _KNOWN = 1024
 log = logging.getLogger(__name__)
 
 
-class Doorstep:
+class HostBans:
     """Who may come in, by where he comes from."""
 
     def __init__(self) -> None:
         self._rate_limit = RateLimit(rate=1 / EVERY, burst=PEERS, ban=CLOSED)
         self._known: OrderedDict[PeerId, None] = OrderedDict()  # who was charged for
 
-    def shut_out(self, peer: PeerId, host: str, now: float) -> None:
+    def count(self, peer: PeerId, host: str, now: float) -> None:
         """A peer was shut out that came from there: an IP address as text, or "" where that is not known, which counts for nothing. Each
         peer counts once: its own ban is for when it comes again. Says so where nobody else is let in now.
         """
@@ -44,5 +44,5 @@ class Doorstep:
         """Whether it was counted."""
         return peer in self._known
 
-    def open_to(self, host: str, now: float) -> bool:
+    def admits(self, host: str, now: float) -> bool:
         return not self._rate_limit.banned(machine_of_host(host), now)

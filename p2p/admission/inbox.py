@@ -1,13 +1,12 @@
 """Admission: which frames are let in. Pure: `now` is an argument, nothing is read or written. The rules as a table: docs/admission.md.
 
-Rules go from cheap to dear: what the peer that handed it over may still send, size, form, version, swarm, our own echo, time window,
-repetition, repute and quota of the author it names, and last the signature. What an author is charged for and remembered by is only
-what it really signed, so nobody can use up another's quota; what nobody signed is charged to the connection it came by.
+Checks run cheapest first: what the peer that handed it over may still send, size, form, version, swarm, our own echo, time window,
+repetition, score and quota of the author it names, and last the signature. An author is charged only for what it really signed, so
+nobody can use up another's quota. What nobody signed is charged to the connection it came by.
 
-Why a frame is never let in twice, however much is thrown at us: its content id is remembered until its own time of sending leaves
-the window, at most twice the window after it came. Where memory runs out sooner, the frames that were sent first are forgotten, and
-from then on anything sent as early as they were is stale: under a flood the window shrinks, but it never opens. `p2p.seen` keeps this
-memory over restarts.
+Replay protection: a frame's content id is remembered until its time of sending leaves the window, at most twice the window after it
+came. Where memory runs out sooner, the frames that were sent first are forgotten, and from then on anything sent as early as they were
+is stale. So a flood makes the window smaller, and never lets a frame in twice. `p2p.admission.replay_log` keeps this over restarts.
 """
 
 import heapq
@@ -26,7 +25,7 @@ _SEQUENCES = 1024  # of an author's latest sequence numbers that are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     """What one node takes in. A bucket holds its burst when full."""
 
     max_frame: int = MAX_FRAME  # bytes
@@ -91,7 +90,7 @@ class _Author:
 
     __slots__ = ("bytes", "frames", "newest", "seen")
 
-    def __init__(self, limits: Limits, now: float, newest: int = -1, seen: int = 0) -> None:
+    def __init__(self, limits: AdmissionLimits, now: float, newest: int = -1, seen: int = 0) -> None:
         self.frames = TokenBucket(limits.frames_per_second, limits.frames_burst, now)
         self.bytes = TokenBucket(limits.bytes_per_second, limits.bytes_burst, now)
         self.newest, self.seen = newest, seen
@@ -116,7 +115,7 @@ class _Via:
 
     __slots__ = ("broken", "bytes", "frames")
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: AdmissionLimits, now: float) -> None:
         self.frames = TokenBucket(limits.via_frames_per_second, limits.via_frames_burst, now)
         self.bytes = TokenBucket(limits.via_bytes_per_second, limits.via_bytes_burst, now)
         self.broken = TokenBucket(limits.via_broken_per_second, limits.via_broken_burst, now)
@@ -141,7 +140,7 @@ class Inbox:
         self,
         me: PeerId,
         swarm_id: bytes,
-        limits: Limits | None = None,
+        limits: AdmissionLimits | None = None,
         *,
         not_before: float = 0.0,
         memory: Memory | None = None,
@@ -151,7 +150,7 @@ class Inbox:
     ) -> None:
         self._own_key = public_key_of(me)
         self.swarm_id = swarm_id
-        self.limits = limits or Limits()
+        self.limits = limits or AdmissionLimits()
         self.counts: Counter[Reason] = Counter()
         self.admitted = 0
         self._opinion, self._note, self._verify = opinion, note, verify

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from p2p.admission import reputation_file
 from p2p.admission.inbox import Memory, Trace
-from p2p.admission.replay_log import SeenFile
+from p2p.admission.replay_log import ReplayLog
 from p2p.admission.reputation import Reputation
 
 SEEN = "seen"
@@ -13,13 +13,13 @@ REPUTATION = "reputation"
 SAVE_EVERY = 120.0  # seconds; what is lost since is found again
 
 
-class Recall:
+class AdmissionMemory:
     """`folder`: None remembers nothing over restarts; what was sent before now is then stale."""
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
         self.reputation = Reputation()
         self._clock = clock
-        self._seen = SeenFile(folder / SEEN, clock) if folder is not None else None
+        self._seen = ReplayLog(folder / SEEN, clock) if folder is not None else None
         self._path = folder / REPUTATION if folder is not None else None
         self._saved_at = clock()
         self.memory = self._seen.load() if self._seen is not None else Memory(horizon=int(clock() * 1000))

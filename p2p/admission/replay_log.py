@@ -61,7 +61,7 @@ def boot_id() -> str:
     return ""
 
 
-class SeenFile:
+class ReplayLog:
     """Of one member. `load` once, then `note` what is let in, and `save` when `due` and at the end."""
 
     def __init__(self, path: Path, clock: Callable[[], float], *, boot: str | None = None) -> None:

@@ -88,7 +88,7 @@ class Reputation:
         self._peers: dict[PeerId, _Record] = {}
         self._settled_until = 0.0
 
-    def saw(self, peer: PeerId, reason: Reason, now: float) -> float | None:
+    def offence(self, peer: PeerId, reason: Reason, now: float) -> float | None:
         """The peer did this. Returns for how many seconds to shut it out, where it is time for that."""
         own, talks_on = reason in OWN, reason is Reason.SHUNNED
         cost = TALKS_ON if talks_on else OWN.get(reason, PASSED_ON.get(reason, 0.0))

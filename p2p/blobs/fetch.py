@@ -9,14 +9,13 @@ import struct
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 import trio
 
 from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BlobStore, content_id
 from p2p.blobs.providers import HOLDERS
 from p2p.rate_limit import TokenBuckets
-from p2p.types import PeerId, PeerRequest, Reason, Unanswered
+from p2p.types import Ask, PeerId, PeerRequest, Reason, Unanswered
 
 MAX_ASKED = 64  # blobs in one question
 MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
@@ -73,7 +72,7 @@ def answered(message: bytes, count: int) -> Sequence[bytes | None] | None:
     return blobs if at == len(message) else None
 
 
-class Server:
+class BlobServer:
     """Answers questions from a store, each peer within its share of our upload. Pure."""
 
     def __init__(
@@ -116,12 +115,6 @@ class Said(Enum):
 Says = MutableMapping[PeerId, Said]  # by holder; whoever was not asked is not in it
 
 
-class Asking(Protocol):
-    """`Engine.request`."""
-
-    async def __call__(self, peer: PeerId, question: bytes, limit: int) -> bytes: ...
-
-
 class _Question:
     """What is wanted of one holder at one moment."""
 
@@ -151,7 +144,7 @@ class _Question:
 class Fetcher:
     """Fetches blobs into a store. `blame` hears of peers that answer with something else."""
 
-    def __init__(self, ask: Asking, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE) -> None:
+    def __init__(self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE) -> None:
         self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
         self._at_once = trio.Semaphore(ASK_AT_ONCE)
         self._unsent: dict[PeerId, _Question] = {}

@@ -14,11 +14,11 @@ STRANGERS = 12  # of them, at most: each has to be dialled first
 HEARD = 64  # authors that are remembered
 
 
-class Holders:
+class Providers:
     def __init__(self) -> None:
         self._heard: OrderedDict[PeerId, None] = OrderedDict()  # the latest last
 
-    def heard(self, author: PeerId) -> None:
+    def note(self, author: PeerId) -> None:
         """A frame of its was let in, in one of our shards."""
         self._heard[author] = None
         self._heard.move_to_end(author)

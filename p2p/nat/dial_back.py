@@ -21,7 +21,7 @@ import trio
 from p2p.address import parse_endpoint
 from p2p.nat.noise_probe import Silent, Stranger, knock
 from p2p.rate_limit import TokenBucket
-from p2p.types import Peer, PeerId, PeerRequest, Unanswered
+from p2p.types import Ask, Peer, PeerId, PeerRequest, Unanswered
 
 MIN_PORT = 1024
 KEPT = 30.0  # seconds an outcome is good for; as long the same peer is tried no more than PORTS times
@@ -48,7 +48,7 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class DialBackReply:
     outcome: Outcome
     seen_at: Address | None  # where the asked peer sees us
 
@@ -57,11 +57,11 @@ def question(port: int) -> bytes:
     return PeerRequest.DIAL_BACK.message(_PORT.pack(port))
 
 
-def answered(message: bytes) -> Answered | None:
+def answered(message: bytes) -> DialBackReply | None:
     """None where it is no such answer."""
     if len(message) not in (1, 5, 17) or message[0] > max(Outcome):
         return None
-    return Answered(Outcome(message[0]), ipaddress.ip_address(message[1:]) if len(message) > 1 else None)
+    return DialBackReply(Outcome(message[0]), ipaddress.ip_address(message[1:]) if len(message) > 1 else None)
 
 
 def seen_at(peer: Peer | None) -> Address | None:
@@ -127,7 +127,7 @@ class DialBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DialBackResult:
     """What one member found."""
 
     by: PeerId
@@ -135,14 +135,12 @@ class Verdict:
     seen_at: Address | None
 
 
-async def ask_members(
-    ask: Callable[[PeerId, bytes, int], Awaitable[bytes]], members: Collection[PeerId], port: int, *, patience: float = PATIENCE
-) -> list[Verdict]:
+async def ask_members(ask: Ask, members: Collection[PeerId], port: int, *, patience: float = PATIENCE) -> list[DialBackResult]:
     """Has up to ASKED members dial us back, at the same time. Those that do not know the question, or do not answer, are left out."""
-    verdicts: list[Verdict] = []
+    verdicts: list[DialBackResult] = []
 
     async def one(member: PeerId) -> None:
-        answer: Answered | None = None
+        answer: DialBackReply | None = None
         with trio.move_on_after(patience):
             try:
                 while (answer := answered(await ask(member, question(port), 17))) is not None and answer.outcome is Outcome.TRYING:
@@ -150,7 +148,7 @@ async def ask_members(
             except Unanswered as error:
                 log.debug("%s does not dial back: %s", member, error)
         if answer is not None:
-            verdicts.append(Verdict(member, answer.outcome, answer.seen_at))
+            verdicts.append(DialBackResult(member, answer.outcome, answer.seen_at))
 
     async with trio.open_nursery() as nursery:
         for member in list(members)[:ASKED]:

@@ -62,7 +62,7 @@ class AddressBook:
             known.pinned = [*dict.fromkeys([*known.pinned, str(endpoint)])]
             self._set(known, [*known.addresses, str(endpoint)])
 
-    def heard(self, peer: PeerId, addresses: Iterable[str], now: float, *, teller: PeerId | None = None, source: str | None = None) -> None:
+    def add(self, peer: PeerId, addresses: Iterable[str], now: float, *, teller: PeerId | None = None, source: str | None = None) -> None:
         """Somebody says this peer is at these addresses. Those that nobody could dial are left out, and names: we would look up
         whatever they want.
 

@@ -5,14 +5,14 @@ An answer is one peer's word: it is shown to the operator, and nothing is decide
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 import trio
 
 from p2p.topic import Topic
-from p2p.types import PeerId, PeerRequest, Unanswered
+from p2p.types import Ask, PeerId, PeerRequest, Unanswered
 
 VERSION = 1
 SWARMS = 16  # in an answer
@@ -23,21 +23,21 @@ PATIENCE = 5.0  # seconds for one peer's answer
 log = logging.getLogger(__name__)
 
 
-class Seen(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class SwarmCount(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """Members of one swarm that a peer is connected to."""
 
     digest: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
     members: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
-class Answered(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class CensusReply(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     version: int
     trains: bool
-    swarms: Annotated[list[Seen], msgspec.Meta(max_length=SWARMS)]
+    swarms: Annotated[list[SwarmCount], msgspec.Meta(max_length=SWARMS)]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Answered)
+_decoder = msgspec.msgpack.Decoder(CensusReply)
 
 
 class Census:
@@ -49,15 +49,15 @@ class Census:
     def __call__(self, _peer: PeerId, message: bytes) -> bytes:
         if message != question(self._topics[0].name):
             return b""
-        swarms = [Seen(topic.digest, self._present(topic)) for topic in self._topics[:SWARMS]]
-        return _encoder.encode(Answered(VERSION, self._trains, swarms))
+        swarms = [SwarmCount(topic.digest, self._present(topic)) for topic in self._topics[:SWARMS]]
+        return _encoder.encode(CensusReply(VERSION, self._trains, swarms))
 
 
 def question(name: str) -> bytes:
     return PeerRequest.CENSUS.message(name.encode())
 
 
-def answered(message: bytes) -> Answered | None:
+def answered(message: bytes) -> CensusReply | None:
     """None for what is no such answer, or of a later version."""
     try:
         found = _decoder.decode(message)
@@ -66,11 +66,9 @@ def answered(message: bytes) -> Answered | None:
     return found if found.version == VERSION else None
 
 
-async def ask(
-    request: Callable[[PeerId, bytes, int], Awaitable[bytes]], peers: Collection[PeerId], name: str
-) -> Mapping[PeerId, Answered]:
+async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[PeerId, CensusReply]:
     """What up to ASKED of the peers say, asked at the same time. Those that do not know the question, or do not answer, are left out."""
-    found: dict[PeerId, Answered] = {}
+    found: dict[PeerId, CensusReply] = {}
 
     async def one(peer: PeerId) -> None:
         with trio.move_on_after(PATIENCE):

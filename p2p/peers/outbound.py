@@ -96,7 +96,7 @@ class Outbound:
         self.dialling.pop(peer, None)
         self._feelers.discard(peer)
 
-    def look(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[PeerId]:
+    def prune(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[PeerId]:
         """Take note of who is connected and who of them is of our swarm. Returns those to hang up on: whom we dialled for nothing, and
         feelers that did their work.
         """

@@ -36,7 +36,7 @@ class _Search:
     wait: float = LOOK_FIRST
 
 
-class Neighbours:
+class ShardPeers:
     def __init__(self) -> None:
         self._searches: dict[int, _Search] = {}
         self._told: dict[int, dict[PeerId, float]] = {}  # shard -> peer -> when it may be dialled
@@ -47,7 +47,7 @@ class Neighbours:
         """Whether we are connected to it for a shard's sake, or about to be."""
         return peer in self._made or peer in self._dialling
 
-    def told(self, shard: int, peers: Iterable[PeerId]) -> None:
+    def add(self, shard: int, peers: Iterable[PeerId]) -> None:
         """Somebody says that these are in the shard. The newest are remembered."""
         known = self._told.setdefault(shard, {})
         for peer in peers:
@@ -55,7 +55,7 @@ class Neighbours:
         while len(known) > TOLD:
             del known[next(iter(known))]
 
-    def errands(self, inside: Mapping[int, Collection[PeerId]], now: float) -> list[tuple[int, bool, bool]]:
+    def searches_due(self, inside: Mapping[int, Collection[PeerId]], now: float) -> list[tuple[int, bool, bool]]:
         """What to ask the DHT now: (shard, whether to look who is in it, whether to announce ourselves)."""
         self._searches = {shard: self._searches.get(shard) or _Search(now, now + SETTLED) for shard in inside}
         found = []
@@ -95,7 +95,7 @@ class Neighbours:
     def missed(self, peer: PeerId) -> None:
         self._dialling.pop(peer, None)
 
-    def look(self, inside: Mapping[int, Collection[PeerId]], connected: Collection[PeerId], now: float) -> list[PeerId]:
+    def prune(self, inside: Mapping[int, Collection[PeerId]], connected: Collection[PeerId], now: float) -> list[PeerId]:
         """Take note of who is where. Returns those to hang up on: dialled for a shard that we left, or that they are not in."""
         for shard in [shard for shard in self._told if shard not in inside]:
             del self._told[shard]
@@ -112,7 +112,7 @@ class Neighbours:
         return over
 
 
-class Visits:
+class RequestConnections:
     """Connections made to ask somebody, and when they were used last."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Visits:
         if peer in self._used:
             self._used[peer] = now
 
-    def over(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
+    def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
         """Those to hang up on: not used for a while, or more than we keep."""
         self._used = {peer: at for peer, at in sorted(self._used.items(), key=lambda item: item[1]) if peer in connected}
         idle = [peer for n, (peer, at) in enumerate(self._used.items()) if now - at > IDLE or n < len(self._used) - VISITS]

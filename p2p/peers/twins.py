@@ -38,7 +38,7 @@ DOMAIN = b"swarmd session v1"
 _Bytes16 = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
-class Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class TwinCard(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     version: int
     session: _Bytes16
     started: Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
@@ -51,10 +51,10 @@ class Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Card)
+_decoder = msgspec.msgpack.Decoder(TwinCard)
 
 
-def decoded(message: bytes) -> Card | None:
+def decoded(message: bytes) -> TwinCard | None:
     """None for what is no card, or of a later version. The signature is not looked at."""
     if len(message) > MAX_CARD:
         return None
@@ -72,7 +72,7 @@ class Twin:
     later: bool  # ours is the one that started later, and is to stay away
 
 
-class Session:
+class TwinSession:
     """Ours: makes our cards, and looks at what we are shown."""
 
     def __init__(self, identity: Identity, started: float, random_bytes: Callable[[int], bytes]) -> None:
@@ -87,7 +87,7 @@ class Session:
     def question(self, now: float) -> bytes:
         if not 0 <= now - self._renewed < RENEW:
             self._nonces, self._renewed = [self._random(16), self._nonces[0]], now
-        card = Card(VERSION, self._session, self._started, self._nonces[0], self._echo, bytes(SIGNATURE_BYTES))
+        card = TwinCard(VERSION, self._session, self._started, self._nonces[0], self._echo, bytes(SIGNATURE_BYTES))
         signature = self._identity.sign(DOMAIN, card.signed())
         return PeerRequest.TWINS.message(_encoder.encode(msgspec.structs.replace(card, signature=signature)))
 
@@ -120,7 +120,7 @@ class Session:
         return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:ASKED]
 
 
-class Cards:
+class TwinCards:
     """Those that others left with us. Answers the question."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -99,7 +99,7 @@ class Victim:
         for second in range(60 * SESSION):
             connected = {*inbound, *outbound.links}
             if second < 30 or second % 60 == 0:
-                for peer in outbound.look(connected, connected, self.now, world.rng):
+                for peer in outbound.prune(connected, connected, self.now, world.rng):
                     outbound.links.pop(peer, None)
                 for peer, addresses in outbound.choose(connected, connected, self.now, world.rng):
                     self.dial(outbound, peer, addresses, up)
@@ -124,9 +124,9 @@ class Victim:
     def learn(self, book: AddressBook, connected: set[PeerId]) -> None:
         for teller in sorted(connected):
             source = group_of(self.world.addresses[teller])
-            book.heard(teller, [self.world.addresses[teller]], self.now, source=source)
+            book.add(teller, [self.world.addresses[teller]], self.now, source=source)
             for peer, addresses in self.world.answer(teller):
-                book.heard(peer, addresses, self.now, teller=teller, source=source)
+                book.add(peer, addresses, self.now, teller=teller, source=source)
 
     def count(self, outbound: Outbound) -> None:
         honest = sum(peer in self.world.honest for peer in outbound.links)

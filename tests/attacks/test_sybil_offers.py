@@ -17,7 +17,7 @@ import trio.testing
 
 from p2p.admission.reputation import TENURE, USEFUL
 from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import Server
+from p2p.blobs.fetch import BlobServer
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -63,7 +63,7 @@ class World:
         self.sybils = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(sybils)]
         self.stores = {who.peer_id: BlobStore() for who in [*self.honest, *self.sybils]}
         for name, store in self.stores.items():
-            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, Server(store, self.clock)))
+            self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, BlobServer(store, self.clock)))
         me = Identity.from_seed(b"v" * 32)
         self.victim = memory_member(self.swarm, me, self.clock, admitted=self.sort)
         for who in self.honest:  # they have trained together for a while

@@ -65,25 +65,25 @@ def test_groups_of_addresses() -> None:
 
 def test_one_group_of_tellers_reaches_a_part_of_the_book(book: AddressBook) -> None:
     for n in range(5000):
-        book.heard(peer(n), [at(n)], NOW, teller=peer(10_000 + n % 200), source="66.1")
+        book.add(peer(n), [at(n)], NOW, teller=peer(10_000 + n % 200), source="66.1")
     assert SIZE < len(book) <= NEW_REACH * SIZE
 
 
 def test_one_group_has_few_places_whoever_tells_of_it(book: AddressBook) -> None:
     for n in range(400):
-        book.heard(peer(n), [at(7, n)], NOW, source="66.1")
+        book.add(peer(n), [at(7, n)], NOW, source="66.1")
     assert len(book) == SHARE
     for n in range(400, 800):
-        book.heard(peer(n), [at(7, n)], NOW, source="66.2")
+        book.add(peer(n), [at(7, n)], NOW, source="66.2")
     assert SHARE < len(book) <= 2 * SHARE
 
 
 def test_a_swarm_on_a_local_network_fits(book: AddressBook) -> None:
     for n in range(30):
-        book.heard(peer(n), [f"/ip4/192.168.1.{n}/tcp/4001"], NOW, source=LOCAL)
+        book.add(peer(n), [f"/ip4/192.168.1.{n}/tcp/4001"], NOW, source=LOCAL)
     assert len(book) == 30
     for n in range(30, 1000):
-        book.heard(peer(n), [f"/ip4/192.168.1.{n % 250}/tcp/{n}"], NOW, source=LOCAL)
+        book.add(peer(n), [f"/ip4/192.168.1.{n % 250}/tcp/{n}"], NOW, source=LOCAL)
     assert len(book) <= LOCAL_REACH * SIZE
 
 
@@ -92,7 +92,7 @@ def test_another_key_puts_others_together() -> None:
     for key in (KEY, KEY[::-1]):
         book = AddressBook(ME, key)
         for n in range(200):
-            book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+            book.add(peer(n), [at(n)], NOW, source=f"{n}")
         assert len(book) == 200
         together.append({frozenset(bucket) for bucket in book._tables._buckets.values() if len(bucket) > 1})
     assert len(together[0]) > 30 and len(together[0] & together[1]) < 3
@@ -102,31 +102,31 @@ def test_who_tells_too_much_is_not_listened_to(book: AddressBook) -> None:
     def tell(start: int, now: float, teller: PeerId) -> int:
         before = len(book)
         for n in range(start, start + 500):
-            book.heard(peer(n), [at(n)], now, teller=teller, source=f"{n}")  # buckets are no limit here
+            book.add(peer(n), [at(n)], now, teller=teller, source=f"{n}")  # buckets are no limit here
         return len(book) - before
 
     assert tell(0, NOW, peer(9000)) == TOLD_BURST
     assert tell(500, NOW + 100, peer(9000)) == 10
     assert tell(1000, NOW + 100, peer(9001)) == TOLD_BURST
     assert tell(2000, NOW, peer(9001)) == 0  # a clock that goes back gives nothing
-    book.heard(peer(0), [at(1)], NOW, teller=peer(9000))  # of whom we know it is free
+    book.add(peer(0), [at(1)], NOW, teller=peer(9000))  # of whom we know it is free
     assert book[peer(0)].addresses == [at(0), at(1)]
     for n in range(1100):
-        book.heard(peer(5000 + n), [at(0)], NOW, teller=peer(20_000 + n), source="66.1")
+        book.add(peer(5000 + n), [at(0)], NOW, teller=peer(20_000 + n), source="66.1")
     assert len(book._tellers) <= 1024
 
 
 def test_what_the_peer_says_itself_counts_for_more_than_hearsay(book: AddressBook) -> None:
-    book.heard(peer(1), [at(1)], NOW, teller=peer(9))
+    book.add(peer(1), [at(1)], NOW, teller=peer(9))
     for n in range(2, 30):
-        book.heard(peer(1), [at(n)], NOW, teller=peer(9))
+        book.add(peer(1), [at(n)], NOW, teller=peer(9))
     assert book[peer(1)].addresses == [at(n) for n in range(1, 1 + MAX_ADDRESSES)]
-    book.heard(peer(1), [at(50), at(51)], NOW, source=group_of(at(51)))
+    book.add(peer(1), [at(50), at(51)], NOW, source=group_of(at(51)))
     assert book[peer(1)].addresses == [at(51), at(50)] and book[peer(1)].itself
     dial(book, peer(1))
-    book.heard(peer(1), [at(60)], NOW, teller=peer(9))
+    book.add(peer(1), [at(60)], NOW, teller=peer(9))
     assert book[peer(1)].addresses == [at(51), at(50)]  # it is well: nobody else need tell us where it is
-    book.heard(peer(1), [at(61)], NOW)
+    book.add(peer(1), [at(61)], NOW)
     assert book[peer(1)].addresses == [at(51), at(61)]  # where we reached it stays
 
 
@@ -140,19 +140,19 @@ def test_addresses_from_afar(book: AddressBook) -> None:
         "/ip4/224.0.0.1/tcp/1",
         "/ip6/fe80::1/tcp/1",
     ]
-    book.heard(peer(1), said, NOW, source=group_of(at(3)))
+    book.add(peer(1), said, NOW, source=group_of(at(3)))
     assert book[peer(1)].addresses == [at(3), "/ip4/192.168.0.9/tcp/1"]
-    book.heard(peer(2), said, NOW, source=LOCAL)
+    book.add(peer(2), said, NOW, source=LOCAL)
     assert book[peer(2)].addresses == ["/ip4/127.0.0.1/tcp/1", "/ip4/192.168.0.9/tcp/1", "/ip6/fe80::1/tcp/1", at(3)]
-    book.heard(peer(3), said[3:5], NOW)
+    book.add(peer(3), said[3:5], NOW)
     assert peer(3) not in book
 
 
 def test_groups_are_drawn_not_peers(book: AddressBook) -> None:
     for n in range(64):
-        book.heard(peer(n), [at(1, n)], NOW, source=f"{n}")
+        book.add(peer(n), [at(1, n)], NOW, source=f"{n}")
     for n in range(4):
-        book.heard(peer(100 + n), [at(2 + n)], NOW, source=f"{n}")
+        book.add(peer(100 + n), [at(2 + n)], NOW, source=f"{n}")
     for who in list(book._known):
         dial(book, who)
     first = Counter(group_of(book.candidates(NOW, random.Random(seed), count=1)[0][1][0]) for seed in range(300))
@@ -162,7 +162,7 @@ def test_groups_are_drawn_not_peers(book: AddressBook) -> None:
 
 
 def test_a_peer_is_dialled_in_one_group_at_a_time_and_then_in_the_next(book: AddressBook) -> None:
-    book.heard(peer(1), [at(1), at(2), at(1, 9)], NOW)
+    book.add(peer(1), [at(1), at(2), at(1, 9)], NOW)
     assert book.candidates(NOW, random.Random(0)) == [(peer(1), [at(1), at(1, 9)])]
     assert book.candidates(NOW, random.Random(0), avoid={group_of(at(1)) or ""}) == [(peer(1), [at(2)])]
     book.failed(peer(1), NOW, [at(1), at(1, 9)])
@@ -171,7 +171,7 @@ def test_a_peer_is_dialled_in_one_group_at_a_time_and_then_in_the_next(book: Add
 
 def test_those_reached_before_come_first(book: AddressBook) -> None:
     for n in range(40):
-        book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+        book.add(peer(n), [at(n)], NOW, source=f"{n}")
     for n in range(4):
         dial(book, peer(n))
     first = Counter(book.candidates(NOW, random.Random(seed), count=1)[0][0] in {peer(n) for n in range(4)} for seed in range(400))
@@ -181,7 +181,7 @@ def test_those_reached_before_come_first(book: AddressBook) -> None:
 
 
 def test_who_dials_us_is_not_one_that_we_reached(book: AddressBook) -> None:
-    book.heard(peer(1), [at(1)], NOW)
+    book.add(peer(1), [at(1)], NOW)
     book.succeeded(peer(1), None, NOW)
     assert book.tried() == 0
     dial(book, peer(1))
@@ -190,7 +190,7 @@ def test_who_dials_us_is_not_one_that_we_reached(book: AddressBook) -> None:
 
 def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:
     for n in range(40):
-        book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+        book.add(peer(n), [at(n)], NOW, source=f"{n}")
     book.anchor([peer(7), peer(3)])
     assert [who for who, _ in book.candidates(NOW, random.Random(0))][:2] == [peer(7), peer(3)]
     book.anchor([peer(9)])
@@ -200,8 +200,8 @@ def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:
 
 
 def test_those_that_never_answer_go_and_our_own_outage_drives_nobody_away(book: AddressBook) -> None:
-    book.heard(peer(1), [at(1)], NOW)
-    book.heard(peer(2), [at(2)], NOW)
+    book.add(peer(1), [at(1)], NOW)
+    book.add(peer(2), [at(2)], NOW)
     for hour in range(1, 30):  # nobody answers: it is we who are cut off
         book.failed(peer(1), NOW + 4000 * hour)
     assert peer(1) in book
@@ -214,8 +214,8 @@ def test_those_that_never_answer_go_and_our_own_outage_drives_nobody_away(book: 
 
 
 def test_one_that_was_reached_is_kept_for_a_week_of_failures(book: AddressBook) -> None:
-    book.heard(peer(1), [at(1)], NOW)
-    book.heard(peer(2), [at(2)], NOW)
+    book.add(peer(1), [at(1)], NOW)
+    book.add(peer(2), [at(2)], NOW)
     dial(book, peer(1))
     hours = 0
     while peer(1) in book:
@@ -226,19 +226,19 @@ def test_one_that_was_reached_is_kept_for_a_week_of_failures(book: AddressBook) 
 
 
 def test_the_old_give_way(book: AddressBook) -> None:
-    book.heard(peer(1), [at(1)], NOW)
+    book.add(peer(1), [at(1)], NOW)
     assert book.candidates(NOW + 29 * DAY, random.Random(0)) and not book.candidates(NOW + 31 * DAY, random.Random(0))
     for n in range(SHARE):
-        book.heard(peer(10 + n), [at(5, n)], NOW, source="66.1")
-    book.heard(peer(20), [at(5, 20)], NOW + DAY, source="66.1")
+        book.add(peer(10 + n), [at(5, n)], NOW, source="66.1")
+    book.add(peer(20), [at(5, 20)], NOW + DAY, source="66.1")
     assert peer(20) not in book
-    book.heard(peer(20), [at(5, 20)], NOW + 31 * DAY, source="66.1")
+    book.add(peer(20), [at(5, 20)], NOW + 31 * DAY, source="66.1")
     assert peer(20) in book
 
 
 def test_a_place_among_those_reached_is_lost_only_to_one_that_outlives_its_holder(book: AddressBook) -> None:
     for n in range(SHARE + 1):
-        book.heard(peer(n), [at(1, n)], NOW + n, source=f"{n}")
+        book.add(peer(n), [at(1, n)], NOW + n, source=f"{n}")
         dial(book, peer(n), NOW + n)
     assert book.tried() == SHARE and not book[peer(SHARE)].tried
     found = book.feeler(NOW + 100, random.Random(0))
@@ -255,7 +255,7 @@ def test_a_place_among_those_reached_is_lost_only_to_one_that_outlives_its_holde
 def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
     assert book.feeler(NOW, random.Random(0)) is None
     for n in range(10):
-        book.heard(peer(n), [at(n)], NOW, source=f"{n}")
+        book.add(peer(n), [at(n)], NOW, source=f"{n}")
     for n in range(9):
         dial(book, peer(n))
     assert all(book.feeler(NOW, random.Random(seed)) == (peer(9), [at(9)]) for seed in range(20))
@@ -265,9 +265,9 @@ def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
 def test_of_those_never_reached_half_are_drawn_from_visitors(book: AddressBook) -> None:
     """One liar tells of a hundred groups; two peers come and say where they are."""
     for n in range(30):
-        book.heard(peer(n), [at(n)], NOW, teller=peer(99), source="66.1")
+        book.add(peer(n), [at(n)], NOW, teller=peer(99), source="66.1")
     for n in (200, 201):
-        book.heard(peer(n), [at(n)], NOW, source=group_of(at(n)))
+        book.add(peer(n), [at(n)], NOW, source=group_of(at(n)))
     drawn = Counter(found[0] in (peer(200), peer(201)) for seed in range(400) if (found := book.feeler(NOW, random.Random(seed))))
     assert 0.5 < drawn[True] / 400 < 0.85
 
@@ -276,7 +276,7 @@ def test_a_stranger_is_forgotten_unless_the_operator_named_it(book: AddressBook)
     endpoint = parse_endpoint(at(1))
     assert endpoint is not None
     book.pin(peer(1), endpoint)
-    book.heard(peer(2), [at(2)], NOW)
+    book.add(peer(2), [at(2)], NOW)
     for who in (peer(1), peer(2), peer(3)):
         book.stranger(who, NOW)
     assert peer(1) in book and peer(2) not in book and not book.bootstraps(NOW + 5) and book.bootstraps(NOW + 10)
@@ -299,9 +299,9 @@ def play(book: AddressBook, steps: list[Step]) -> float:
         address, its = at(group, who), [f"{source}", LOCAL, None, group_of(at(group))][source]
         match what:
             case "heard":
-                book.heard(peer(who), [address, "/ip4/10.0.0.1/tcp/1"], now, source=its)
+                book.add(peer(who), [address, "/ip4/10.0.0.1/tcp/1"], now, source=its)
             case "told":
-                book.heard(peer(who), [address], now, teller=peer(1000 + source), source=its)
+                book.add(peer(who), [address], now, teller=peer(1000 + source), source=its)
             case "dial" if peer(who) in book:
                 dial(book, peer(who), now)
             case "inbound":
@@ -348,7 +348,7 @@ def test_whatever_happens_the_bounds_hold(tmp_path_factory: Any, steps: list[Ste
 def test_what_the_file_keeps(book: AddressBook, tmp_path: Path) -> None:
     path = tmp_path / "peers.json"
     for n in range(60):
-        book.heard(peer(n), [at(n), at(n, 9)], NOW + n, teller=peer(99), source=f"{n % 7}")
+        book.add(peer(n), [at(n), at(n, 9)], NOW + n, teller=peer(99), source=f"{n % 7}")
     for n in range(0, 40, 2):
         dial(book, peer(n), NOW + 100)
     book.anchor([peer(2), peer(4)])

@@ -57,7 +57,7 @@ def test_no_address_from_a_peer_crashes(text: str) -> None:
 def test_candidates_come_in_seeded_order_and_only_when_due() -> None:
     book, strangers = AddressBook(ME, KEY), [peer_id_of(bytes([n]) * 32) for n in range(20)]
     for n, peer in enumerate(strangers):
-        book.heard(peer, [f"/ip4/11.{n}.0.1/tcp/1"], NOW)
+        book.add(peer, [f"/ip4/11.{n}.0.1/tcp/1"], NOW)
     order = [peer for peer, _ in book.candidates(NOW, random.Random(1))]
     assert order == [peer for peer, _ in book.candidates(NOW, random.Random(1))]
     assert order != [peer for peer, _ in book.candidates(NOW, random.Random(2))] and set(order) == set(strangers)
@@ -70,7 +70,7 @@ def test_candidates_come_in_seeded_order_and_only_when_due() -> None:
 def test_waits_grow_and_stay_short_for_who_was_there_lately() -> None:
     book = AddressBook(ME, KEY)
     book.pin(A, WHERE)
-    book.heard(B, [str(WHERE)], NOW - 10_000)
+    book.add(B, [str(WHERE)], NOW - 10_000)
 
     def waits(peer: object, start: float) -> list[float]:
         found = []
@@ -88,7 +88,7 @@ def test_waits_grow_and_stay_short_for_who_was_there_lately() -> None:
 
 def test_the_address_that_worked_comes_first() -> None:
     book = AddressBook(ME, KEY)
-    book.heard(A, ["/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1", "/ip4/0.0.0.0/tcp/1", "junk"], NOW)
+    book.add(A, ["/ip4/10.0.0.1/tcp/1", "/ip4/10.0.0.2/tcp/1", "/ip4/0.0.0.0/tcp/1", "junk"], NOW)
     book.succeeded(A, "/ip4/10.0.0.2/tcp/1", NOW)
     assert book[A].addresses == ["/ip4/10.0.0.2/tcp/1", "/ip4/10.0.0.1/tcp/1"]
 
@@ -96,11 +96,11 @@ def test_the_address_that_worked_comes_first() -> None:
 def test_it_is_bounded_and_keeps_what_proved_good() -> None:
     book = AddressBook(ME, KEY)
     book.pin(A, WHERE)
-    book.heard(B, [str(WHERE)], NOW)
+    book.add(B, [str(WHERE)], NOW)
     book.succeeded(B, str(WHERE), NOW)
-    book.heard(ME, [str(WHERE)], NOW)
+    book.add(ME, [str(WHERE)], NOW)
     for n in range(MAX_PEERS):
-        book.heard(peer_id_of(n.to_bytes(32, "big")), [f"/ip4/11.{n % 256}.0.1/tcp/{port}" for port in range(1, 40)], NOW + n)
+        book.add(peer_id_of(n.to_bytes(32, "big")), [f"/ip4/11.{n % 256}.0.1/tcp/{port}" for port in range(1, 40)], NOW + n)
     assert 1000 < len(book) <= MAX_PEERS and ME not in dict(book.candidates(NOW, random.Random(0)))
     assert book[A].pinned and book[B].last_success == NOW
     assert len(book[peer_id_of(bytes(32))].addresses) == MAX_ADDRESSES
@@ -108,7 +108,7 @@ def test_it_is_bounded_and_keeps_what_proved_good() -> None:
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     book, path = AddressBook(ME, KEY), tmp_path / "state" / "peers.json"
-    book.heard(A, [str(WHERE)], NOW)
+    book.add(A, [str(WHERE)], NOW)
     book.succeeded(A, str(WHERE), NOW)
     assert book.changed
     book.save(path)

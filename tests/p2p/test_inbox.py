@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from p2p.admission.inbox import Inbox, Limits
+from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.reputation import TENURE, USEFUL, Reputation
 from p2p.envelope import MAX_FRAME, seal
 from p2p.identity import Identity
@@ -18,7 +18,7 @@ NOW = 1_700_000_000.0
 
 
 def inbox(not_before: float = 0.0, **limits: float) -> Inbox:
-    return Inbox(ME.peer_id, SWARM, Limits(**limits), not_before=not_before)  # type: ignore[arg-type]
+    return Inbox(ME.peer_id, SWARM, AdmissionLimits(**limits), not_before=not_before)  # type: ignore[arg-type]
 
 
 def frame(author: Identity, sequence: int, at: float = NOW, body: bytes = b"body") -> bytes:
@@ -197,7 +197,7 @@ def test_who_is_shunned_is_heard_neither_as_author_nor_as_neighbour() -> None:
     reputation = known()
     box = Inbox(ME.peer_id, SWARM, opinion=reputation)
     for _ in range(5):
-        reputation.saw(B.peer_id, Reason.NOT_ASKED_FOR, NOW)
+        reputation.offence(B.peer_id, Reason.NOT_ASKED_FOR, NOW)
     assert reason(box.receive(frame(B, 1), NOW, A.peer_id)) is Reason.SHUNNED
     assert reason(box.receive(frame(A, 1), NOW, B.peer_id)) is Reason.SHUNNED
     assert reason(box.receive(frame(A, 1), NOW, A.peer_id)) is None
@@ -205,13 +205,13 @@ def test_who_is_shunned_is_heard_neither_as_author_nor_as_neighbour() -> None:
 
 
 def test_a_crowd_of_newcomers_has_one_quota_together_and_forged_ones_do_not_use_it_up() -> None:
-    box, rng = Inbox(ME.peer_id, SWARM, Limits(newcomers_burst=50, newcomers_per_second=1), opinion=known(A)), random.Random(0)
+    box, rng = Inbox(ME.peer_id, SWARM, AdmissionLimits(newcomers_burst=50, newcomers_per_second=1), opinion=known(A)), random.Random(0)
     crowd = [Identity.from_seed(rng.randbytes(32)) for _ in range(60)]
     assert all(reason(box.receive(forged(sybil, 1), NOW)) is Reason.BAD_SIGNATURE for sybil in crowd)
     outcomes = [reason(box.receive(frame(sybil, 1), NOW)) for sybil in crowd]
     assert outcomes == [None] * 50 + [Reason.CROWDED] * 10 and Reason.CROWDED.verdict is Verdict.IGNORE
     assert reason(box.receive(frame(A, 1), NOW)) is None
-    box = Inbox(ME.peer_id, SWARM, Limits(newcomers_burst=50, newcomers_per_second=1), opinion=known())  # a new swarm
+    box = Inbox(ME.peer_id, SWARM, AdmissionLimits(newcomers_burst=50, newcomers_per_second=1), opinion=known())  # a new swarm
     assert all(reason(box.receive(frame(sybil, 1), NOW)) is None for sybil in crowd)
 
 

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from p2p.admission.fair_queue import FairQueue
-from p2p.admission.inbox import Limits
+from p2p.admission.inbox import AdmissionLimits
 from p2p.blobs.blobs import content_id, pack
 from p2p.blobs.fetch import Fetcher, Want, answer
 from p2p.engines.memory import MemoryEngine, MemorySwarm
@@ -18,7 +18,7 @@ TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
 
 
-def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: Limits | None = None, now: float = NOW) -> Member:
+def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None, now: float = NOW) -> Member:
     identity = Identity.from_seed(bytes([n]) * 32)
     return Member(
         identity,
@@ -82,7 +82,7 @@ def test_the_queue_drops_the_oldest() -> None:
 
 def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() -> None:
     swarm = MemorySwarm()
-    a, b = member(swarm, 1), member(swarm, 2, limits=Limits(frames_burst=20))
+    a, b = member(swarm, 1), member(swarm, 2, limits=AdmissionLimits(frames_burst=20))
     a.publish("rollouts", b"1")
     b.report(a.identity.peer_id, Reason.UNDECODABLE)
     a.publish("rollouts", b"2")

@@ -27,7 +27,7 @@ class Play:
         self.dialled: list[PeerId] = []
 
     def know(self, n: int, address: str) -> None:
-        self.book.heard(peer(n), [address], self.now, source=f"{n}")
+        self.book.add(peer(n), [address], self.now, source=f"{n}")
 
     @property
     def connected(self) -> set[PeerId]:
@@ -43,7 +43,7 @@ class Play:
     def tick(self, seconds: int = 1) -> None:
         for _ in range(seconds):
             members = self.connected - self.strangers
-            for who in self.outbound.look(self.connected, members, self.now, self.rng):
+            for who in self.outbound.prune(self.connected, members, self.now, self.rng):
                 self.outbound.links.pop(who)
             found = self.outbound.choose(self.connected, members, self.now, self.rng)
             assert len(found) <= DIALS

@@ -35,7 +35,7 @@ def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
     reputation = Reputation()
     assert reputation.score(A, NOW) == 0 and not reputation.shunned(A, NOW)
     for _ in range(3):
-        assert reputation.saw(A, Reason.UNDECODABLE, NOW) is None
+        assert reputation.offence(A, Reason.UNDECODABLE, NOW) is None
     assert reputation.score(A, NOW) == -30 and reputation.shunned(A, NOW) and not reputation.shunned(B, NOW)
     assert reputation.score(A, NOW + HALF_LIFE) == pytest.approx(-15) and not reputation.shunned(A, NOW + HALF_LIFE)
     assert reputation.score(A, NOW - 99) == -30  # a clock that was set back forgives nothing
@@ -45,13 +45,13 @@ def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
 def test_what_nobody_is_to_blame_for_costs_nothing(reason: Reason) -> None:
     reputation = Reputation()
     assert reason.verdict is Verdict.IGNORE
-    assert not any(reputation.saw(A, reason, NOW) for _ in range(100_000)) and reputation.score(A, NOW) == 0
+    assert not any(reputation.offence(A, reason, NOW) for _ in range(100_000)) and reputation.score(A, NOW) == 0
 
 
 @pytest.mark.parametrize("reason", [reason for reason in Reason if reason.verdict is Verdict.REJECT])
 def test_every_offence_costs_something(reason: Reason) -> None:
     reputation = Reputation()
-    reputation.saw(A, reason, NOW)
+    reputation.offence(A, reason, NOW)
     assert reputation.score(A, NOW) < 0
 
 
@@ -60,7 +60,7 @@ def test_bans_grow_for_what_a_peer_did_itself_and_less_for_what_it_passed_on() -
         reputation, now = Reputation(), NOW
         bans: list[float] = []
         while len(bans) < 20:
-            seconds = reputation.saw(A, reason, now)
+            seconds = reputation.offence(A, reason, now)
             if seconds is not None:
                 assert reputation.shunned(A, now) and reputation.banned(now) == {A: seconds}
                 bans.append(seconds)
@@ -73,7 +73,7 @@ def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
     reputation = Reputation()
 
     def ban(now: float) -> float | None:
-        return [reputation.saw(A, Reason.NOT_ASKED_FOR, now) for _ in range(5)][-1]
+        return [reputation.offence(A, Reason.NOT_ASKED_FOR, now) for _ in range(5)][-1]
 
     assert ban(NOW) == 60 and ban(NOW + 7200) == 120 and ban(NOW + 7200 + 2 * 86400) == 60
 
@@ -81,20 +81,20 @@ def test_a_day_without_a_new_one_ends_the_growth_of_bans() -> None:
 def test_a_flood_shuts_out_within_a_second_and_a_busy_peer_is_left_in_peace() -> None:
     reputation = Reputation()
     refused = 10_000 - 200  # a second, beyond what a connection may send
-    bans = [n for n in range(refused) if reputation.saw(A, Reason.FLOODING, NOW + n / refused) is not None]
+    bans = [n for n in range(refused) if reputation.offence(A, Reason.FLOODING, NOW + n / refused) is not None]
     assert len(bans) == 1 and bans[0] < refused / 2
-    assert not any(reputation.saw(B, Reason.FLOODING, NOW + n) for n in range(3600))  # one a second too many
+    assert not any(reputation.offence(B, Reason.FLOODING, NOW + n) for n in range(3600))  # one a second too many
 
 
 def test_repeats_are_free_up_to_a_flood_of_them() -> None:
     reputation = Reputation()
     for n in range(10_000):  # two repeated for three new
-        reputation.saw(A, Reason.DUPLICATE, NOW + n / 50)
-        reputation.saw(A, Reason.DUPLICATE, NOW + n / 50)
+        reputation.offence(A, Reason.DUPLICATE, NOW + n / 50)
+        reputation.offence(A, Reason.DUPLICATE, NOW + n / 50)
         for _ in range(3):
             reputation.admitted(A)
     assert reputation.score(A, NOW) == 0
-    told = [reputation.saw(B, Reason.DUPLICATE, NOW) for _ in range(int(REPEATS) + 101)]
+    told = [reputation.offence(B, Reason.DUPLICATE, NOW) for _ in range(int(REPEATS) + 101)]
     assert not any(told[:-2]) and any(told[-2:])
 
 
@@ -123,8 +123,8 @@ def test_while_nobody_has_standing_or_all_are_silent_everybody_is_as_good_as_est
 def test_standing_is_lost_at_once_by_ones_own_offence_and_not_by_what_one_passed_on() -> None:
     reputation = Reputation()
     now = max(earn(reputation, peer) for peer in (A, B, C))
-    reputation.saw(A, Reason.UNKNOWN_TASK, now)
-    reputation.saw(B, Reason.BAD_SIGNATURE, now)
+    reputation.offence(A, Reason.UNKNOWN_TASK, now)
+    reputation.offence(B, Reason.BAD_SIGNATURE, now)
     assert [reputation.established(peer, now) for peer in (A, B, C)] == [False, True, True]
 
 
@@ -134,7 +134,7 @@ def test_what_is_known_survives_a_restart(tmp_path_factory: pytest.TempPathFacto
     now = earn(reputation, A)
     reputation.met(A, "11.0", now)
     for _ in range(5):
-        reputation.saw(B, Reason.NOT_ASKED_FOR, now)
+        reputation.offence(B, Reason.NOT_ASKED_FOR, now)
     reputation_file.save(path, reputation)
     again = Reputation()
     reputation_file.load(path, again, now + 10)
@@ -162,9 +162,9 @@ def test_a_flood_of_names_forgets_neither_friends_nor_the_banned() -> None:
     reputation, rng = Reputation(limit=500), random.Random(0)
     now = earn(reputation, A)
     for _ in range(5):
-        reputation.saw(B, Reason.NOT_ASKED_FOR, now)
+        reputation.offence(B, Reason.NOT_ASKED_FOR, now)
     for n in range(5000):
-        reputation.saw(peer_id_of(rng.randbytes(32)), Reason.MALFORMED, now + n / 100)
+        reputation.offence(peer_id_of(rng.randbytes(32)), Reason.MALFORMED, now + n / 100)
     assert len(reputation._peers) <= 500
     assert reputation.established(A, now + 60) and reputation.shunned(B, now + 59)
 

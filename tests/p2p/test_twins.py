@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import TWINS_EVERY, Member
-from p2p.peers.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, Cards, Session, decoded
+from p2p.peers.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, TwinCards, TwinSession, decoded
 from p2p.topic import Topic
 from p2p.types import PeerId
 
@@ -27,11 +27,11 @@ class Clock:
         return self.now
 
 
-def session(n: int, started: float, key: Identity = KEY) -> Session:
-    return Session(key, started, random.Random(n).randbytes)
+def session(n: int, started: float, key: Identity = KEY) -> TwinSession:
+    return TwinSession(key, started, random.Random(n).randbytes)
 
 
-def leave(of: Session, cards: Cards, clock: Clock) -> None:
+def leave(of: TwinSession, cards: TwinCards, clock: Clock) -> None:
     """As a member does: once more where there is news."""
     for _ in range(2):
         shown = cards(KEY.peer_id, of.question(clock.now))
@@ -43,7 +43,7 @@ def leave(of: Session, cards: Cards, clock: Clock) -> None:
 
 def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_silent() -> None:
     clock = Clock()
-    cards, first, second = Cards(clock), session(1, NOW), session(2, NOW + 100)
+    cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW + 100)
     for _ in range(2):
         clock.now += 10
         for one in (first, second):
@@ -57,7 +57,7 @@ def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_sile
 
 def test_it_goes_on_while_both_live_and_ends_with_one() -> None:
     clock = Clock()
-    cards, first, second = Cards(clock), session(1, NOW), session(2, NOW)  # started at once: one of them is silent
+    cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)  # started at once: one of them is silent
     for look in range(60):
         clock.now += 10
         for one in (first, second):
@@ -72,7 +72,7 @@ def test_it_goes_on_while_both_live_and_ends_with_one() -> None:
 
 def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
     clock = Clock()
-    cards, before = Cards(clock), session(1, NOW - 1000)
+    cards, before = TwinCards(clock), session(1, NOW - 1000)
     leave(before, cards, clock)
     clock.now += 5
     after = session(2, clock.now)
@@ -84,7 +84,7 @@ def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
 
 def test_what_was_proved_once_proves_nothing_later() -> None:
     clock = Clock()
-    cards, first, second = Cards(clock), session(1, NOW), session(2, NOW)
+    cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)
     for _ in range(3):
         leave(first, cards, clock)
         leave(second, cards, clock)
@@ -107,12 +107,12 @@ def test_nobody_without_the_key_makes_a_twin() -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_card_or_none(message: bytes) -> None:
     assert (card := decoded(message)) is None or card.version == 1
-    assert Cards(Clock())(KEY.peer_id, b"\x06" + message) == b""
+    assert TwinCards(Clock())(KEY.peer_id, b"\x06" + message) == b""
 
 
 def test_cards_are_kept_for_a_while_and_bounded() -> None:
     clock = Clock()
-    cards = Cards(clock)
+    cards = TwinCards(clock)
     for n in count():
         cards(PeerId(f"crowd {n}"), session(1, NOW).question(NOW))
         if n > PEERS:

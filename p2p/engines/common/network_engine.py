@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from p2p.address import Endpoint, parse_listen
-from p2p.admission.host_bans import Doorstep
+from p2p.admission.host_bans import HostBans
 from p2p.engines.common.lasting import BookFile, Lasting, Outbox, Shards, pinned_book
 from p2p.engines.common.request_response import Desk
 from p2p.identity import Identity
@@ -70,7 +70,7 @@ class Networked:
         self._file = BookFile(self._book, addressbook)
         self._outbox = Outbox(clock)
         self._lasting = Lasting(clock)
-        self._rate_limit, self._doorstep = rate_limit, Doorstep()
+        self._rate_limit, self._host_bans = rate_limit, HostBans()
         self._questions = RateLimit(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
         self._desk = Desk(handlers.answer, self._may_ask)
         self._shards = Shards()
@@ -114,7 +114,7 @@ class Networked:
         return self._finding.present(topic) if self._finding is not None else 0
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        self._book.heard(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
+        self._book.add(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
 
     def _hear(self, frame: bytes, via: PeerId | None, topics: Sequence[str]) -> Verdict:
         """What came in a message of these topics."""

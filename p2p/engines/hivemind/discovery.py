@@ -12,13 +12,13 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.address import parse_endpoint
-from p2p.admission.host_bans import Doorstep
+from p2p.admission.host_bans import HostBans
 from p2p.engines.common.lasting import Shards
 from p2p.engines.hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
 from p2p.netgroup import group_of
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.outbound import TARGET, Outbound
-from p2p.peers.shard_peers import Neighbours, Visits
+from p2p.peers.shard_peers import RequestConnections, ShardPeers
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 class Discovery:
     """`topics`: our swarm's first; the members of all count as ours. `shut_out`: whether a peer is to stay away; it is disconnected as
-    often as it comes. p2pd lets in whoever dials: who comes from where nobody is let in (`doorstep`) is disconnected at the next look.
+    often as it comes. p2pd lets in whoever dials: who comes from where nobody is let in (`host_bans`) is disconnected at the next look.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Discovery:
         clock: Callable[[], float],
         rng: random.Random,
         shut_out: Callable[[PeerId], bool],
-        doorstep: Doorstep,
+        host_bans: HostBans,
     ) -> None:
         self._p2pd, self._topics, self._shards, self._book = p2pd, topics, shards, book
         self._topic = topics[0]
         self._present: dict[Topic, int] = {}  # connected peers, as of the last look
-        self._clock, self._rng, self._shut_out, self._doorstep = clock, rng, shut_out, doorstep
+        self._clock, self._rng, self._shut_out, self._host_bans = clock, rng, shut_out, host_bans
         self._subscribed: dict[int, dict[PeerId, float]] = {0: {}}  # shard -> connected peers in its topic, and since when, in trio's time
         self._members: dict[int, set[PeerId]] = {0: set()}  # those of them that are in the mesh by now
-        self._neighbours, self._visits = Neighbours(), Visits()
+        self._shard_peers, self._request_connections = ShardPeers(), RequestConnections()
         self._nursery: trio.Nursery | None = None
         self._connected: dict[PeerId, Peer] = {}
         self._outbound = Outbound(book, clock())
@@ -73,7 +73,7 @@ class Discovery:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._ask_dht, nursery)
-            nursery.start_soon(self._find_neighbours)
+            nursery.start_soon(self._search_shards)
             while True:
                 await self._look()
                 await self._identify()
@@ -85,15 +85,15 @@ class Discovery:
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
         now, connected, members = self._clock(), self._connected.keys(), self._subscribed[0].keys()
         inside = self._inside()
-        over = [*self._outbound.look(connected, members, now, self._rng), *self._neighbours.look(inside, connected, now)]
-        over += self._visits.over(connected, now) if len(members) > TARGET else []
+        over = [*self._outbound.prune(connected, members, now, self._rng), *self._shard_peers.prune(inside, connected, now)]
+        over += self._request_connections.prune(connected, now) if len(members) > TARGET else []
         for peer in over:
             await self.hang_up(peer)
         dials = self._outbound.choose(connected, members, now, self._rng)
         feeler = self._outbound.feeler(connected, now, self._rng)
         for peer, addresses in [*dials, *([feeler] if feeler else [])]:
             self._start_dial(nursery, peer, addresses)
-        for peer in self._neighbours.choose(inside, connected, now, self._rng):
+        for peer in self._shard_peers.choose(inside, connected, now, self._rng):
             nursery.start_soon(self._dial_neighbour, peer)
 
     def peers(self) -> list[Peer]:
@@ -119,15 +119,15 @@ class Discovery:
         if self._shut_out(peer):
             return False
         if peer not in self._connected and await self._reach(peer):
-            self._visits.begin(peer, self._clock())
-        self._visits.used(peer, self._clock())
+            self._request_connections.begin(peer, self._clock())
+        self._request_connections.used(peer, self._clock())
         return True
 
     async def _dial_neighbour(self, peer: PeerId) -> None:
         if not self._shut_out(peer) and await self._reach(peer):
-            self._neighbours.reached(peer, self._clock())
+            self._shard_peers.reached(peer, self._clock())
         else:
-            self._neighbours.missed(peer)
+            self._shard_peers.missed(peer)
 
     async def _reach(self, peer: PeerId) -> bool:
         """Have p2pd connect, at the addresses that we know and those that it knows."""
@@ -161,10 +161,10 @@ class Discovery:
         for there in self._members.values():
             there.discard(peer)
         try:
-            if self._shut_out(peer) and peer not in self._dialled and not self._doorstep.knows(peer):
+            if self._shut_out(peer) and peer not in self._dialled and not self._host_bans.knows(peer):
                 came_from = (await self._listed()).get(peer)
                 if came_from is not None:
-                    self._doorstep.shut_out(peer, _host(came_from), self._clock())
+                    self._host_bans.count(peer, _host(came_from), self._clock())
             await self._p2pd.ask(type=self._p2pd.pb.Request.DISCONNECT, disconnect={"peer": peer_bytes(peer)})
         except P2pdRefused as error:  # it is gone already
             log.debug("could not disconnect %s: %s", peer, error)
@@ -207,7 +207,7 @@ class Discovery:
 
     def _unwelcome(self, peer: PeerId, address: str, now: float) -> bool:
         new = peer not in self._connected and peer not in self._dialled
-        return self._shut_out(peer) or (new and not self._doorstep.open_to(_host(address), now))
+        return self._shut_out(peer) or (new and not self._host_bans.admits(_host(address), now))
 
     async def _listed(self) -> dict[PeerId, str]:
         """Connected peers, and the other end's address of one connection each: "" where it is of a kind that we do not know."""
@@ -246,7 +246,7 @@ class Discovery:
                 found = await self._p2pd.ask(type=self._p2pd.pb.Request.DHT, dht=dht)
                 addresses = direct(texts(found.dht.peer.addrs))
                 if addresses:
-                    self._book.heard(peer, addresses, self._clock())
+                    self._book.add(peer, addresses, self._clock())
                     self._unidentified.discard(peer)
 
     def _start_dial(self, nursery: trio.Nursery, peer: PeerId, addresses: Iterable[str]) -> None:
@@ -286,21 +286,21 @@ class Discovery:
             with contextlib.suppress(P2pdRefused):  # nobody in its table yet; at the next turn there may be
                 for topic in self._topics:
                     for peer, addresses in await self._providers(topic):
-                        self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
+                        self._book.add(peer, direct(addresses), self._clock(), teller=self._book.me)
                         if addresses and not direct(addresses) and peer not in self._connected.keys() | self._dialling:
                             self._start_dial(nursery, peer, ())  # behind a relay: p2pd has kept how to reach it
                     await self._announce(topic)
 
-    async def _find_neighbours(self) -> None:
+    async def _search_shards(self) -> None:
         """Those in our shards, by the provider records of these."""
         while True:
             await trio.sleep(TICK)
-            for shard, look, announce in self._neighbours.errands(self._inside(), self._clock()) if self._connected else ():
+            for shard, look, announce in self._shard_peers.searches_due(self._inside(), self._clock()) if self._connected else ():
                 with contextlib.suppress(P2pdRefused):  # nobody in its table yet; at the next turn there may be
                     if look:
                         for peer, addresses in await self._providers(self._topic.of(shard)):
-                            self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
-                            self._neighbours.told(shard, [peer])
+                            self._book.add(peer, direct(addresses), self._clock(), teller=self._book.me)
+                            self._shard_peers.add(shard, [peer])
                     if announce:
                         await self._announce(self._topic.of(shard))
 
@@ -318,7 +318,7 @@ class Discovery:
         except P2pdRefused as error:
             raise Unanswered(f"nobody knows: {error}") from None
         for peer, addresses in found:
-            self._book.heard(peer, direct(addresses), self._clock(), teller=self._book.me)
+            self._book.add(peer, direct(addresses), self._clock(), teller=self._book.me)
         return [peer for peer, _ in found]
 
     async def _announce(self, topic: Topic) -> None:

@@ -94,7 +94,7 @@ class HivemindEngine(Networked):
                 self._listen = listen  # and so the ports are the same after a restart
                 topics = [self._topic, *self._handlers.also]
                 await self._subscribe(p2pd, inbox, self._topic)
-                discovery = Discovery(p2pd, topics, self._shards, self._book, self._clock, self._rng, self._shut_out, self._doorstep)
+                discovery = Discovery(p2pd, topics, self._shards, self._book, self._clock, self._rng, self._shut_out, self._host_bans)
                 self._finding = self._discovery = discovery
                 watch = Watch(p2pd, self._cut_off_for_junk)
                 self._asking = asking = Asker(p2pd, discovery.visit, watch.came)

@@ -27,7 +27,7 @@ from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.outbound import TARGET, Outbound
-from p2p.peers.shard_peers import Neighbours, Visits
+from p2p.peers.shard_peers import RequestConnections, ShardPeers
 from p2p.topic import Topic
 from p2p.types import PeerId, Unanswered
 
@@ -54,7 +54,7 @@ class Discovery:
     ) -> None:
         self._stack, self._topics, self._shards, self._book, self._clock, self._rng = stack, topics, shards, book, clock, rng
         self._topic = topics[0]
-        self._outbound, self._neighbours, self._visits = Outbound(book, clock()), Neighbours(), Visits()
+        self._outbound, self._shard_peers, self._request_connections = Outbound(book, clock()), ShardPeers(), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
         self._connected: set[PeerId] = set()
@@ -67,7 +67,7 @@ class Discovery:
             self._nursery = nursery
             nursery.start_soon(self._keep_enough, nursery)
             nursery.start_soon(self._ask_dht)
-            nursery.start_soon(self._find_neighbours)
+            nursery.start_soon(self._search_shards)
             nursery.start_soon(self._ping)
 
     def members(self, shard: int = 0) -> set[PeerId]:
@@ -95,8 +95,8 @@ class Discovery:
         if not self._stack.host.get_network().get_connections(_id_of(peer)):
             if not await self._reach(peer):
                 return False
-            self._visits.begin(peer, self._clock())
-        self._visits.used(peer, self._clock())
+            self._request_connections.begin(peer, self._clock())
+        self._request_connections.used(peer, self._clock())
         return True
 
     def _shut_out(self, peer: PeerId) -> bool:
@@ -112,8 +112,8 @@ class Discovery:
             await self._close_stale(connected)
             now, members, inside = self._clock(), self.members(), self._inside()
             over = [peer for peer in connected if self._shut_out(peer)]
-            over += [*self._outbound.look(connected, members, now, self._rng), *self._neighbours.look(inside, connected, now)]
-            over += self._visits.over(connected, now) if len(members) > TARGET else []
+            over += [*self._outbound.prune(connected, members, now, self._rng), *self._shard_peers.prune(inside, connected, now)]
+            over += self._request_connections.prune(connected, now) if len(members) > TARGET else []
             for peer in over:
                 log.debug("%s is hung up on: not needed, or shut out", peer)
                 await self._hang_up(_id_of(peer))
@@ -121,7 +121,7 @@ class Discovery:
             feeler = self._outbound.feeler(connected, now, self._rng)
             for peer, addresses in [*dials, *([feeler] if feeler else [])]:
                 nursery.start_soon(self._dial, peer, addresses)
-            for peer in self._neighbours.choose(inside, connected, now, self._rng):
+            for peer in self._shard_peers.choose(inside, connected, now, self._rng):
                 nursery.start_soon(self._dial_neighbour, peer)
             await trio.sleep(TICK)
 
@@ -139,7 +139,7 @@ class Discovery:
             if peer not in self._connected:
                 self._book.succeeded(peer, None, now)
                 if not self._chosen(peer):
-                    self._visits.begin(peer, now)
+                    self._request_connections.begin(peer, now)
         self._connected = connected
         self._noted = {peer: noted for peer, noted in self._noted.items() if peer in connected}
 
@@ -148,13 +148,13 @@ class Discovery:
         before, at = self._noted.get(peer, ((), 0.0))
         if addresses != before or not 0 <= now - at < NOTED_FOR:
             self._noted[peer] = (addresses, now)
-            self._book.heard(peer, [str(address) for address in addresses], now, source=self._group(_id_of(peer)))
+            self._book.add(peer, [str(address) for address in addresses], now, source=self._group(_id_of(peer)))
 
     def _chosen(self, peer: PeerId) -> bool:
         """Not so for one that the library's DHT dialled, to ask it something: it would stay for good."""
         connections = self._stack.host.get_network().get_connections(_id_of(peer))
         ours = any(connection.direction.name.lower() == "outbound" for connection in connections)
-        return not ours or peer in self._outbound.links or peer in self._neighbours
+        return not ours or peer in self._outbound.links or peer in self._shard_peers
 
     def _group(self, peer: Any) -> str:
         """The network group that the peer's connection comes from. Of one that is not connected any more: as if from afar, unless we
@@ -201,9 +201,9 @@ class Discovery:
 
     async def _dial_neighbour(self, peer: PeerId) -> None:
         if await self._reach(peer):
-            self._neighbours.reached(peer, self._clock())
+            self._shard_peers.reached(peer, self._clock())
         else:
-            self._neighbours.missed(peer)
+            self._shard_peers.missed(peer)
 
     async def _reach(self, peer: PeerId) -> bool:
         """Connected, if need be by a dial at the addresses that we know."""
@@ -293,19 +293,19 @@ class Discovery:
         now = self._clock()
         for teller, info in told:
             addresses = [str(address) for address in info.addrs]
-            self._book.heard(PeerId(str(info.peer_id)), addresses, now, teller=PeerId(str(teller)), source=self._group(teller))
+            self._book.add(PeerId(str(info.peer_id)), addresses, now, teller=PeerId(str(teller)), source=self._group(teller))
         return [PeerId(str(info.peer_id)) for _, info in told if info.peer_id != me]
 
-    async def _find_neighbours(self) -> None:
+    async def _search_shards(self) -> None:
         """Those in our shards, by the provider records of these."""
         while True:
             await trio.sleep(TICK)
-            for shard, look, announce in self._neighbours.errands(self._inside(), self._clock()) if self._connected else ():
+            for shard, look, announce in self._shard_peers.searches_due(self._inside(), self._clock()) if self._connected else ():
                 topic = self._topic.of(shard)
                 with trio.move_on_after(DHT_TIMEOUT):
                     try:
                         if look:
-                            self._neighbours.told(shard, await self._look_for(topic))
+                            self._shard_peers.add(shard, await self._look_for(topic))
                         if announce:
                             await self._stack.dht.provider_store.provide(topic.provider_key)
                     except Exception as error:  # any of the library's many; neighbours may still be found at the next turn

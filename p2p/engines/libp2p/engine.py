@@ -56,7 +56,7 @@ class Libp2pEngine(Networked):
         topics = [topic, *handlers.also]
         try:
             opened = open_stack(
-                self._identity, topics, self._hear, self._listen, self._clock, self._rate_limit, self._doorstep, handlers.score
+                self._identity, topics, self._hear, self._listen, self._clock, self._rate_limit, self._host_bans, handlers.score
             )
             async with opened as stack:
                 self._stack = stack

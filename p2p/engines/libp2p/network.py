@@ -15,7 +15,7 @@ from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux, YamuxStream
 
-from p2p.admission.host_bans import Doorstep
+from p2p.admission.host_bans import HostBans
 from p2p.netgroup import group_of_host
 from p2p.types import PeerId
 
@@ -123,7 +123,7 @@ class Network(Swarm):  # type: ignore[misc]
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__  # who is hung up on; `libp2p_stack` knows
-        self.doorstep = Doorstep()
+        self.host_bans = HostBans()
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
 
@@ -131,7 +131,7 @@ class Network(Swarm):  # type: ignore[misc]
         """The library keeps a place and a task for every connection that ever came in: after the 160th in its life nobody is let in."""
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         group = group_of_host(host) or ""
-        if not self.doorstep.open_to(host, trio.current_time()) or not await self._make_room(group):
+        if not self.host_bans.admits(host, trio.current_time()) or not await self._make_room(group):
             await read_write_closer.close()
             return
         self.inbound.setdefault(group, []).append(read_write_closer)
@@ -146,7 +146,7 @@ class Network(Swarm):  # type: ignore[misc]
         finally:
             self._gone(group, read_write_closer)
             if muxed is not None and self.shut_out(str(muxed.peer_id)):
-                self.doorstep.shut_out(PeerId(str(muxed.peer_id)), host, trio.current_time())
+                self.host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):  # it may be closed already
                 await read_write_closer.close()
 

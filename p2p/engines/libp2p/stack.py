@@ -36,7 +36,7 @@ from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
-from p2p.admission.host_bans import Doorstep
+from p2p.admission.host_bans import HostBans
 from p2p.admission.reputation import SHUNNED
 from p2p.engines.libp2p.metering import ITEM, READ, Meter, Metered, cost
 from p2p.engines.libp2p.network import MUXERS, Muxing, Network
@@ -281,7 +281,7 @@ async def open_stack(
     listen: Sequence[Endpoint],
     clock: Callable[[], float],
     rate_limit: RateLimit | None = None,
-    doorstep: Doorstep | None = None,
+    host_bans: HostBans | None = None,
     score: Score = lambda _: 0.0,
 ) -> AsyncIterator[Stack]:
     """The running stack, listening and subscribed to the topics. hear: called for each message that arrives. Raises CannotListen; later
@@ -291,7 +291,7 @@ async def open_stack(
     host = _host(identity)
     network = host.get_network()
     network.shut_out = lambda peer: rate_limit.banned(peer, clock())
-    network.doorstep = doorstep or network.doorstep
+    network.host_bans = host_bans or network.host_bans
     router = Router(
         protocols=MESHSUB,
         degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come

@@ -1,6 +1,6 @@
 """Fetching a chosen blob: whom `p2p.blobs.providers` would ask, with the hedge and the patience of `p2p.blobs.fetch`, over simulated lines.
 
-Whoever is asked and not connected is dialled first, and the connection is kept for a while (`p2p.peers.shard_peers.Visits`).
+Whoever is asked and not connected is dialled first, and the connection is kept for a while (`p2p.peers.shard_peers.RequestConnections`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ class Fetches:
     def begin(self, node: SimulatedNode, item: Offered, author: int, via: int) -> Fetch:
         fetch = Fetch(node, item, self._events.now, node.life)
         connected = (self._nodes[other].name for other in self._gossip.links[node.number])
-        likely = node.holders.likely([self._nodes[author].name, self._nodes[via].name], connected, lambda _: True)
+        likely = node.providers.likely([self._nodes[author].name, self._nodes[via].name], connected, lambda _: True)
         fetch.holders = [self._numbers[name] for name in likely]
         self._next(fetch)
         return fetch

@@ -7,7 +7,7 @@ from functools import lru_cache
 from p2p.admission.inbox import Inbox
 from p2p.admission.reputation import Reputation
 from p2p.blobs.blobs import content_id
-from p2p.blobs.providers import Holders
+from p2p.blobs.providers import Providers
 from p2p.envelope import Frame, check, seal
 from p2p.identity import Identity
 from p2p.shards.shards import Placement, Shards
@@ -59,7 +59,7 @@ class SimulatedNode:
     board: Board
     held: dict[bytes, int] = field(default_factory=dict)  # blob -> the round in which it came here
     came: dict[bytes, tuple[float, float, int]] = field(default_factory=dict)  # blob on offer -> sealed, arrived, via
-    holders: Holders = field(default_factory=Holders)
+    providers: Providers = field(default_factory=Providers)
     reputation: Reputation = field(default_factory=Reputation)
     visits: dict[int, float] = field(default_factory=dict)  # connections made to ask, and when they were last of use
     placement: Placement = UNPLACED

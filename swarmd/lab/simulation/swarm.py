@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2p.blobs.providers import Holders
+from p2p.blobs.providers import Providers
 from p2p.shards.shards import Shards, authors_of, shards_of
 from p2p.topic import Topic
 from p2p.types import Envelope, PeerId
@@ -137,7 +137,7 @@ class SimulatedSwarm:
         node.held.clear()
         node.came.clear()
         node.visits.clear()
-        node.board, node.holders, node.gathering, node.waiting = new_board(), Holders(), None, None
+        node.board, node.providers, node.gathering, node.waiting = new_board(), Providers(), None, None
         self.events.after(node.rng.expovariate(1 / self.plan.absence), self._again, node)
 
     def _again(self, node: SimulatedNode) -> None:
@@ -205,7 +205,7 @@ class SimulatedSwarm:
         if envelope.kind != OFFER:
             return True
         node.shards.heard(envelope.author, message.shard, now, proven=node.reputation.proved(envelope.author))
-        node.holders.heard(envelope.author)
+        node.providers.note(envelope.author)
         self.tally.ways.append(now - message.sent)
         found = offered_in(envelope)
         node.board.add(found)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.admission.inbox import Inbox, Limits
-from p2p.admission.replay_log import JOURNAL, RECORD, SeenFile
+from p2p.admission.inbox import AdmissionLimits, Inbox
+from p2p.admission.replay_log import JOURNAL, RECORD, ReplayLog
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
@@ -30,8 +30,8 @@ class Life:
 
     def __init__(self, path: Path, now: float, boot: str = BOOT, **limits: float) -> None:
         self.now = now
-        self.file = SeenFile(path, lambda: self.now, boot=boot)
-        self.box = Inbox(ME.peer_id, SWARM, Limits(**limits), memory=self.file.load(), note=self.file.note)  # type: ignore[arg-type]
+        self.file = ReplayLog(path, lambda: self.now, boot=boot)
+        self.box = Inbox(ME.peer_id, SWARM, AdmissionLimits(**limits), memory=self.file.load(), note=self.file.note)  # type: ignore[arg-type]
 
     def hear(self, frame: bytes) -> Reason | None:
         outcome = self.box.receive(frame, self.now)
@@ -201,11 +201,11 @@ import sys, time
 from pathlib import Path
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.inbox import Inbox
-from p2p.seen import SeenFile
+from p2p.admission.inbox import Inbox
+from p2p.admission.replay_log import ReplayLog
 from p2p.types import Envelope
-from tests.p2p.test_seen import A, ME, SWARM, frame
-file = SeenFile(Path(sys.argv[1]), time.time)
+from tests.p2p.test_replay_log import A, ME, SWARM, frame
+file = ReplayLog(Path(sys.argv[1]), time.time)
 box = Inbox(ME.peer_id, SWARM, memory=file.load(), note=file.note)
 for n in range(10**6):
     now = time.time()
@@ -230,7 +230,7 @@ def test_kill_9_loses_nothing(tmp_path: Path) -> None:
             process.send_signal(signal.SIGKILL)
             rest = process.stdout.read().split("\n")[:-1]  # whole lines alone
             sent += [bytes.fromhex(line) for line in rest]
-    file = SeenFile(path, time.time)
+    file = ReplayLog(path, time.time)
     box = Inbox(ME.peer_id, SWARM, memory=file.load(), note=file.note)
     assert len(sent) > 15
     assert all(box.receive(f, time.time()) == Rejected(Reason.DUPLICATE) for f in sent)

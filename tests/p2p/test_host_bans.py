@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.admission.host_bans import _KNOWN, CLOSED, EVERY, PEERS, Doorstep
+from p2p.admission.host_bans import _KNOWN, CLOSED, EVERY, PEERS, HostBans
 from p2p.netgroup import machine_of_host
 from p2p.types import PeerId
 
@@ -15,28 +15,28 @@ HERE, THERE = "11.0.0.1", "11.0.0.2"
 KEYS = (PeerId(f"new {n}") for n in itertools.count())
 
 
-def come(doorstep: Doorstep, count: int, now: float, host: str = HERE) -> None:
+def come(host_bans: HostBans, count: int, now: float, host: str = HERE) -> None:
     """So many hostile peers."""
     for peer in itertools.islice(KEYS, count):
-        doorstep.shut_out(peer, host, now)
+        host_bans.count(peer, host, now)
 
 
 def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone(caplog: pytest.LogCaptureFixture) -> None:
-    doorstep = Doorstep()
-    come(doorstep, int(PEERS), 0.0)
-    assert doorstep.open_to(HERE, 0.0) and not caplog.messages  # a few may be anybody's neighbours
-    come(doorstep, 1, 0.0)
+    host_bans = HostBans()
+    come(host_bans, int(PEERS), 0.0)
+    assert host_bans.admits(HERE, 0.0) and not caplog.messages  # a few may be anybody's neighbours
+    come(host_bans, 1, 0.0)
     assert HERE in caplog.text
-    assert not doorstep.open_to(HERE, CLOSED - 1) and doorstep.open_to(THERE, CLOSED - 1)
-    assert doorstep.open_to(HERE, CLOSED)
+    assert not host_bans.admits(HERE, CLOSED - 1) and host_bans.admits(THERE, CLOSED - 1)
+    assert host_bans.admits(HERE, CLOSED)
 
 
 def test_who_goes_on_waits_longer_each_time() -> None:
-    doorstep, now, waits = Doorstep(), 0.0, list[float]()
+    host_bans, now, waits = HostBans(), 0.0, list[float]()
     while len(waits) < 8:
-        come(doorstep, 1, now)
+        come(host_bans, 1, now)
         closed = now
-        while not doorstep.open_to(HERE, now):
+        while not host_bans.admits(HERE, now):
             now += CLOSED
         if now > closed:
             waits.append(now - closed)
@@ -44,26 +44,26 @@ def test_who_goes_on_waits_longer_each_time() -> None:
 
 
 def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> None:
-    doorstep = Doorstep()
+    host_bans = HostBans()
     for n in range(1000):
-        doorstep.shut_out(PeerId("the same"), HERE, float(n))
-    assert doorstep.open_to(HERE, 1000.0)
+        host_bans.count(PeerId("the same"), HERE, float(n))
+    assert host_bans.admits(HERE, 1000.0)
     for n in range(100):
-        come(doorstep, 1, 1000 + n * EVERY)
-        assert doorstep.open_to(HERE, 1000 + n * EVERY)
+        come(host_bans, 1, 1000 + n * EVERY)
+        assert host_bans.admits(HERE, 1000 + n * EVERY)
 
 
 def test_what_comes_from_nowhere_that_is_known_counts_for_nothing() -> None:
-    doorstep = Doorstep()
-    come(doorstep, 100, 0.0, "")
-    assert doorstep.open_to("", 0.0)
+    host_bans = HostBans()
+    come(host_bans, 100, 0.0, "")
+    assert host_bans.admits("", 0.0)
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    doorstep = Doorstep()
+    host_bans = HostBans()
     for n in range(10_000):
-        come(doorstep, 1, float(n), f"11.1.{n // 256}.{n % 256}")
-    assert len(doorstep._known) == _KNOWN and len(doorstep._rate_limit.frames) <= _KNOWN
+        come(host_bans, 1, float(n), f"11.1.{n // 256}.{n % 256}")
+    assert len(host_bans._known) == _KNOWN and len(host_bans._rate_limit.frames) <= _KNOWN
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
-from p2p.blobs.fetch import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, Fetcher, Said, Server, Want, answer, answered, asked, question
+from p2p.blobs.fetch import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, BlobServer, Fetcher, Said, Want, answer, answered, asked, question
 from p2p.blobs.providers import HOLDERS
 from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
 
@@ -55,7 +55,7 @@ def test_an_answer_has_an_end() -> None:
 def test_a_peer_gets_its_share_of_our_upload_and_others_theirs() -> None:
     store, now = BlobStore(), [0.0]
     store.put(BLOB)
-    server = Server(store, lambda: now[0], rate=10.0, burst=500.0)
+    server = BlobServer(store, lambda: now[0], rate=10.0, burst=500.0)
     assert server(A, question([NAME])) == answer([BLOB])
     assert server(A, question([NAME])) == answer([BLOB])  # the last of it
     assert server(A, question([NAME])) == b"" and server(B, question([NAME])) == answer([BLOB])

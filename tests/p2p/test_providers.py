@@ -5,17 +5,17 @@ from collections.abc import Collection, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p.blobs.providers import HEARD, HOLDERS, STRANGERS, Holders
+from p2p.blobs.providers import HEARD, HOLDERS, STRANGERS, Providers
 from p2p.types import PeerId
 
 PEERS = [PeerId(f"peer {n}") for n in range(100)]
 A, B, C, D, E = PEERS[:5]
 
 
-def after(heard: Sequence[PeerId]) -> Holders:
-    holders = Holders()
+def after(heard: Sequence[PeerId]) -> Providers:
+    holders = Providers()
     for author in heard:
-        holders.heard(author)
+        holders.note(author)
     return holders
 
 

@@ -24,10 +24,10 @@ from p2p.nat.dial_back import (
     BURST,
     KEPT,
     PORTS,
-    Answered,
     DialBack,
+    DialBackReply,
+    DialBackResult,
     Outcome,
-    Verdict,
     answered,
     ask_members,
     question,
@@ -59,7 +59,7 @@ class World:
             raise found
         return found
 
-    async def asks(self, port: int, peer: PeerId = ASKER) -> Answered | None:
+    async def asks(self, port: int, peer: PeerId = ASKER) -> DialBackReply | None:
         """The last word on it."""
         while (said := answered(self.dial_back(peer, question(port)))) is not None and said.outcome is Outcome.TRYING:
             await trio.testing.wait_all_tasks_blocked()
@@ -124,7 +124,7 @@ async def test_a_peer_is_dialled_seldom_and_all_together_too() -> None:
             await world.asks(4001, peer)
         assert len(world.dialled) == BURST
         world.now += KEPT + 1
-        assert (await world.asks(5009)) == Answered(Outcome.NOT_REACHED, seen_at(world.peers[0]))
+        assert (await world.asks(5009)) == DialBackReply(Outcome.NOT_REACHED, seen_at(world.peers[0]))
         nursery.cancel_scope.cancel()
 
 
@@ -190,7 +190,7 @@ async def test_members_dial_each_other_back() -> None:
         verdicts = await ask_members(members[0].engine.request, [members[1].identity.peer_id, OTHER], 4001)
         nursery.cancel_scope.cancel()
     # In memory there are no addresses, so it will not be tried; the other is not there at all.
-    assert verdicts == [Verdict(members[1].identity.peer_id, Outcome.REFUSED, None)]
+    assert verdicts == [DialBackResult(members[1].identity.peer_id, Outcome.REFUSED, None)]
 
 
 # Knocking.
