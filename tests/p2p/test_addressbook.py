@@ -144,8 +144,11 @@ def test_addresses_from_afar(book: AddressBook) -> None:
     assert book[peer(1)].addresses == [at(3), "/ip4/192.168.0.9/tcp/1"]
     book.add(peer(2), said, NOW, source=LOCAL)
     assert book[peer(2)].addresses == ["/ip4/127.0.0.1/tcp/1", "/ip4/192.168.0.9/tcp/1", "/ip6/fe80::1/tcp/1", at(3)]
+    book.succeeded(peer(2), at(3), NOW)
+    assert book[peer(2)].addresses[:2] == [at(3), "/ip4/127.0.0.1/tcp/1"]  # the one that worked
     book.add(peer(3), said[3:5], NOW)
-    assert peer(3) not in book
+    book.add(ME, said, NOW)
+    assert peer(3) not in book and ME not in book
 
 
 def test_groups_are_drawn_not_peers(book: AddressBook) -> None:
@@ -186,6 +189,36 @@ def test_who_dials_us_is_not_one_that_we_reached(book: AddressBook) -> None:
     assert book.tried() == 0
     dial(book, peer(1))
     assert book.tried() == 1
+
+
+def test_candidates_come_in_seeded_order_and_only_when_due(book: AddressBook) -> None:
+    for n in range(20):
+        book.add(peer(n), [at(n)], NOW)
+    orders = [[who for who, _ in book.candidates(NOW, random.Random(seed))] for seed in (1, 1, 2)]
+    assert orders[0] == orders[1] != orders[2] and len(set(orders[2])) == 20
+    book.failed(peer(0), NOW)
+    assert [peer(0) in dict(book.candidates(NOW + late, random.Random(1))) for late in (0.9, 1.1)] == [False, True]
+    assert peer(1) not in dict(book.candidates(NOW, random.Random(1), without={peer(1)}))
+
+
+def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> None:
+    endpoint = parse_endpoint(at(1))
+    assert endpoint is not None
+    book.pin(peer(1), endpoint)
+    book.add(peer(2), [at(2)], NOW - 10_000)
+
+    def waits(who: PeerId, start: float) -> list[float]:
+        found = []
+        for _ in range(12):
+            book.failed(who, start)
+            found.append(book[who].due() - start)
+            start += found[-1]
+        return found
+
+    assert waits(peer(1), NOW) == [1, 2, 4] + [8] * 9  # a bootstrap may be starting just now
+    assert waits(peer(2), NOW)[-1] == 300
+    book.lost(peer(2), NOW)
+    assert book[peer(2)].due() == 0 and waits(peer(2), NOW)[3:8] == [8] * 5
 
 
 def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:
@@ -352,14 +385,16 @@ def test_what_the_file_keeps(book: AddressBook, tmp_path: Path) -> None:
     for n in range(0, 40, 2):
         dial(book, peer(n), NOW + 100)
     book.anchor([peer(2), peer(4)])
+    assert book.changed
     book.save(path)
     again = AddressBook(ME, bytes(16))
     again.load(path)
-    assert not again.changed and again.tried() == book.tried() == 20 and list(again.anchors) == [peer(2), peer(4)]
+    assert not again.changed and not book.changed and again.tried() == book.tried() == 20 and list(again.anchors) == [peer(2), peer(4)]
     assert again._tables._place == book._tables._place and path.stat().st_mode & 0o777 == 0o600
     assert [again[peer(n)].addresses for n in range(40)] == [book[peer(n)].addresses for n in range(40)]
     again.save(path)
     assert json.loads(path.read_text())["key"] == KEY.hex()
+    again.load(tmp_path / "none")
 
 
 def test_a_bootstrap_that_is_none_any_more_is_a_peer_like_others(book: AddressBook, tmp_path: Path) -> None:
@@ -389,20 +424,28 @@ ENTRY = {"id": peer(1), "addresses": [at(1)], "proved": "", "source": "", "itsel
 ENTRY |= {"last_success": 0, "misses": 0, "missed": 0}
 
 
+def old(entries: Any) -> bytes:
+    return json.dumps({"schema": 1, "peers": entries}).encode()
+
+
+def new(**change: Any) -> bytes:
+    return json.dumps({"schema": 2, "key": KEY.hex(), "anchors": [], "peers": []} | change).encode()
+
+
 @pytest.mark.parametrize(
-    "change",
-    [{"key": "00"}, {"key": "zz" * 16}, {"key": None}, {"anchors": 7}, {"anchors": None}, {"schema": 3}]
-    + [{"peers": wrong} for wrong in ([{}], ["x"], 1)]
-    + [{"peers": [ENTRY | wrong]} for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300}, {"id": "x"}, {"misses": None})]
-    + [{"peers": [ENTRY | {"addresses": wrong}]} for wrong in ("x", [7], None)],
+    "content",
+    [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema": 2, "peers": []}', b'{"schema": 1}', old([1])]
+    + [old([{"id": who, "addresses": [at(1)], "last_success": when}]) for who, when in (("x", 0), (ME, "then"), (None, 0), (ME, None))]
+    + [new(**wrong) for wrong in ({"key": "00"},  {"key": "zz" * 16}, {"key": None}, {"anchors": 7}, {"anchors": None}, {"schema": 3})]
+    + [new(peers=wrong) for wrong in ([{}], ["x"], 1)]
+    + [new(peers=[ENTRY | wrong]) for wrong in ({"heard": "x"}, {"heard": True}, {"heard": 1e300}, {"id": "x"}, {"misses": None})]
+    + [new(peers=[ENTRY | {"addresses": wrong}]) for wrong in ("x", [7], None)],
 )  # fmt: skip
-def test_a_damaged_file_is_set_aside(change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_file_is_set_aside(book: AddressBook, content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "peers.json"
-    path.write_text(json.dumps({"schema": 2, "key": KEY.hex(), "anchors": [], "peers": []} | change))
-    before = path.read_text()
-    book = AddressBook(ME, KEY)
+    path.write_bytes(content)
     book.load(path)
-    assert len(book) == 0 and not path.exists() and (tmp_path / "peers.json.corrupt").read_text() == before
+    assert len(book) == 0 and not path.exists() and (tmp_path / "peers.json.corrupt").read_bytes() == content
     assert "was damaged" in caplog.text and "peers are found anew" in caplog.text
 
 

@@ -1,5 +1,4 @@
 import random
-from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,16 +32,10 @@ def reason(outcome: Envelope | Rejected) -> Reason | None:
     return outcome.reason if isinstance(outcome, Rejected) else None
 
 
-def test_a_good_frame_is_let_in_once() -> None:
-    box = inbox()
-    assert box.receive(frame(A, 1), NOW) == Envelope(A.peer_id, 1, NOW, "rollouts", b"body")
-    assert reason(box.receive(frame(A, 1), NOW)) is Reason.DUPLICATE
-    assert box.counts == {Reason.DUPLICATE: 1} and box.admitted == 1
-
-
 def test_each_rule_refuses_and_counts() -> None:
     box = inbox()
-    box.receive(frame(A, 1), NOW)
+    assert box.receive(frame(A, 1), NOW) == Envelope(A.peer_id, 1, NOW, "rollouts", b"body")
+    assert [reason(box.receive(frame(A, n, NOW + late), NOW)) for n, late in ((5, -299), (6, 299))] == [None, None]
     other_swarm = seal(A, Topic("other", "0").swarm_id, 2, NOW, "rollouts", b"")
     cases = {
         b"\x00" * (MAX_FRAME + 1): Reason.TOO_LARGE,
@@ -57,25 +50,8 @@ def test_each_rule_refuses_and_counts() -> None:
     }
     for hostile, expected in cases.items():
         assert reason(box.receive(hostile, NOW)) is expected
-    assert box.counts == dict.fromkeys(cases.values(), 1) | {Reason.STALE: 2}
-
-
-def test_a_clock_that_is_off_is_nobodys_fault() -> None:
-    assert reason(inbox().receive(frame(A, 1, NOW - 3600), NOW)) is Reason.STALE
-    assert Reason.STALE.verdict is Verdict.IGNORE
-    assert reason(inbox().receive(frame(A, 1, NOW - 299), NOW)) is None
-    assert reason(inbox().receive(frame(A, 1, NOW + 299), NOW)) is None
-
-
-def test_an_old_or_used_sequence_number_is_a_duplicate() -> None:
-    box = inbox(frames_burst=10_000)
-    assert reason(box.receive(frame(A, 5000, body=b"first"), NOW)) is None
-    assert reason(box.receive(frame(A, 5000, body=b"second"), NOW)) is Reason.DUPLICATE
-    assert reason(box.receive(frame(A, 4990), NOW)) is None  # out of order, as gossip delivers
-    assert reason(box.receive(frame(A, 4990, body=b"again"), NOW)) is Reason.DUPLICATE
-    assert reason(box.receive(frame(A, 9000), NOW)) is None
-    assert reason(box.receive(frame(A, 5000, body=b"first"), NOW)) is Reason.DUPLICATE  # by its content
-    assert reason(box.receive(frame(B, 5000), NOW)) is None  # each author has its own
+    assert box.counts == dict.fromkeys(cases.values(), 1) | {Reason.STALE: 2} and box.admitted == 3
+    assert Reason.STALE.verdict is Verdict.IGNORE  # a clock that is off is nobody's fault
 
 
 @settings(derandomize=True, max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -99,26 +75,11 @@ def test_a_second_node_with_the_same_key_and_larger_numbers_keeps_the_first_out_
     assert all(reason(box.receive(frame(A, 1_000 + n), NOW)) is None for n in range(1, 5))
 
 
-def test_a_replay_is_never_let_in_however_late() -> None:
-    box, sent = inbox(frames_burst=1000), [frame(A, n, NOW + n) for n in range(200)]
-    assert all(reason(box.receive(f, NOW + n)) is None for n, f in enumerate(sent))
-    for later in (0, 100, 290, 299.9, 300, 301, 600, 1800):
-        assert all(reason(box.receive(f, NOW + 199 + later)) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
-    assert all(reason(box.receive(f, NOW)) in (Reason.DUPLICATE, Reason.STALE) for f in sent)  # the clock was set back
-
-
 def test_a_restart_opens_no_door_to_replays() -> None:
     old = [frame(A, n, NOW) for n in range(10)]
     box = inbox(not_before=NOW + 1)
     assert all(reason(box.receive(f, NOW + 2)) is Reason.STALE for f in old)
     assert reason(box.receive(frame(A, 11, NOW + 2), NOW + 2)) is None
-
-
-def test_a_flood_of_content_shrinks_the_window_but_never_opens_it() -> None:
-    box, sent = inbox(frames=50, frames_burst=10_000), [frame(A, n, NOW + n / 10) for n in range(500)]
-    assert all(reason(box.receive(f, NOW + 50)) is None for f in sent)
-    box._authors.clear()  # even had we forgotten the author
-    assert all(reason(box.receive(f, NOW + 50)) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
 
 
 def test_quota_in_frames_and_in_bytes() -> None:
@@ -131,18 +92,6 @@ def test_quota_in_frames_and_in_bytes() -> None:
     outcomes = [reason(box.receive(frame(A, n, body=bytes([n]) * 32_000), NOW)) for n in range(5)]
     assert outcomes == [None] * 3 + [Reason.OVER_QUOTA] * 2
     assert Reason.OVER_QUOTA.verdict is Verdict.IGNORE
-
-
-def test_nobody_can_use_up_the_quota_of_another() -> None:
-    box = inbox(frames_burst=5, frames_per_second=0)
-    assert all(reason(box.receive(forged(A, n), NOW)) is Reason.BAD_SIGNATURE for n in range(1000))
-    assert all(reason(box.receive(frame(A, n), NOW)) is None for n in range(5))
-
-
-def test_nobody_can_use_up_the_sequence_numbers_of_another() -> None:
-    box = inbox()
-    assert reason(box.receive(forged(A, 2**60), NOW)) is Reason.BAD_SIGNATURE
-    assert reason(box.receive(frame(A, 1), NOW)) is None
 
 
 def test_what_was_reported_costs_the_author_its_quota() -> None:
@@ -236,14 +185,14 @@ def test_no_frame_is_let_in_twice_whatever_the_order_and_the_clock(events: list[
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 200), st.integers(0, 300), st.booleans()), max_size=80))
 def test_the_quota_of_an_author_is_what_it_is_without_forged_frames(events: list[tuple[bool, int, int, bool]]) -> None:
-    """Of the same frames of A the same are let in, whatever is forged in between, by whichever connection."""
+    """Of the same frames of A the same are let in, whatever is forged in between, with whatever numbers, by whichever connection."""
     alone, attacked = (inbox(frames_burst=5, frames_per_second=2, bytes_burst=3000, bytes_per_second=900) for _ in range(2))
     now, came = NOW, 0
     for n, (is_forged, passed, size, by_connection) in enumerate(events):
         now += passed / 1000
         f = frame(A, n, now, bytes(size))
         if is_forged:
-            hostile = f[:-64] + bytes(64)
+            hostile = forged(A, (n, 2**60)[size % 2], now)
             assert isinstance(attacked.receive(hostile, now, B.peer_id if by_connection else None), Rejected)
         else:
             outcome = alone.receive(f, now, A.peer_id)
@@ -260,43 +209,3 @@ def test_ten_thousand_authors_do_not_grow_the_memory() -> None:
     assert all(reason(box.receive(f, NOW + 50)) is None for f in frames)
     assert (len(box._authors), len(box._seen), len(box._oldest)) == (500, 1000, 1000)
     assert all(reason(box.receive(f, NOW + 50)) in (Reason.DUPLICATE, Reason.STALE) for f in frames)
-
-
-def test_ten_thousand_mutations_are_refused() -> None:
-    """Bit flips, cuts, insertions, swapped pieces, replays, wrong keys and another swarm: none let in, none crashes."""
-    rng, box = random.Random(0), inbox(frames_burst=100_000)
-    good = [frame(author, n, NOW, rng.randbytes(rng.choice([0, 1, 40, 300, 3000]))) for author in (A, B) for n in range(20)]
-    assert all(reason(box.receive(f, NOW)) is None for f in good)
-    fresh = [frame(author, 100 + n, NOW, rng.randbytes(rng.choice([0, 1, 40, 300]))) for author in (A, B) for n in range(20)]
-
-    def flip(f: bytes) -> bytes:
-        changed = bytearray(f)
-        for _ in range(rng.randint(1, 4)):
-            changed[rng.randrange(len(f))] ^= 1 << rng.randrange(8)
-        return bytes(changed)
-
-    def splice(f: bytes) -> bytes:
-        g, i, j = rng.choice(fresh), rng.randrange(len(f)), rng.randrange(1, 60)
-        return f[:i] + g[i : i + j] + f[i + j :]
-
-    mutations: list[Callable[[bytes], bytes]] = [
-        flip,
-        splice,
-        lambda f: f[: rng.randrange(len(f))],
-        lambda f: f + rng.randbytes(rng.randint(1, 9)),
-        lambda f: f[: (i := rng.randrange(len(f)))] + rng.randbytes(rng.randint(1, 9)) + f[i:],
-        lambda f: f[: (i := rng.randrange(len(f)))] + f[i + rng.randint(1, 9) :],
-        lambda f: f.replace(A.public_key, B.public_key).replace(SWARM, rng.randbytes(16)),
-        lambda f: f[:-64] + A.sign(b"swarmd frame v2", f[:-66]),
-        lambda f: f[:-64] + Identity.from_seed(rng.randbytes(32)).sign(b"swarmd frame v1", f[:-66]),
-        lambda f: rng.choice(good),
-    ]
-    refused, originals = 0, set(fresh)
-    while refused < 10_000:
-        hostile = rng.choice(mutations)(rng.choice(fresh))
-        if hostile not in originals:
-            assert isinstance(box.receive(hostile, NOW), Rejected)
-            refused += 1
-    assert box.admitted == len(good) and sum(box.counts.values()) == 10_000
-    assert {Reason.MALFORMED, Reason.BAD_SIGNATURE, Reason.DUPLICATE, Reason.OTHER_SWARM} <= set(box.counts)
-    assert all(reason(box.receive(f, NOW)) is None for f in fresh)  # and the honest ones are not the worse for it
