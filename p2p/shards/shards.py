@@ -300,10 +300,8 @@ class Shards:
         if self._ours is not None:
             known.append(Estimate(max(1, round(self._ours)), self.shards))
         size = median_low(estimate.size for estimate in known)
-        if self._ours is not None:
-            if self._ours / TRUST <= size <= self._ours * TRUST:
-                return None
-            known.append(Estimate(max(1, round(self._ours)), self.shards))
+        if self._ours is not None and self._ours / TRUST <= size <= self._ours * TRUST:
+            return None
         shards, count = max(Counter(estimate.shards for estimate in known).items(), key=lambda vote: (vote[1], -vote[0]))
         if 2 * count <= len(known):
             shards = shards_of(median_low(estimate.size for estimate in known), self._authors)
