@@ -36,8 +36,8 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.node import build
 from swarmd.trainer.round import Node, run_round
-from swarmd.trainer.trainer import build
 from swarmd.types import Task, TaskRef
 
 REACHED = 0.9  # of the plain side's gain: the target

@@ -35,8 +35,8 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.scoring import Verifier
+from swarmd.trainer.node import build
 from swarmd.trainer.round import Node, run_round
-from swarmd.trainer.trainer import build
 
 WARM_UP = 2  # rounds
 STAGES = ("generate", "score", "share", "collect", "train")

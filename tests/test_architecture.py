@@ -59,10 +59,9 @@ PURE = """
 IO = {"asyncio", "datetime", "httpx2", "io", "os", "pathlib", "secrets", "socket", "subprocess", "threading", "time", "trio"}
 MODELS = {"torch", "transformers", "peft", "safetensors"}
 
-LONGEST = 400  # lines of a file; beyond, it probably holds two nouns
-LONGER = {"swarmd/trainer/trainer.py"}  # still; no other may come
+LONGEST = 400  # lines of a file; a longer one probably holds two nouns
 MOST_ROOMS = {"swarmd": 17, "p2p": 17, "swarmd/policy": 7, "p2p/engines": 5}  # modules and folders, but for __init__ and __main__
-TWICE = 15  # class names that exist twice
+TWICE = 6  # class names that exist twice
 
 
 def files(*folders: str) -> Mapping[str, ast.Module]:
@@ -184,7 +183,7 @@ def test_rooms_and_files_stay_small() -> None:
 
     none(f"{folder} has {found} rooms" for folder, most in MOST_ROOMS.items() if (found := rooms(folder)) > most)
     lengths = {path: len((ROOT / path).read_text().splitlines()) for path in (OURS | PLUGINS)}
-    assert {path for path, lines in lengths.items() if lines > LONGEST} <= LONGER
+    none(f"{path} has {lines} lines" for path, lines in lengths.items() if lines > LONGEST)
 
 
 def test_one_class_name_is_one_class() -> None:

@@ -1,7 +1,7 @@
 """The pool: scored rollouts that we may train on. Pure; the caller says which round it is.
 
 Two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's own are (the paper's round). With
-replay (`Limits.own` set) it holds the freshest N of our own and of others', and a rollout may be trained on several times.
+replay (`PoolLimits.own` set) it holds the freshest N of our own and of others', and a rollout may be trained on several times.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ Key = tuple[PeerId, TaskRef]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     """What a pool with replay keeps. Shares are of the capacity."""
 
     own: PeerId  # whose rollouts are ours
@@ -50,7 +50,7 @@ class Pool:
     """
 
     def __init__(
-        self, max_age: int, capacity: int = CAPACITY, limits: Limits | None = None, author_of: Callable[[PeerId], Author] = Author
+        self, max_age: int, capacity: int = CAPACITY, limits: PoolLimits | None = None, author_of: Callable[[PeerId], Author] = Author
     ) -> None:
         self.max_age, self.capacity, self.limits, self._author_of = max_age, capacity, limits, author_of
         self.updates = 0  # so far: what last_use is counted in

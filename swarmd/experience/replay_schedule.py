@@ -19,7 +19,7 @@ class GuardState:
 
 
 @dataclass
-class Schedule:
+class ReplaySchedule:
     """Updates a round. One update a round (the default) is never guarded: it is what the guard falls back to.
 
     A clip fraction above the limit means that the policy has moved away from what its experience was drawn with; so does a drift above its

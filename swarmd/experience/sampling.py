@@ -10,7 +10,7 @@ from operator import itemgetter
 from p2p.types import PeerId
 from swarmd.experience.caps import choose, first
 from swarmd.experience.pool import Kept, Pool
-from swarmd.experience.replay_schedule import Schedule
+from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.types import Author, Completion, Scored
 
 
@@ -82,7 +82,7 @@ class Replay:
     """
 
     pool: Pool
-    schedule: Schedule
+    schedule: ReplaySchedule
     strategy: str  # of STRATEGIES
     batch: int  # B: rollouts of one update, at most
     plain: Callable[[Sequence[Scored], Sequence[Scored], random.Random], Sequence[Scored]]

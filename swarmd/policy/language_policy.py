@@ -15,7 +15,7 @@ from swarmd.config.config import NodeConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
-from swarmd.policy.inference.engine import Engine
+from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.models.device import free_memory, keep_freed_memory, seeded, use_threads
@@ -26,7 +26,7 @@ from swarmd.policy.training import checkpoint as saved
 from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.packing import Row, encoded, rows_of
-from swarmd.policy.training.schedule import Schedule
+from swarmd.policy.training.schedule import RateSchedule
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class LanguagePolicy:
         rows: Callable[[Sequence[Scored]], list[Row]],
         sampling: Sampling,
         generator: torch.Generator,
-        engine: Engine,
+        engine: InferenceEngine,
     ) -> None:
         """rows: what an update trains on, of a batch. engine: what answers; closed with the policy."""
         self._loaded, self._chat, self._learner, self._sampling, self._generator = loaded, chat, learner, sampling, generator
@@ -226,9 +226,9 @@ class LanguagePolicy:
             log.warning("%s", note)
         self._driver.forget()
 
-    def _identity(self) -> saved.Identity:
+    def _identity(self) -> saved.ModelIdentity:
         x = self._loaded
-        return saved.Identity(x.source, x.revision, x.fingerprint, x.lora_rank, _name(x.dtype), x.device.type)
+        return saved.ModelIdentity(x.source, x.revision, x.fingerprint, x.lora_rank, _name(x.dtype), x.device.type)
 
     def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling) -> list[list[Sample]]:
         return self._driver.generate(prompts, copies, sampling, self._generator, self.version, self.between)
@@ -249,8 +249,8 @@ def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:
         )  # fmt: skip
 
 
-def _schedule(config: TrainConfig) -> Schedule:
-    return Schedule(config.schedule, config.warmup, config.schedule_updates, config.lowest_rate)
+def _schedule(config: TrainConfig) -> RateSchedule:
+    return RateSchedule(config.schedule, config.warmup, config.schedule_updates, config.lowest_rate)
 
 
 def _ends(eos: int | Sequence[int] | None) -> frozenset[int]:

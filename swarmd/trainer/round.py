@@ -13,7 +13,7 @@ from swarmd.experience.caps import first
 from swarmd.experience.credit import Useless, useful
 from swarmd.experience.outliers import Gate, part
 from swarmd.experience.pool import Kept, Pool
-from swarmd.experience.replay_schedule import Schedule
+from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import shuffled
 from swarmd.protocols import Answers, Policy, Reward, Sampler, Swarm, TaskSource
 from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
@@ -39,7 +39,7 @@ class Node:
     questions: int = 4  # I
     external: int = 4  # J
     completions: int = 8  # L
-    schedule: Schedule = field(default_factory=Schedule)  # updates a round; one, unless replay is on
+    schedule: ReplaySchedule = field(default_factory=ReplaySchedule)  # updates a round; one, unless replay is on
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
     generators: Answers | None = None  # None: a round generates its own answers
     useless: Useless = field(default_factory=Useless)  # whose rollouts teach us nothing

@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 import os
-import random
 import socket
 import sys
 import time
@@ -24,23 +23,17 @@ from swarmd.config.config import CheckpointConfig, NodeConfig
 from swarmd.errors import CannotRecord, SwarmdError
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
-from swarmd.experience.pool import Kept, Limits, Pool
-from swarmd.experience.replay_schedule import Schedule
 from swarmd.experience.replay_theory import compute_ratio
-from swarmd.experience.sampling import Replay, uniform
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.training.checkpoint import FILES, CheckpointDamaged
-from swarmd.protocols import Policy, Remembering, Reward, Swarm
+from swarmd.policy.training.checkpoint import FILES
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import set_up_logging
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
-from swarmd.tasks.answers import answer_end
 from swarmd.tasks.scoring import Verifier
-from swarmd.tasks.source import CurriculumTasks
-from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, RunState, Saver, Timetable
+from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import Node, run_round
-from swarmd.trainer.workers import Crew, check_workers, for_trainer, free_for_trainer, is_apart, open_crew
+from swarmd.trainer.workers import WorkerGroup, check_workers, for_trainer, free_for_trainer, is_apart, open_workers
 from swarmd.types import RoundReport
 
 log = logging.getLogger(__name__)
@@ -72,7 +65,7 @@ class Trainer:
     save_seconds: float = 0.0  # what saves took out of the loop since the last round
     starved: bool = False  # waiting for others' rollouts has been said
     slowed: bool = False  # that checkpoints come less often than configured has been said
-    crew: Crew | None = None  # where others generate or train beside us (`[workers]`)
+    crew: WorkerGroup | None = None  # where others generate or train beside us (`[workers]`)
     waited: float = 0.0  # seconds for their rollouts, since the last round
 
     def run(self) -> None:
@@ -295,65 +288,14 @@ def _open_policy(config: NodeConfig, seed: int, told: Callable[[str], None]) -> 
 
 
 @contextmanager
-def _open_crew(config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, node: Node) -> Iterator[Crew | None]:
+def _open_crew(config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, node: Node) -> Iterator[WorkerGroup | None]:
     if not is_apart(config):
         yield None
         return
-    with open_crew(config, policy, seed, state_dir, partial(node.tasks.draw, rng=node.task_rng)) as crew:
+    with open_workers(config, policy, seed, state_dir, partial(node.tasks.draw, rng=node.task_rng)) as crew:
         crew.lag.sample = node.sample
         node.generators, node.sample = crew.generators, crew.lag
         yield crew
-
-
-def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
-    """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
-    node = Node(
-        me=me,
-        tasks=CurriculumTasks(curriculum_of(config)),
-        policy=policy,
-        reward=reward,
-        swarm=swarm,
-        sample=partial(uniform, n_local=config.round.local, n_external=config.round.external, author_of=swarm.author),
-        pool=Pool(config.round.max_age, author_of=swarm.author),
-        task_rng=random.Random(f"{seed} tasks"),
-        batch_rng=random.Random(f"{seed} batch"),
-        clock=time.perf_counter,
-        questions=config.round.local,
-        external=config.round.external,
-        completions=config.round.completions,
-    )
-    if config.replay.mode == "on":
-        _switch_on_replay(node, config)
-    if config.gate.mode != "off":
-        _put_up_gate(node, config)
-    return node
-
-
-def _switch_on_replay(node: Node, config: NodeConfig) -> None:
-    """A pool that keeps our own too, batches drawn from it, several updates a round.
-
-    Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only where the policy can remember
-    the log-probabilities of their first use; else as long as without replay: text taken as on-policy must be fresh.
-    """
-    replay, mixed = config.replay, max(1, config.round.local + config.round.external)
-    batch = replay.batch or mixed
-    if isinstance(node.policy, Remembering):
-        node.remember = node.policy.logprobs
-    share = config.round.external / mixed
-    limits = Limits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
-    age = replay.max_age if node.remember else config.round.max_age
-    node.pool = Pool(age, replay.size or 3 * batch, limits, node.swarm.author)
-    node.schedule = Schedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
-    node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age, node.swarm.author)
-
-
-def _put_up_gate(node: Node, config: NodeConfig) -> None:
-    """Before what is sampled. A policy that cannot say how likely it finds a text has none."""
-    if isinstance(node.policy, Remembering):
-        acts = config.gate.mode == "on" or (config.gate.mode == "auto" and node.policy.parameters <= MEASURED_TO)
-        node.gate = Gate(config.gate.margin, answer_end, acts)
-        remember = partial(node.pool.remember, logprobs=node.remember) if node.remember else None
-        node.sample = Gated(node.sample, node.gate, node.pool, node.me, node.policy.logprobs, remember)
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
@@ -382,51 +324,6 @@ def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple
         return None, None
     mu = (generate / report.generated) / (train / trained)
     return mu, compute_ratio(mu, report.generated, trained)
-
-
-def run_state(rounds: int, seed: int, node: Node) -> RunState:
-    """What the node's next rounds depend on, its policy apart. `resume` takes it up."""
-    kept = node.pool.kept()
-    return RunState(
-        rounds,
-        seed,
-        node.task_rng.getstate(),
-        node.batch_rng.getstate(),
-        tuple(k.scored for k in kept),
-        tuple(k.uses for k in kept),
-        last_uses=tuple(k.last_use for k in kept),
-        updates=node.pool.updates,
-        since=tuple(k.since for k in kept),
-        used=tuple(node.pool.used),
-        guard=node.schedule.state,
-        gate=node.gate.state if node.gate else GateState(),
-    )
-
-
-def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
-    """Go on from the newest whole checkpoint: the rounds behind it, and what is to be said. (0, []) where there is none."""
-    found = checkpoints.newest(partial(_take_up, node, policy))
-    if found is None:
-        return 0, []
-    state, _, notes = found
-    return state.round, [*notes, f"resumed after round {state.round}"]
-
-
-def _take_up(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
-    """What a damaged checkpoint makes of it is made good by the next that is taken up."""
-    try:
-        policy.restore(folder)
-    except CheckpointDamaged as error:
-        raise ValueError(str(error)) from error
-    node.task_rng.setstate(state.task_rng)
-    node.batch_rng.setstate(state.batch_rng)
-    nought = (0,) * len(state.pool)  # for what an older checkpoint does not say
-    kept = map(Kept, state.pool, state.uses, state.last_uses or nought, state.since or nought)
-    node.pool.restore(kept, state.updates, state.used)
-    if node.schedule.configured > 1:
-        node.schedule.state = state.guard
-    if node.gate is not None:
-        node.gate.state = state.gate
 
 
 def main() -> None:

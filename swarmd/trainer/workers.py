@@ -25,14 +25,14 @@ from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.devices import count_devices, device_of, environment, free_share
 from swarmd.policy.parallel.data_parallel import Trainers
-from swarmd.policy.parallel.weight_sync import Handover, private_folder
+from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
 from swarmd.protocols import Sampler
 from swarmd.state.metrics import WorkersReport
 from swarmd.types import Scored, Task
 from swarmd.workers.generator_pool import Generators
 from swarmd.workers.messages import Begin
-from swarmd.workers.question_queue import Flow
-from swarmd.workers.worker_process import Child
+from swarmd.workers.question_queue import QuestionQueue
+from swarmd.workers.worker_process import WorkerProcess
 
 AHEAD: Final = 2  # rounds' questions that a generator has in hand: those it answers and those it turns to next
 STORED: Final = 1024  # rollouts that may wait for a trainer that replays; one that does not has one round's waiting beside those in work
@@ -104,10 +104,10 @@ class LagMeter:
 
 
 @dataclass
-class Crew:
+class WorkerGroup:
     generators: Generators
     trainers: Trainers | None
-    handover: Handover
+    handover: WeightWriter
     lag: LagMeter
     _size: tuple[int, int]  # generators, trainers
     _read: deque[tuple[int, float]] = field(default_factory=partial(deque, maxlen=RATE_OVER))  # tokens generated, and when
@@ -144,9 +144,9 @@ class Crew:
 
 
 @contextmanager
-def open_crew(
+def open_workers(
     config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, draw: Callable[[int], Sequence[Task]]
-) -> Iterator[Crew]:
+) -> Iterator[WorkerGroup]:
     """Start everybody; from here on `policy.update` is everybody's. policy: resumed. draw: so many tasks more; any thread may call."""
     workers, asked = config.workers, config.round.local
     settled = _settled(config, policy.description)
@@ -155,13 +155,13 @@ def open_crew(
         size = sum(w.nbytes for w in policy.trained.values())
         folder = private_folder(state_dir, size if workers.trainers == 1 else 2 * size)  # weights, and two moments
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        handover = Handover(folder)
+        handover = WeightWriter(folder)
 
-        def start(module: str, config: NodeConfig, seed: int, place: int) -> Child:
+        def start(module: str, config: NodeConfig, seed: int, place: int) -> WorkerProcess:
             begin = Begin(config.model_dump_json(), seed, str(folder), _sharing(config, place))
-            return Child(module, begin, environment(config.model, place))
+            return WorkerProcess(module, begin, environment(config.model, place))
 
-        def start_generator(number: int, life: int) -> Child:
+        def start_generator(number: int, life: int) -> WorkerProcess:
             drawn = random.Random(f"{seed} generator {number} {life} {policy.version}").getrandbits(62)
             return start("swarmd.policy.parallel.generator", for_generator(settled), drawn, workers.trainers + number)
 
@@ -180,10 +180,10 @@ def open_crew(
         handover.publish(policy.version, policy.trained)
         policy.train_with(step)
         enough = (workers.generators + 1) * asked
-        flow = Flow(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
+        flow = QuestionQueue(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
         generators = stack.enter_context(Generators(workers.generators, start_generator, flow, lambda: None if replay else asked))
         lag = LagMeter(uniform, lambda: policy.version)
-        yield Crew(generators, trainers, handover, lag, (workers.generators, workers.trainers))
+        yield WorkerGroup(generators, trainers, handover, lag, (workers.generators, workers.trainers))
 
 
 def processes_on(place: int, processes: int, devices: int) -> int:

@@ -8,10 +8,10 @@ from typing import Self
 
 from swarmd.errors import SwarmdError
 from swarmd.types import Generation, Task
-from swarmd.workers.messages import Answered, Ask, Failed, Ready, Rest, Work
-from swarmd.workers.question_queue import Flow
+from swarmd.workers.messages import Ask, Fatal, FinishedAnswers, Rest, Wake, WorkerReady
+from swarmd.workers.question_queue import QuestionQueue
 from swarmd.workers.restarts import LONGEST_BACKOFF, Deaths
-from swarmd.workers.worker_process import Child
+from swarmd.workers.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +30,15 @@ class Generators:
     def __init__(
         self,
         count: int,
-        start: Callable[[int, int], Child],
-        flow: Flow,
+        start: Callable[[int, int], WorkerProcess],
+        flow: QuestionQueue,
         most: Callable[[], int | None],
         longest_backoff: float = LONGEST_BACKOFF,
     ) -> None:
         """start(generator, restarts): starts one, both from 0. most: rollouts a round takes now; None: all there are."""
         self._longest_backoff = longest_backoff
         self._start, self._flow, self._most = start, flow, most
-        self._children: list[Child | None] = [None] * count
+        self._children: list[WorkerProcess | None] = [None] * count
         self._working: set[int] = set()  # those that have their model
         self._changed = threading.Condition()  # guards everything here, the flow too
         self._closing, self._resting = threading.Event(), False
@@ -90,10 +90,10 @@ class Generators:
             self._resting = resting
             for child in self._children:
                 if child:
-                    child.send(Rest() if resting else Work())
+                    child.send(Rest() if resting else Wake())
 
     @property
-    def flow(self) -> Flow:
+    def flow(self) -> QuestionQueue:
         """For its figures."""
         return self._flow
 
@@ -148,18 +148,18 @@ class Generators:
             child.send(Rest())
         while (message := child.receive()) is not None:
             match message:
-                case Ready():
+                case WorkerReady():
                     with self._changed:
                         self._working.add(number)
                         self._top_up(number)
-                case Answered(answers, seconds):
+                case FinishedAnswers(answers, seconds):
                     worked = True
                     with self._changed:
                         self._flow.answered(number, answers)
                         self.seconds, self.rollouts = self.seconds + seconds, self.rollouts + len(answers)
                         self._top_up(number)
                         self._changed.notify_all()
-                case Failed(text, exit_code):
+                case Fatal(text, exit_code):
                     self._fail(WorkerFailed(text, exit_code))
         with self._changed:
             self._children[number] = None

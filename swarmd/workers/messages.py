@@ -43,7 +43,7 @@ class Rest(_Message, frozen=True):
     """Nothing more, not even a token, until told to work."""
 
 
-class Work(_Message, frozen=True):
+class Wake(_Message, frozen=True):
     pass
 
 
@@ -66,11 +66,11 @@ class Share(_Message, frozen=True):
 # Worker to trainer.
 
 
-class Ready(_Message, frozen=True):
+class WorkerReady(_Message, frozen=True):
     """The model is loaded."""
 
 
-class Answered(_Message, frozen=True):
+class FinishedAnswers(_Message, frozen=True):
     answers: list[tuple[int, Generation]]  # id and what came of it; the tokens tell their versions
     seconds: float  # of computing
 
@@ -80,14 +80,14 @@ class Stepped(_Message, frozen=True):
     digest: int | None  # of them, where it was asked for
 
 
-class Failed(_Message, frozen=True):
+class Fatal(_Message, frozen=True):
     """The worker cannot go on, and starting it again would not help."""
 
     message: str
     exit_code: int
 
 
-Message = Begin | Ask | Rest | Work | Join | Share | Ready | Answered | Stepped | Failed
+Message = Begin | Ask | Rest | Wake | Join | Share | WorkerReady | FinishedAnswers | Stepped | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

@@ -29,7 +29,7 @@ class _Finished:
     takes: int  # rounds that had taken something before
 
 
-class Flow:
+class QuestionQueue:
     """A generator has `ahead` questions in hand, a round takes what is finished; neither waits for the other.
 
     Only where `enough` are on their way or finished, and none is taken, is nothing more asked: it would be generated to be thrown away.

@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from swarmd.errors import SwarmdError
 from swarmd.state.logs import set_up_logging
-from swarmd.workers.messages import Ask, Begin, Channel, Failed, Message, Rest, Work
+from swarmd.workers.messages import Ask, Begin, Channel, Fatal, Message, Rest, Wake
 
 log = logging.getLogger(__name__)
 
 
-class Inside:
+class WorkerLink:
     """The worker's end. `messages` are those that want doing, in order; rest and work take effect at once."""
 
     def __init__(self, channel: Channel) -> None:
@@ -53,21 +53,21 @@ class Inside:
             match message:
                 case Rest():
                     self._may_work.clear()
-                case Work():
+                case Wake():
                     self._may_work.set()
                 case _:
                     self.messages.put(message)
         os._exit(0)  # the trainer is gone, or done with us; what we have in hand is nobody's
 
 
-def run(work: Callable[[Begin, Inside], None]) -> None:
+def run(work: Callable[[Begin, WorkerLink], None]) -> None:
     """The body of a worker's `main`."""
     set_up_logging(None, stderr=True)  # which is the trainer's, and so trainer.log
-    inside = Inside(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    inside = WorkerLink(Channel(socket.socket(fileno=int(sys.argv[1]))))
     begin = inside.messages.get()
     assert isinstance(begin, Begin)
     try:
         work(begin, inside)
     except SwarmdError as error:
-        inside.send(Failed(str(error), error.exit_code))
+        inside.send(Fatal(str(error), error.exit_code))
         sys.exit(error.exit_code)

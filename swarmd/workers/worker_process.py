@@ -11,7 +11,7 @@ from swarmd.workers.messages import Begin, Channel, Message
 from swarmd.workers.restarts import LINGERS, exit_words
 
 
-class Child:
+class WorkerProcess:
     """Runs `python -m MODULE FD`. It ends when its end of the pair says that we are gone, however we ended."""
 
     def __init__(self, module: str, begin: Begin, environment: Mapping[str, str]) -> None:

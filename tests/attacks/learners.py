@@ -18,8 +18,8 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import Clock, memory_member
+from swarmd.trainer.node import build
 from swarmd.trainer.round import Node, run_round
-from swarmd.trainer.trainer import build
 from swarmd.types import Rollout, RoundReport, Scored
 
 ROUND = 30.0  # seconds that a round lasts on the members' clock

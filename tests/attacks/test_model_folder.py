@@ -11,10 +11,10 @@ from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import config_json, preflight
 from swarmd.policy.models.architecture import read_config, skeleton_of
-from swarmd.policy.models.chat_template import Frame, TemplateFails, frame_of, render, render_contained
+from swarmd.policy.models.chat_template import ChatFrame, TemplateFails, frame_of, render, render_contained
 from swarmd.policy.models.fit import fit
 from swarmd.policy.models.hub import Place
-from swarmd.policy.models.memory_plan import Work
+from swarmd.policy.models.memory_plan import Workload
 from tests.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
 
 QWEN = {
@@ -97,7 +97,7 @@ def test_what_is_no_configuration_is_a_message(text: str, tmp_path: Path) -> Non
 def test_a_configuration_that_makes_no_sense_is_a_message(changes: dict[str, Any], tmp_path: Path) -> None:
     """NoModel, or a network: never a traceback of transformers."""
     try:
-        fit(ModelConfig(name=str(folder(tmp_path, **changes)), device="cpu"), Work())
+        fit(ModelConfig(name=str(folder(tmp_path, **changes)), device="cpu"), Workload())
     except NoModel as error:
         assert "\n" not in str(error)
 
@@ -113,7 +113,7 @@ def test_a_frame_gives_what_the_template_would(template: str, question: str, sys
 
 
 def test_what_a_template_may_do_to_a_question() -> None:
-    assert frame_of(*render("({{ messages[0]['content'] | trim }})", {}, "")) == Frame(("(", ")"), "strip")
+    assert frame_of(*render("({{ messages[0]['content'] | trim }})", {}, "")) == ChatFrame(("(", ")"), "strip")
     for template, why in (("hello", "leaves the question out"), ("{{ messages | tojson }}", "changes the question")):
         with pytest.raises(TemplateFails, match=why):
             frame_of(*render(template, {}, ""))

@@ -32,8 +32,8 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import TOPIC, Clock, PlayedPolicy, memory_member
+from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
-from swarmd.trainer.trainer import build
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks import test_sybil_offers
 from tests.attacks.harness import Attack, show, worst

@@ -22,7 +22,7 @@ from swarmd_engine_vllm.server import RANKS, SERVED, command
 
 from swarmd.config.config import GenerateConfig
 from swarmd.policy.inference.decode import Sampling
-from swarmd.policy.inference.engine import GROUP, Asked, EngineFailed, NoEngine, open_plugin
+from swarmd.policy.inference.engine import GROUP, EngineFailed, EngineOptions, NoEngine, open_plugin
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.weights import NetworkWeights
 from swarmd.policy.language_policy import LanguagePolicy
@@ -53,9 +53,9 @@ def python(tmp_path: Path) -> str:
     return str(path)
 
 
-def asked(folder: Path, **changes: Any) -> Asked:
+def asked(folder: Path, **changes: Any) -> EngineOptions:
     usual = {"model": folder, "device": "cpu", "dtype": "float32", "lora_rank": None, "context": 128, "start_seconds": 120.0}
-    return Asked(**usual | changes)
+    return EngineOptions(**usual | changes)
 
 
 def policy_on_vllm(folder: Path, python: str, **changes: Any) -> LanguagePolicy:

@@ -10,7 +10,7 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, part, traits
-from swarmd.experience.pool import Limits, Pool
+from swarmd.experience.pool import Pool, PoolLimits
 from swarmd.experience.sampling import uniform
 from swarmd.policy.training import losses
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
@@ -157,7 +157,7 @@ def test_nothing_odd_nothing_changed() -> None:
 
 def test_our_own_is_not_judged() -> None:
     """Replay draws it from the pool like others'."""
-    pool = Pool(32, 16, Limits(ME, 32))
+    pool = Pool(32, 16, PoolLimits(ME, 32))
     mine = rollout(1, ME, ["odd", "wrong"], (1.0, 0.0), tokens=[UNLIKELY, UNLIKELY])
     pool.add_own([mine])
     assert gated(pool, Asked())([], pool.snapshot(), random.Random(0)) == [mine]
@@ -271,7 +271,7 @@ def test_while_warming_up_nothing_is_computed() -> None:
 
 def test_replay_computes_the_log_probabilities_of_first_use_once() -> None:
     """They are what the gate looks at, and what the pool keeps for the uses that follow."""
-    pool, asked = Pool(32, 16, Limits(ME, 32)), Asked()
+    pool, asked = Pool(32, 16, PoolLimits(ME, 32)), Asked()
     pool.add(rollout(n, OTHER, [text, "wrong"], (1.0, 0.0)) for n, text in enumerate(["odd", "fine", "fine"]))
     sampler = replace(gated(pool, asked), remember=partial(pool.remember, logprobs=asked))
     for _ in range(3):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.types import PeerId
-from swarmd.experience.pool import USED, Limits, Pool
+from swarmd.experience.pool import USED, Pool, PoolLimits
 from swarmd.experience.sampling import shuffled, uniform
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
@@ -72,12 +72,12 @@ def test_over_capacity_the_oldest_go() -> None:
 
 
 def test_uses_are_counted_and_survive_a_restart() -> None:
-    pool = Pool(max_age=2, limits=Limits(PeerId("me"), 2))
+    pool = Pool(max_age=2, limits=PoolLimits(PeerId("me"), 2))
     first, second = scored(1, 0, 1), scored(2, 0, 1)
     pool.add([first, second])
     assert [k.uses for k in pool.use([first, scored(9, 0, 1, author="me")])] == [0]
     assert [(k.uses, k.last_use) for k in pool.use([first, second])] == [(1, 1), (0, 0)]
-    again = Pool(max_age=2, limits=Limits(PeerId("me"), 2))
+    again = Pool(max_age=2, limits=PoolLimits(PeerId("me"), 2))
     again.restore(pool.kept(), pool.updates, pool.used)
     assert [(k.uses, k.last_use) for k in again.use([first, second])] == [(2, 2), (1, 2)]
     assert again.updates == 3

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.types import PeerId
-from swarmd.experience.pool import Kept, Limits, Pool
-from swarmd.experience.replay_schedule import FIRST_REST, GuardState, Schedule
+from swarmd.experience.pool import Kept, Pool, PoolLimits
+from swarmd.experience.replay_schedule import FIRST_REST, GuardState, ReplaySchedule
 from swarmd.experience.sampling import STRATEGIES, Replay, draw, uniform
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -47,7 +47,7 @@ shares = st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.8])
 @settings(derandomize=True, max_examples=150)
 @given(histories, st.integers(1, 20), shares, shares, shares)
 def test_no_limit_is_ever_exceeded(history: list[Scored], capacity: int, delta: float, crowd: float, each: float) -> None:
-    pool = Pool(9, capacity, Limits(ME, 9, delta, crowd, each))
+    pool = Pool(9, capacity, PoolLimits(ME, 9, delta, crowd, each))
     for s in history:
         fill(pool, [s])
         authors = Counter(x.rollout.author for x in pool)
@@ -63,7 +63,7 @@ def test_no_limit_is_ever_exceeded(history: list[Scored], capacity: int, delta: 
 def test_positive_bias_keeps_the_freshest_and_of_the_rest_the_freshest_that_teach(
     history: list[Scored], capacity: int, delta: float
 ) -> None:
-    pool = Pool(9, capacity, Limits(ME, 9, delta))
+    pool = Pool(9, capacity, PoolLimits(ME, 9, delta))
     fill(pool, history)
     taken = [s for s in history if s.rollout.author == ME or s.informative]
     older = math.floor(delta * capacity)
@@ -75,19 +75,19 @@ def test_positive_bias_keeps_the_freshest_and_of_the_rest_the_freshest_that_teac
 @settings(derandomize=True, max_examples=50)
 @given(histories, st.integers(1, 20))
 def test_without_shares_and_bias_it_is_first_in_first_out(history: list[Scored], capacity: int) -> None:
-    pool = Pool(9, capacity, Limits(ME, 9))
+    pool = Pool(9, capacity, PoolLimits(ME, 9))
     fill(pool, history)
     assert list(pool) == [s for s in history if s.rollout.author == ME or s.informative][-capacity:]
 
 
 def test_an_author_over_its_share_loses_its_own_oldest() -> None:
-    pool = Pool(9, 10, Limits(ME, 9, author_share=0.2))
+    pool = Pool(9, 10, PoolLimits(ME, 9, author_share=0.2))
     fill(pool, [scored(1, author="a"), scored(2), scored(3, author="a"), scored(4, author="a"), scored(5, author="b")])
     assert numbers(pool) == [2, 3, 4, 5]
 
 
 def test_what_is_too_old_is_forgotten_ours_and_others_by_their_own_limits() -> None:
-    pool = Pool(2, 10, Limits(ME, 4))
+    pool = Pool(2, 10, PoolLimits(ME, 4))
     fill(pool, [scored(1), scored(2, author="a")])
     for t, there in ((3, [1, 2]), (4, [1]), (5, [1]), (6, [])):
         pool.forget(t)
@@ -95,7 +95,7 @@ def test_what_is_too_old_is_forgotten_ours_and_others_by_their_own_limits() -> N
 
 
 def test_asked_the_same_again_our_later_answers_count() -> None:
-    pool = Pool(9, 10, Limits(ME, 9))
+    pool = Pool(9, 10, PoolLimits(ME, 9))
     fill(pool, [scored(1, born=1), scored(2, born=1), scored(1, born=5)])
     assert [(s.rollout.ref.n, s.round) for s in pool] == [(2, 1), (1, 5)]
     fill(pool, [scored(3, author="a", born=1), scored(3, author="a", born=5)])
@@ -109,7 +109,7 @@ def test_without_replay_our_own_are_not_kept() -> None:
 
 
 def test_external_text_keeps_the_log_probabilities_of_its_first_use() -> None:
-    pool = Pool(9, 10, Limits(ME, 9))
+    pool = Pool(9, 10, PoolLimits(ME, 9))
     mine, theirs = scored(1), scored(2, author="a")
     fill(pool, [mine, theirs])
     asked: list[Scored] = []
@@ -127,14 +127,14 @@ def test_external_text_keeps_the_log_probabilities_of_its_first_use() -> None:
 
 
 def test_a_pool_comes_back_as_it_was() -> None:
-    pool = Pool(9, 10, Limits(ME, 9))
+    pool = Pool(9, 10, PoolLimits(ME, 9))
     fill(pool, [scored(n) for n in range(6)])
     pool.use(pool.snapshot()[:3])
     pool.use(pool.snapshot()[:1])
-    again = Pool(9, 10, Limits(ME, 9))
+    again = Pool(9, 10, PoolLimits(ME, 9))
     again.restore(pool.kept(), pool.updates, pool.used)
     assert again.kept() == pool.kept() and again.updates == 2
-    smaller = Pool(9, 4, Limits(ME, 9))
+    smaller = Pool(9, 4, PoolLimits(ME, 9))
     smaller.restore(pool.kept(), pool.updates, pool.used)
     assert numbers(smaller) == [2, 3, 4, 5]
     off = Pool(9)
@@ -162,8 +162,8 @@ def test_among_equals_each_is_as_likely(strategy: str) -> None:
 
 
 def replay(strategy: str, batch: int, updates: int = 4) -> tuple[Pool, Replay]:
-    pool = Pool(9, 8, Limits(ME, 9))
-    schedule = Schedule(updates)
+    pool = Pool(9, 8, PoolLimits(ME, 9))
+    schedule = ReplaySchedule(updates)
     return pool, Replay(pool, schedule, strategy, batch, partial(uniform, n_local=2, n_external=2), fresh=2)
 
 
@@ -191,26 +191,26 @@ def test_while_it_rests_the_batch_is_the_papers() -> None:
 
 
 def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
-    burst = Schedule(4)
+    burst = ReplaySchedule(4)
     assert burst.saw(0.2) and burst.updates == 1 and burst.state.resting == FIRST_REST
-    creep = Schedule(4)
+    creep = ReplaySchedule(4)
     assert any(creep.saw(0.1) for _ in range(40))
-    noisy = Schedule(4)
+    noisy = ReplaySchedule(4)
     assert not any(noisy.saw(x) for x in [0.06, 0.13, 0.05] * 100) and noisy.updates == 4
 
 
 def test_the_guard_trips_on_drift_alone() -> None:
     """As on the clip fraction: the policy has left the one that drew, though few of its ratios reach the clip."""
-    burst = Schedule(4)
+    burst = ReplaySchedule(4)
     assert burst.saw(0.0, 0.25) and burst.state.resting == FIRST_REST
-    creep = Schedule(4)
+    creep = ReplaySchedule(4)
     assert any(creep.saw(0.0, 0.12) for _ in range(40))
-    wide = Schedule(4, drift_limit=1.0)
+    wide = ReplaySchedule(4, drift_limit=1.0)
     assert not any(wide.saw(0.05, 0.25) for _ in range(40)) and wide.state.drift == pytest.approx(0.25, abs=0.01)
 
 
 def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
-    schedule, updates = Schedule(4), []
+    schedule, updates = ReplaySchedule(4), []
     for _ in range(2000):
         updates.append(schedule.updates)
         schedule.saw(0.5 if schedule.updates > 1 else 0.0)
@@ -219,7 +219,7 @@ def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
 
 
 def test_where_reuse_lasts_again_the_next_rest_is_shorter() -> None:
-    schedule = Schedule(4)
+    schedule = ReplaySchedule(4)
     for _ in range(2):
         assert schedule.saw(0.5)
         while schedule.resting:
@@ -231,5 +231,5 @@ def test_where_reuse_lasts_again_the_next_rest_is_shorter() -> None:
 
 
 def test_one_update_a_round_is_never_guarded() -> None:
-    schedule = Schedule()
+    schedule = ReplaySchedule()
     assert not any(schedule.saw(1.0) for _ in range(50)) and schedule.state == GuardState()

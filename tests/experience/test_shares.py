@@ -10,7 +10,7 @@ from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.experience.caps import Author, Ration, choose, first
 from swarmd.experience.credit import useful
-from swarmd.experience.pool import Kept, Limits, Pool
+from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.sampling import STRATEGIES, draw, uniform
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
@@ -214,7 +214,7 @@ def test_newcomers_have_a_tenth_of_the_pool() -> None:
     pool.add(scored("friend", n) for n in range(50))
     pool.add(scored(f"new {n}", n) for n in range(200))
     assert [s.rollout.author for s in pool if s.rollout.author != "friend"] == [f"new {n}" for n in range(190, 200)] and len(pool) == 60
-    replay = Pool(9, 100, Limits(PeerId("me"), 9, external_share=0.5), known)
+    replay = Pool(9, 100, PoolLimits(PeerId("me"), 9, external_share=0.5), known)
     replay.add(scored(f"new {n}", n) for n in range(200))
     replay.add_own(scored("me", n) for n in range(50))
     assert len(replay) == 55

@@ -17,8 +17,8 @@ from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import Node, run_round
-from swarmd.trainer.trainer import build, resume, run_state
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef, Tokens
 from tests.cli.test_metrics import report
 from tests.node.test_round import join, without_seconds

@@ -13,8 +13,9 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import Node, run_round
-from swarmd.trainer.trainer import build, resume, reuse_figures, run_state
+from swarmd.trainer.trainer import reuse_figures
 from swarmd.types import RoundReport, Scored, Tokens
 from tests.node.test_round import join, weights, without_seconds
 

@@ -21,8 +21,8 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
-from swarmd.trainer.trainer import build, resume, run_state
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 TOPIC = Topic("test", "0123456789abcdef")
@@ -42,9 +42,7 @@ def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on"
 def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[Node, LanguagePolicy, Member]:
     identity = Identity.from_seed(bytes([number]) * 32)
     clock = itertools.count(1_700_000_000)
-    member = Member(
-        identity, TOPIC, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: float(next(clock))
-    )
+    member = Member(identity, TOPIC, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: float(next(clock)))
     policy = LanguagePolicy.open(settings, seed=number)
     exchange = RolloutExchange(member, "tiny", TINY_9)
     return build(settings, number, identity.peer_id, exchange, policy, verifier), policy, member

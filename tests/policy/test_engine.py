@@ -18,7 +18,7 @@ from swarmd.errors import NoModel
 from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
-from swarmd.policy.inference.engine import GROUP, Asked, EngineFailed, NoEngine, checked, draw_seed, open_plugin
+from swarmd.policy.inference.engine import GROUP, EngineFailed, EngineOptions, NoEngine, checked, draw_seed, open_plugin
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.select import importance_cap, open_engine
 from swarmd.policy.inference.weights import NetworkWeights
@@ -29,7 +29,7 @@ from tests.policy.conftest import ALL_FAMILIES, config_of, external, make_model,
 CPU = torch.device("cpu")
 PROMPTS = [[20, 30, 40, 50] * 4, [60, 70], [80, 90, 100] * 9, [110]]
 MANY = 100_000  # cached tokens
-ASKED = Asked(Path("/nowhere"), "cpu", "float32", None, 128)
+ASKED = EngineOptions(Path("/nowhere"), "cpu", "float32", None, 128)
 
 
 def sampling(temperature: float = 1.0, limit: int = 20, ends: frozenset[int] = frozenset({0}), context: int = 128) -> Sampling:
@@ -308,7 +308,9 @@ def test_a_plugin_is_told_what_it_needs(tmp_path: Path, folders: dict[str, Path]
     generate = GenerateConfig(engine="other", engine_url="http://127.0.0.1:1", engine_args=("--x",), engine_memory=0.2)
     config = config.model_copy(update={"generate": generate})
     engine: Any = open_engine(config, load_model(config.model, 0), sampling())
-    assert engine.generate == Asked(folders["qwen2"].resolve(), "cpu", "float32", 4, 128, "http://127.0.0.1:1", "", 0.2, 600.0, ("--x",))
+    assert engine.generate == EngineOptions(
+        folders["qwen2"].resolve(), "cpu", "float32", 4, 128, "http://127.0.0.1:1", "", 0.2, 600.0, ("--x",)
+    )
     sys.modules.pop("telling")
 
 

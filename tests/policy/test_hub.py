@@ -25,7 +25,7 @@ COMMIT = "c0ffee" + 34 * "0"
 FIND = """
 import json, sys
 from swarmd.errors import SwarmdError
-from swarmd.policy import hub
+from swarmd.policy.models import hub
 try:
     place = hub.locate(sys.argv[1], sys.argv[2] or None)
     told = lambda text: print(text, flush=True)

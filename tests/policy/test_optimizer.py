@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmd.policy.models.load import load_model
-from swarmd.policy.models.memory_plan import Work
+from swarmd.policy.models.memory_plan import Workload
 from swarmd.policy.training import optimizer
 from swarmd.policy.training.optimizer import NoOptimizer, Optimizer, rounded_at_random
 from tests.policy.conftest import config_of, open_policy
@@ -183,6 +183,6 @@ def test_moments_of_eight_bits_are_a_quarter() -> None:
 def test_without_the_library_it_is_said_before_anything_is_loaded(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(NoOptimizer, match=r"bitsandbytes.*pip install 'swarmd\[8bit\]'.*train\.optimizer = 'adamw'"):
-        load_model(config_of(folders["qwen2"]).model, 0, work=Work(optimizer="adamw8bit"))
+        load_model(config_of(folders["qwen2"]).model, 0, work=Workload(optimizer="adamw8bit"))
     with pytest.raises(NoOptimizer):
         open_policy(folders["qwen2"], train={"optimizer": "adamw8bit"})

@@ -21,7 +21,7 @@ from swarmd.policy.models.architecture import shape_of, skeleton_of
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.fit import fit, require, work_of
 from swarmd.policy.models.load import with_adapter
-from swarmd.policy.models.memory_plan import MOST_TOKENS, Shape, Work, make_plan
+from swarmd.policy.models.memory_plan import MOST_TOKENS, Shape, Workload, make_plan
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
 from tests.policy.conftest import FAMILIES, VOCABULARY, make_model
@@ -94,7 +94,7 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
     optimizer.step()
     held = sum(p.numel() * p.element_size() for p in network.parameters()) + sum(p.grad.nbytes for p in trained)
     held += sum(state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
-    plan = make_plan(shape_of(network_of(family, torch.float32, 2, None)), "float32", rank, GB, Work())
+    plan = make_plan(shape_of(network_of(family, torch.float32, 2, None)), "float32", rank, GB, Workload())
     assert plan.trained == sum(p.numel() for p in trained)
     assert sum(item.bytes for item in plan.items if item.phase == "always") == held
 
@@ -116,7 +116,7 @@ def packed(network: Any, checkpointing: bool) -> tuple[int, int]:
 
 
 def planned(network: Any, dtype: torch.dtype, rank: int | None, tokens: int, room: int) -> int:
-    plan = make_plan(shape_of(network), str(dtype).removeprefix("torch."), rank, room, Work(micro_batch_tokens=tokens))
+    plan = make_plan(shape_of(network), str(dtype).removeprefix("torch."), rank, room, Workload(micro_batch_tokens=tokens))
     return next(item.bytes for item in plan.items if item.name == "activations")
 
 
@@ -142,7 +142,7 @@ def test_checkpointing_keeps_exactly_an_input_a_layer(family: str, dtype: torch.
 
 
 def test_checkpointing_where_memory_is_short() -> None:
-    shape, work = shape_05b(), Work()
+    shape, work = shape_05b(), Workload()
     with_room, without = make_plan(shape, "float32", None, 80 * GB, work), make_plan(shape, "float32", None, 12 * GB, work)
     assert (with_room.checkpointing, without.checkpointing) == (False, True)
     of_token = [p.items[-2].bytes / p.micro_batch_tokens for p in (with_room, without)]
@@ -154,7 +154,7 @@ def test_checkpointing_where_memory_is_short() -> None:
 def test_half_a_billion_on_eight_gigabytes() -> None:
     shape = shape_05b()
     assert (shape.parameters, shape.adapted_inputs + shape.adapted_outputs) == (494_032_768, 549_888)
-    plan = make_plan(shape, "bfloat16", 16, 8 * GB, Work())
+    plan = make_plan(shape, "bfloat16", 16, 8 * GB, Workload())
     assert plan.fits
     assert plan.trained == 8_798_208
     assert plan.items[0].bytes == 988_065_536
@@ -163,9 +163,9 @@ def test_half_a_billion_on_eight_gigabytes() -> None:
     assert plan.micro_batch_tokens >= 4096
     assert 2 * GB < plan.peak <= plan.usable
     assert plan.micro_batch_tokens < plan.context <= 32_768
-    assert make_plan(shape, "bfloat16", 16, 4 * GB, Work()).fits
-    assert not make_plan(shape, "float32", None, 8 * GB, Work()).fits
-    roomy = make_plan(shape, "bfloat16", 16, 80 * GB, Work())
+    assert make_plan(shape, "bfloat16", 16, 4 * GB, Workload()).fits
+    assert not make_plan(shape, "float32", None, 8 * GB, Workload()).fits
+    roomy = make_plan(shape, "bfloat16", 16, 80 * GB, Workload())
     assert not roomy.checkpointing
     assert roomy.micro_batch_tokens == MOST_TOKENS
     assert roomy.context == 32_768
@@ -185,7 +185,7 @@ WHOLE = {  # bytes a weight, always held: weight, gradient, float32 copy, Adam's
 @pytest.mark.parametrize("way", WHOLE)
 def test_all_weights_of_half_a_billion_cost_what_their_optimizer_does(way: tuple[str, str, Any]) -> None:
     dtype, kind, precision = way
-    plan = make_plan(shape_05b_cached, dtype, None, 80 * GB, Work(optimizer=kind, precision=precision or "auto"))
+    plan = make_plan(shape_05b_cached, dtype, None, 80 * GB, Workload(optimizer=kind, precision=precision or "auto"))
     scales = -(-TRAINED // 256) * 8 if kind == "adamw8bit" else 0
     assert sum(item.bytes for item in plan.items if item.phase == "always") == TRAINED * WHOLE[way] + scales
     assert (plan.optimizer, plan.precision) == (kind, precision)
@@ -204,14 +204,14 @@ def test_all_weights_of_half_a_billion_cost_what_their_optimizer_does(way: tuple
 )
 def test_all_weights_of_half_a_billion_in_bfloat16_never_lose_a_step(gigabytes: int, kind: str, fits: bool, precision: str) -> None:
     """The float32 copy where there is room for it, else rounding at random; plain bfloat16 never."""
-    plan = make_plan(shape_05b_cached, "bfloat16", None, gigabytes * GB, Work(optimizer=kind))
+    plan = make_plan(shape_05b_cached, "bfloat16", None, gigabytes * GB, Workload(optimizer=kind))
     assert (plan.fits, plan.precision) == (fits, precision)
-    assert make_plan(shape_05b_cached, "bfloat16", 16, gigabytes * GB, Work(optimizer=kind)).precision is None, "adapters are float32"
-    assert make_plan(shape_05b_cached, "float32", None, gigabytes * GB, Work(optimizer=kind)).precision is None
+    assert make_plan(shape_05b_cached, "bfloat16", 16, gigabytes * GB, Workload(optimizer=kind)).precision is None, "adapters are float32"
+    assert make_plan(shape_05b_cached, "float32", None, gigabytes * GB, Workload(optimizer=kind)).precision is None
 
 
 def test_the_start_is_kept_where_there_is_room_for_it() -> None:
-    wanted = Work(start_copy=True)
+    wanted = Workload(start_copy=True)
     roomy, tight = (make_plan(shape_05b_cached, "float32", None, free * GB, wanted) for free in (16, 10))
     assert roomy.fits and roomy.start_copy and tight.fits and not tight.start_copy
     assert next(item.bytes for item in roomy.items if "start" in item.name) == 4 * TRAINED
@@ -248,16 +248,16 @@ def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda: True)
-    large = fit(ModelConfig(name=str(write_config(tmp_path)), device="cpu", lora="off"), Work(), lambda _: 40 * GB)
+    large = fit(ModelConfig(name=str(write_config(tmp_path)), device="cpu", lora="off"), Workload(), lambda _: 40 * GB)
     assert (large.plan.dtype, large.plan.precision) == ("bfloat16", "master")
-    small = fit(ModelConfig(name="tiny", device="cpu"), Work(), lambda _: 40 * GB)
+    small = fit(ModelConfig(name="tiny", device="cpu"), Workload(), lambda _: 40 * GB)
     assert (small.plan.dtype, small.plan.precision) == ("float32", None)
 
 
 @pytest.mark.parametrize("gigabytes", [1.5, 2, 3, 4, 6, 8, 12, 16, 24, 48])
 @pytest.mark.parametrize("dtype, rank", [("bfloat16", 16), ("float32", 16), ("float32", None), ("bfloat16", None)])
-@pytest.mark.parametrize("work", [Work(), Work(8, 8, 64), Work(4, 16, 1024)])
-def test_what_fits_stays_within_what_can_be_counted_on(gigabytes: float, dtype: str, rank: int | None, work: Work) -> None:
+@pytest.mark.parametrize("work", [Workload(), Workload(8, 8, 64), Workload(4, 16, 1024)])
+def test_what_fits_stays_within_what_can_be_counted_on(gigabytes: float, dtype: str, rank: int | None, work: Workload) -> None:
     shape = shape_05b_cached
     plan = make_plan(shape, dtype, rank, int(gigabytes * GB), work)
     if plan.fits:
@@ -278,8 +278,8 @@ shape_05b_cached = shape_05b()
 
 def test_every_formula_is_its_figure() -> None:
     for plan in (
-        make_plan(shape_05b_cached, "bfloat16", 16, 8 * GB, Work()),
-        make_plan(shape_05b_cached, "float32", None, 32 * GB, Work()),
+        make_plan(shape_05b_cached, "bfloat16", 16, 8 * GB, Workload()),
+        make_plan(shape_05b_cached, "float32", None, 32 * GB, Workload()),
     ):
         for item in plan.items:
             numbers = [int("".join(c for c in part if c.isdigit())) for part in item.formula.split("×")]
@@ -296,8 +296,8 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
     shape = shape_05b_cached
-    assert make_plan(shape, "bfloat16", 16, 80 * GB, Work(micro_batch_tokens=1000)).micro_batch_tokens == 1000
-    too_many = make_plan(shape, "bfloat16", 16, 4 * GB, Work(micro_batch_tokens=100_000))
+    assert make_plan(shape, "bfloat16", 16, 80 * GB, Workload(micro_batch_tokens=1000)).micro_batch_tokens == 1000
+    too_many = make_plan(shape, "bfloat16", 16, 4 * GB, Workload(micro_batch_tokens=100_000))
     assert too_many.fits and too_many.checkpointing and too_many.peak > too_many.usable
     config = NodeConfig(
         model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16"), train=TrainConfig(micro_batch_tokens=100_000)
@@ -316,7 +316,7 @@ def test_a_budget_that_is_asked_for_is_kept(tmp_path: Path) -> None:
 )
 def test_what_cannot_fit_is_told_with_the_largest_that_would(tmp_path: Path, free: int, settings: dict[str, Any], remedy: str) -> None:
     config = ModelConfig(name=str(write_config(tmp_path)), device="cpu", **({"dtype": "bfloat16"} | settings))
-    found = fit(config, Work(), lambda _: free)
+    found = fit(config, Workload(), lambda _: free)
     with pytest.raises(NoModel, match=remedy) as caught:
         require(found)
     assert f"cpu has {f'{free / GB:.2f} GB' if free >= GB else '0.00 MB'} free" in str(caught.value)
@@ -328,11 +328,11 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
     config = ModelConfig(name=str(tmp_path), device="cpu", dtype="bfloat16")
     for free, name in ((12 * GB, "qwen2.5-1.5b"), (3 * GB, "qwen")):
         with pytest.raises(NoModel, match=f"--model {name}"):
-            require(fit(config, Work(), lambda _, free=free: free))
+            require(fit(config, Workload(), lambda _, free=free: free))
 
 
 def test_work_is_the_configuration_s() -> None:
-    assert work_of(NodeConfig()) == Work(4, 8, 16, start_copy=True)
+    assert work_of(NodeConfig()) == Workload(4, 8, 16, start_copy=True)
     config = NodeConfig(model=ModelConfig(name="qwen2.5-0.5b"), generate=GenerateConfig(max_new_tokens=99))
     assert work_of(config).new_tokens == 99
     assert work_of(NodeConfig(model=ModelConfig(name="a/b"))).new_tokens == 256
@@ -340,11 +340,11 @@ def test_work_is_the_configuration_s() -> None:
 
 def test_a_short_context_bounds_the_work(tmp_path: Path) -> None:
     make_model(tmp_path)  # of 128 tokens
-    found = fit(ModelConfig(name=str(tmp_path), device="cpu"), Work(), lambda _: GB)
+    found = fit(ModelConfig(name=str(tmp_path), device="cpu"), Workload(), lambda _: GB)
     assert found.plan.context == 128
-    assert found.plan.least < make_plan(replace(found.shape, context=None), "float32", None, GB, Work()).least
-    assert Work().within(128).row == 128
-    assert Work().within(300) == Work(new_tokens=256, prompt_tokens=44)
+    assert found.plan.least < make_plan(replace(found.shape, context=None), "float32", None, GB, Workload()).least
+    assert Workload().within(128).row == 128
+    assert Workload().within(300) == Workload(new_tokens=256, prompt_tokens=44)
 
 
 def test_examined_without_weights_and_as_a_document(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def save(policy: LanguagePolicy, folder: Path) -> Path:
 NEXT_ROUND = """
 import sys
 from pathlib import Path
-from swarmd.config import NodeConfig
-from swarmd.policy.model import LanguagePolicy
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
 from tests.policy.test_saved import one_round, save
 config, start, end = sys.argv[1:]
 policy = LanguagePolicy.open(NodeConfig.model_validate_json(config), seed=99)

@@ -1,11 +1,11 @@
 """A worker that says it is ready and does nothing: `python -m tests.workers.ready FD`."""
 
-from swarmd.workers.messages import Begin, Ready
-from swarmd.workers.worker_main import Inside, run
+from swarmd.workers.messages import Begin, WorkerReady
+from swarmd.workers.worker_main import WorkerLink, run
 
 
-def wait(_: Begin, inside: Inside) -> None:
-    inside.send(Ready())
+def wait(_: Begin, inside: WorkerLink) -> None:
+    inside.send(WorkerReady())
     while True:
         inside.messages.get()
 

@@ -9,7 +9,7 @@ import torch
 from swarmd.policy.inference import decode
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import StandingMerge, merged
-from swarmd.policy.parallel.weight_sync import Handover, Pickup
+from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter
 from tests.policy.conftest import open_policy
 
 QUESTIONS = ["What is 2 + 3?", "Which word is longer: no or yes?"]
@@ -82,7 +82,7 @@ def test_an_adapter_handed_over_answers_as_it_does_at_home(folders: dict[str, Pa
     """Twice, so that the second is folded into the base and not into the first."""
     trainer = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
     generator = open_policy(folders["qwen2"], seed=1, lora="on", lora_rank=4, dtype=dtype)
-    handover, pickup = Handover(tmp_path), Pickup(tmp_path, generator.trained, StandingMerge(generator.network).refold)
+    handover, pickup = WeightWriter(tmp_path), WeightReader(tmp_path, generator.trained, StandingMerge(generator.network).refold)
     assert all("lora" in name for name in trainer.trained), "nothing else is handed over"
     for version in (1, 2):
         with torch.no_grad():

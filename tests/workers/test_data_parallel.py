@@ -18,7 +18,7 @@ from swarmd.policy.training.learner import Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import Scored, UpdateReport
 from swarmd.workers.messages import Begin
-from swarmd.workers.worker_process import Child
+from swarmd.workers.worker_process import WorkerProcess
 from tests.policy.conftest import external, local
 
 CONFIG = NodeConfig.model_validate({"model": {"name": "tiny", "device": "cpu"}})
@@ -77,8 +77,8 @@ def test_two_trainers_take_the_steps_of_one_also_when_a_rank_is_killed(tmp_path:
     monkeypatch.setattr(data_parallel, "combine", watched)
     alone.learner.combine = lambda parameters, sums: watch("one", parameters)
 
-    def start(rank: int) -> Child:
-        return Child("swarmd.policy.parallel.rank", Begin(CONFIG.model_dump_json(), 1, str(tmp_path), 2), {})
+    def start(rank: int) -> WorkerProcess:
+        return WorkerProcess("swarmd.policy.parallel.rank", Begin(CONFIG.model_dump_json(), 1, str(tmp_path), 2), {})
 
     pids = []
     with Trainers(2, shared, start, tmp_path, check_every=1) as trainers:

@@ -4,16 +4,16 @@ import itertools
 from collections.abc import Sequence
 
 from swarmd.types import Completion, Generation, Task, TaskRef, Tokens
-from swarmd.workers.question_queue import PASSED_OVER, TRIES, Flow
+from swarmd.workers.question_queue import PASSED_OVER, TRIES, QuestionQueue
 
 
-def flow(ahead: int = 4, enough: int = 100) -> Flow:
+def flow(ahead: int = 4, enough: int = 100) -> QuestionQueue:
     numbers = itertools.count()
 
     def draw(count: int) -> Sequence[Task]:
         return [Task(TaskRef("binary_matrix", n), f"question {n}", {}) for n in itertools.islice(numbers, count)]
 
-    return Flow(draw, ahead, enough)
+    return QuestionQueue(draw, ahead, enough)
 
 
 def answer(text: str = "1") -> Generation:

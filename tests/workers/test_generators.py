@@ -14,12 +14,12 @@ from swarmd.errors import ConfigError
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.trainer.workers import check_workers, open_crew, processes_on
+from swarmd.trainer.workers import check_workers, open_workers, processes_on
 from swarmd.types import Generation, Rollout, Scored, Task
 from swarmd.workers.generator_pool import Generators, WorkerFailed
 from swarmd.workers.messages import Begin
-from swarmd.workers.question_queue import Flow
-from swarmd.workers.worker_process import Child
+from swarmd.workers.question_queue import QuestionQueue
+from swarmd.workers.worker_process import WorkerProcess
 from tests.exchange.test_wire import ME
 
 
@@ -38,7 +38,7 @@ def scored(task: Task, answers: Generation, round_number: int) -> Scored:
 def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path) -> None:
     settings = config(generate={"max_new_tokens": 64}, workers={"generators": 2})
     policy, tasks, rng = LanguagePolicy.open(settings, 1), CurriculumTasks(TINY_9), random.Random(1)
-    with open_crew(settings, policy, 1, tmp_path, lambda count: tasks.draw(count, rng)) as crew:
+    with open_workers(settings, policy, 1, tmp_path, lambda count: tasks.draw(count, rng)) as crew:
         newest: list[int] = []
         within = False
         deadline = time.monotonic() + 120
@@ -72,17 +72,17 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
 
 
 @pytest.fixture
-def flow() -> Iterator[Flow]:
+def flow() -> Iterator[QuestionQueue]:
     tasks, rng = CurriculumTasks(TINY_9), random.Random(1)
-    yield Flow(lambda count: tasks.draw(count, rng), 2, 4)
+    yield QuestionQueue(lambda count: tasks.draw(count, rng), 2, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: Flow, tmp_path: Path) -> None:
+def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: QuestionQueue, tmp_path: Path) -> None:
     begin = Begin(config(model={"name": "/no/such/model"}).model_dump_json(), 1, str(tmp_path), 1)
     with (
-        Generators(1, lambda number, life: Child("swarmd.policy.parallel.generator", begin, {}), flow, lambda: None) as working,
+        Generators(1, lambda number, life: WorkerProcess("swarmd.policy.parallel.generator", begin, {}), flow, lambda: None) as working,
         pytest.raises(WorkerFailed, match="/no/such/model") as failure,
     ):
         working.wait(1, 60)
@@ -90,12 +90,12 @@ def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: Flo
 
 
 @pytest.mark.net
-def test_a_generator_that_always_dies_is_given_up(flow: Flow, tmp_path: Path) -> None:
+def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path: Path) -> None:
     begin, lives = Begin("", 1, str(tmp_path), 1), []
 
-    def start(number: int, life: int) -> Child:
+    def start(number: int, life: int) -> WorkerProcess:
         lives.append(life)
-        return Child("swarmd.workers.messages", begin, {})  # no worker: ends at once
+        return WorkerProcess("swarmd.workers.messages", begin, {})  # no worker: ends at once
 
     said = r"died 5 times in a row.*workers\.generators"
     with Generators(1, start, flow, lambda: None, longest_backoff=0.0) as working, pytest.raises(WorkerFailed, match=said):
@@ -108,10 +108,13 @@ def test_what_goes_wrong_while_questions_are_drawn_is_heard(tmp_path: Path) -> N
     def draw(count: int) -> Sequence[Task]:
         raise ZeroDivisionError
 
-    def start(number: int, life: int) -> Child:
-        return Child("tests.workers.ready", Begin("", 1, str(tmp_path), 1), {})
+    def start(number: int, life: int) -> WorkerProcess:
+        return WorkerProcess("tests.workers.ready", Begin("", 1, str(tmp_path), 1), {})
 
-    with Generators(1, start, Flow(draw, 2, 4), lambda: None) as working, pytest.raises(RuntimeError, match="keeps a generator busy"):
+    with (
+        Generators(1, start, QuestionQueue(draw, 2, 4), lambda: None) as working,
+        pytest.raises(RuntimeError, match="keeps a generator busy"),
+    ):
         working.wait(1, 60)
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from swarmd.policy.parallel.weight_sync import Handover, Pickup, private_folder
+from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter, private_folder
 
 # Hands over versions 1, 2, 3, … of four tensors, each full of its version, until it is killed.
 WRITER = """
 import sys, torch
 from pathlib import Path
-from swarmd.policy.handover import Handover
-handover, version = Handover(Path(sys.argv[1])), int(sys.argv[2])
+from swarmd.policy.parallel.weight_sync import WeightWriter
+handover, version = WeightWriter(Path(sys.argv[1])), int(sys.argv[2])
 while True:
     version += 1
     handover.publish(version, {f"layer {i}": torch.full((250_000,), float(version)) for i in range(4)})
@@ -29,7 +29,7 @@ while True:
 
 def test_what_is_handed_over_is_picked_up_once(tmp_path: Path) -> None:
     ours, theirs, changes = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}, {"a": torch.arange(3.0), "b": torch.eye(2)}, []
-    pickup, handover = Pickup(tmp_path, ours, lambda: changes.append(pickup.version)), Handover(tmp_path)
+    pickup, handover = WeightReader(tmp_path, ours, lambda: changes.append(pickup.version)), WeightWriter(tmp_path)
     assert pickup() == -1
     for version in (4, 5):
         handover.publish(version, theirs)
@@ -41,16 +41,16 @@ def test_what_is_handed_over_is_picked_up_once(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    Handover(tmp_path).publish(1, {"a": torch.zeros(3)})
+    WeightWriter(tmp_path).publish(1, {"a": torch.zeros(3)})
     with pytest.raises(ValueError, match="not those of this model"):
-        Pickup(tmp_path, {"b": torch.zeros(3)}, lambda: None)()
+        WeightReader(tmp_path, {"b": torch.zeros(3)}, lambda: None)()
 
 
 @pytest.mark.slow
 @pytest.mark.net
 def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: Path) -> None:
     weights = {f"layer {i}": torch.zeros(250_000) for i in range(4)}
-    pickup, rng, version = Pickup(tmp_path, weights, lambda: None), random.Random(1), 0
+    pickup, rng, version = WeightReader(tmp_path, weights, lambda: None), random.Random(1), 0
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(version)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
@@ -69,14 +69,14 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
 def test_without_room_the_older_weights_stay_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    handover, weights = Handover(tmp_path), {"a": torch.ones(3)}
+    handover, weights = WeightWriter(tmp_path), {"a": torch.ones(3)}
     handover.publish(1, weights)
     (tmp_path / f".weights.safetensors.{os.getpid()}").symlink_to("/dev/full")
     with caplog.at_level(logging.WARNING):
         handover.publish(2, weights)
     assert handover.version == 1 and "older weights" in caplog.text
     handover.publish(2, weights)
-    assert handover.version == 2 and Pickup(tmp_path, {"a": torch.zeros(3)}, lambda: None)() == 2
+    assert handover.version == 2 and WeightReader(tmp_path, {"a": torch.zeros(3)}, lambda: None)() == 2
 
 
 def test_the_folder_is_private_and_in_memory_only_where_there_is_room(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ from typing import Any, Final
 
 import httpx2
 
-from swarmd.policy.inference.engine import Asked, EngineFailed, Sample, Sampling, Weights, draw_seed
+from swarmd.policy.inference.engine import EngineFailed, EngineOptions, Sample, Sampling, Weights, draw_seed
 from swarmd_engine_vllm.client import Client
-from swarmd_engine_vllm.server import SERVED, Child, command
+from swarmd_engine_vllm.server import SERVED, ServerProcess, command
 
 ADAPTER: Final = "swarmd-policy"  # what the policy's adapter is called in requests
 AT_ONCE: Final = 64  # requests; each is one prompt with all its answers
 SURE: Final = -1e-3  # log-probability of a token that was the only one allowed, where the server tells those it draws with
 
 
-def open_engine(asked: Asked) -> "VllmEngine":
+def open_engine(asked: EngineOptions) -> "VllmEngine":
     """Start `vllm serve`, or connect to the one at `asked.url`. NoEngine, EngineFailed."""
     scratch = Path(tempfile.mkdtemp(prefix="swarmd-vllm-"))  # mode 0700: nobody else reaches the socket
     try:
@@ -29,9 +29,9 @@ def open_engine(asked: Asked) -> "VllmEngine":
         raise
 
 
-def _started(asked: Asked, scratch: Path) -> "VllmEngine":
+def _started(asked: EngineOptions, scratch: Path) -> "VllmEngine":
     socket = scratch / "socket"
-    child = Child(command(asked, socket), scratch / "vllm.log", os.environ)
+    child = ServerProcess(command(asked, socket), scratch / "vllm.log", os.environ)
     http = httpx2.Client(
         base_url="http://vllm", transport=httpx2.HTTPTransport(uds=str(socket)), timeout=asked.start_seconds, trust_env=False
     )
@@ -45,7 +45,7 @@ def _started(asked: Asked, scratch: Path) -> "VllmEngine":
     return VllmEngine(client, SERVED, scratch, sleeps=asked.device == "cuda", end=child.close)
 
 
-def _connected(asked: Asked, scratch: Path) -> "VllmEngine":
+def _connected(asked: EngineOptions, scratch: Path) -> "VllmEngine":
     key = os.environ.get("VLLM_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     http = httpx2.Client(base_url=asked.url, headers=headers, timeout=asked.start_seconds, trust_env=False)

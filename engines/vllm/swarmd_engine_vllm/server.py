@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from swarmd.policy.inference.engine import Asked, EngineFailed, NoEngine
+from swarmd.policy.inference.engine import EngineFailed, EngineOptions, NoEngine
 from swarmd_engine_vllm import guard
 
 SERVED: Final = "base"  # what the base model is called in requests
@@ -30,7 +30,7 @@ _SET: Final = {
 }
 
 
-def command(asked: Asked, socket: Path) -> list[str]:
+def command(asked: EngineOptions, socket: Path) -> list[str]:
     """What starts the server. It listens on a socket in a folder of ours, because its development routes ask for no key. NoEngine."""
     if asked.device == "mps":
         raise NoEngine('vLLM does not run on Apple\'s MPS. Set generate.engine to "auto".')
@@ -62,7 +62,7 @@ def _program(python: str) -> list[str]:
     return [found]
 
 
-class Child:
+class ServerProcess:
     """The server's process. It ends with `close`, or with this process, however that ends (guard.py)."""
 
     def __init__(self, line: list[str], log: Path, environment: Mapping[str, str]) -> None:

@@ -44,7 +44,7 @@ def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
     return next((i for i in range(most) if first[i] != last[i]), most)
 
 
-class Stream:
+class PackedLayout:
     """The layout of spans that together cover [0, T). Says the same on every call: a recomputation may ask it again."""
 
     def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:

@@ -90,7 +90,7 @@ def export(
     return Exported(out, origin, figures)
 
 
-def _trained(place: hub.Place, identity: saved.Identity, weights: bytes) -> nn.Module:
+def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) -> nn.Module:
     """The base model with what was trained in it: as a peft model where that is an adapter."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[identity.dtype]
     network = load_weights(hub.with_weights(place), read_config(place), dtype, place.source)

@@ -15,7 +15,7 @@ from platformdirs import user_cache_path
 
 from swarmd.errors import SwarmdError
 from swarmd.policy.inference.decode import Sampling
-from swarmd.policy.inference.engine import Engine
+from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.models.device import seeded
 from swarmd.policy.models.hub import first_line
 
@@ -99,7 +99,7 @@ def _entries(file: Path) -> dict[str, Any]:
 
 
 def measure(
-    engines: Mapping[str, Engine], vocabulary: int, sampling: Sampling, device: torch.device, clock: Callable[[], float]
+    engines: Mapping[str, InferenceEngine], vocabulary: int, sampling: Sampling, device: torch.device, clock: Callable[[], float]
 ) -> dict[str, float | None]:
     """Seconds of a small round with each engine, taken in turns; None for one that fails. Its random numbers are its own."""
     source, longest = seeded(torch.device("cpu"), 0), max(1, sampling.context // 2)
@@ -125,10 +125,10 @@ def measure(
 
 
 def pick(
-    engines: Mapping[str, Engine],
+    engines: Mapping[str, InferenceEngine],
     asked: Conditions,
     file: Path,
-    measured: Callable[[Mapping[str, Engine]], Mapping[str, float | None]],
+    measured: Callable[[Mapping[str, InferenceEngine]], Mapping[str, float | None]],
 ) -> str:
     """The name of the engine to use: the remembered one, else the quickest as `measured` now."""
     known = recall(file, asked, list(engines))

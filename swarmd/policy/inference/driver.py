@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from swarmd.policy.inference.decode import Sample, Sampling
-from swarmd.policy.inference.engine import Engine, checked
+from swarmd.policy.inference.engine import InferenceEngine, checked
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.weights import NetworkWeights
 from swarmd.policy.models.load import Loaded
@@ -15,7 +15,7 @@ from swarmd.policy.models.load import Loaded
 class Driver:
     """An engine that always answers with the weights the network has."""
 
-    def __init__(self, engine: Engine, loaded: Loaded) -> None:
+    def __init__(self, engine: InferenceEngine, loaded: Loaded) -> None:
         self.engine, self._loaded = engine, loaded
         self._synced: int | None = None  # version of the weights the engine has
         self._asleep = False
@@ -29,7 +29,7 @@ class Driver:
         version: int,
         between: Callable[[], int] | None,
     ) -> list[list[Sample]]:
-        """See `Engine.generate`. version: updates behind the network's weights.
+        """See `InferenceEngine.generate`. version: updates behind the network's weights.
 
         between: see `decode`. An engine that cannot take new weights between tokens takes them between calls, and its tokens say so.
         """

@@ -1,7 +1,7 @@
 """The seam for what turns prompts into samples, and how an engine of another package is found (docs/engines.md).
 
 `own` and `continuous` are built in and work on the trainer's own network. Others are packages of their own, found by their entry point in
-the group `swarmd.engines`: a callable that takes an `Asked` and gives an `Engine`.
+the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives an `InferenceEngine`.
 """
 
 import math
@@ -16,7 +16,19 @@ import torch
 from swarmd.errors import SwarmdError
 from swarmd.policy.inference.decode import Sample, Sampling
 
-__all__ = ["GROUP", "Asked", "Engine", "EngineFailed", "NoEngine", "Sample", "Sampling", "Weights", "checked", "draw_seed", "open_plugin"]
+__all__ = [
+    "GROUP",
+    "EngineFailed",
+    "EngineOptions",
+    "InferenceEngine",
+    "NoEngine",
+    "Sample",
+    "Sampling",
+    "Weights",
+    "checked",
+    "draw_seed",
+    "open_plugin",
+]
 
 GROUP: Final = "swarmd.engines"
 BUILT_IN: Final = ("own", "continuous")
@@ -39,7 +51,7 @@ class EngineFailed(SwarmdError):
 
 
 class Weights(Protocol):
-    """The policy as it is at the moment of the call. Valid only during `Engine.sync`."""
+    """The policy as it is at the moment of the call. Valid only during `InferenceEngine.sync`."""
 
     @property
     def version(self) -> int:
@@ -56,7 +68,7 @@ class Weights(Protocol):
         """The whole model as transformers reads it, an adapter folded in, without tokenizer, into an existing folder. OSError."""
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """What turns prompts into samples of the policy. Called from one thread; blocks.
 
     Log-probabilities are natural logarithms and of the distribution that each token was drawn from: softmax(logits / temperature) over the
@@ -90,7 +102,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EngineOptions:
     """What an engine of another package is built from."""
 
     model: Path  # the base model's folder: configuration, tokenizer and weights
@@ -105,7 +117,7 @@ class Asked:
     arguments: tuple[str, ...] = ()  # more of them, for what it starts
 
 
-def open_plugin(name: str, asked: Asked) -> Engine:
+def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
     """The engine that some installed package offers under this name. NoEngine with cause and remedy."""
     offered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in offered:
@@ -122,9 +134,9 @@ def open_plugin(name: str, asked: Asked) -> Engine:
     return engine
 
 
-def _load(point: EntryPoint, asked: Asked) -> Engine:
+def _load(point: EntryPoint, asked: EngineOptions) -> InferenceEngine:
     try:
-        engine: Engine = point.load()(asked)
+        engine: InferenceEngine = point.load()(asked)
     except SwarmdError:
         raise
     except Exception as error:  # somebody else's code, which may fail in any way while it is imported or built; the operator hears of it

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmd.policy.attention.attention import Rules, capped, run
-from swarmd.policy.attention.packed_layout import Span, Stream, shared_prefix
+from swarmd.policy.attention.packed_layout import PackedLayout, Span, shared_prefix
 from swarmd.policy.inference.fused_decoder import Blocks, readable
 
 PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not one prompt is longer
@@ -62,7 +62,7 @@ class SharedPrefix:
         sources = tensor(t for s in own for part in (*head, s) for t in range(part.start, part.start + part.length))
         question = tensor(i for i, p in zip(block, prompts, strict=True) for _ in p)
         places = tensor(j for p in prompts for j in range(len(p)))
-        layout = _Prefill(self, Stream(spans, self._device, self._dtype), sources, question, places)
+        layout = _Prefill(self, PackedLayout(spans, self._device, self._dtype), sources, question, places)
         positions = tensor(j for s in spans for j in range(s.position, s.position + s.length))
         ends = tensor(s.start + s.length - 1 for s in own)
         logits: Tensor = run(self._network, tensor(ids), positions, layout, logits_to_keep=ends).logits[0]
@@ -177,7 +177,7 @@ class SharedPrefix:
 class _Prefill:
     """The layout of prompts alone; leaves their keys and values behind."""
 
-    def __init__(self, to: SharedPrefix, stream: Stream, sources: Tensor, question: Tensor, positions: Tensor) -> None:
+    def __init__(self, to: SharedPrefix, stream: PackedLayout, sources: Tensor, question: Tensor, positions: Tensor) -> None:
         """sources: tokens of the stream, and of which question and which of its positions they are. One may be of several questions."""
         self._to, self._stream, self._sources, self._question, self._positions = to, stream, sources, question, positions
 

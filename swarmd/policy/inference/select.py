@@ -12,7 +12,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.policy.inference import benchmark
 from swarmd.policy.inference.continuous import ContinuousEngine
 from swarmd.policy.inference.decode import Sampling
-from swarmd.policy.inference.engine import BUILT_IN, FOREIGN_CAP, Asked, Engine, NoEngine, open_plugin
+from swarmd.policy.inference.engine import BUILT_IN, FOREIGN_CAP, EngineOptions, InferenceEngine, NoEngine, open_plugin
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models import hub
 from swarmd.policy.models.load import Loaded
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 NO_LIMIT: Final = 2**30  # context of a model that names none
 
 
-def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None) -> Engine:
+def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None) -> InferenceEngine:
     """The configured engine. NoEngine, EngineFailed.
 
     auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default: `benchmark.cache_file`);
@@ -39,9 +39,9 @@ def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_f
     return open_plugin(name, _asked(config, loaded, sampling))
 
 
-def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path) -> Engine:
+def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path) -> InferenceEngine:
     """Of the built-in engines, on this device."""
-    engines: dict[str, Engine] = {"own": OwnEngine(loaded.network, tokens)}
+    engines: dict[str, InferenceEngine] = {"own": OwnEngine(loaded.network, tokens)}
     try:
         engines["continuous"] = ContinuousEngine(loaded.network, tokens)
     except NoEngine as error:
@@ -74,9 +74,9 @@ def importance_cap(config: NodeConfig) -> float:
     return FOREIGN_CAP
 
 
-def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> Asked:
+def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> EngineOptions:
     generate = config.generate
-    return Asked(
+    return EngineOptions(
         model=hub.with_weights(hub.locate(loaded.source, loaded.revision)).resolve(),
         device=loaded.device.type,
         dtype=str(loaded.dtype).removeprefix("torch."),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarmd.errors import NoModel
-from swarmd.policy.models.chat_template import Frame, TemplateFails, frame
+from swarmd.policy.models.chat_template import ChatFrame, TemplateFails, frame
 from swarmd.terminal import printable
 from swarmd.types import Completion
 
@@ -38,7 +38,7 @@ class Chat:
             f"the model's chat template cannot render a question ({why}). Choose an instruct model, or correct chat_template.jinja."
         )
 
-    def _framed(self, system_prompt: str, ours: bool) -> Frame:
+    def _framed(self, system_prompt: str, ours: bool) -> ChatFrame:
         try:
             template = self._tokenizer.get_chat_template()
         except ValueError as error:  # several, and none of them is the default

@@ -36,7 +36,7 @@ class TemplateFails(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ChatFrame:
     """What a chat template puts around a question. trim: what it does to the white space at the question's ends."""
 
     pieces: tuple[str, ...]
@@ -46,20 +46,20 @@ class Frame:
         return _TRIMS[self.trim](question).join(self.pieces)
 
 
-def frame_of(plain: str, spaced: str) -> Frame:
+def frame_of(plain: str, spaced: str) -> ChatFrame:
     """From the template's text for QUESTION and for SPACED. TemplateFails where it does more to a question than trim it."""
     pieces = tuple(plain.split(QUESTION))
     if len(pieces) < 2:
         raise TemplateFails("it leaves the question out")
     for trim in _TRIMS:
-        frame = Frame(pieces, trim)
+        frame = ChatFrame(pieces, trim)
         if frame.around(SPACED) == spaced:
             return frame
     raise TemplateFails("it changes the question")
 
 
 @cache
-def frame(template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool) -> Frame:
+def frame(template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool) -> ChatFrame:
     """What the template puts around a question, after `system` where there is one. TemplateFails.
 
     special_tokens: names and texts, for the template to use. ours: it came with this package, and is rendered in this process.

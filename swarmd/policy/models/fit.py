@@ -15,7 +15,7 @@ from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
 from swarmd.policy.models.device import choose_device, choose_dtype, free_memory
-from swarmd.policy.models.memory_plan import Plan, Shape, Work, make_plan
+from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import optimizer
 
@@ -46,14 +46,14 @@ class Fit:
     shape: Shape
     device: torch.device
     dtype: torch.dtype
-    work: Work
+    work: Workload
     plan: Plan
 
 
-def work_of(config: NodeConfig) -> Work:
+def work_of(config: NodeConfig) -> Workload:
     """What a round of this node asks of its model."""
     default = NEW_TOKENS_TINY if config.model.name in TINY else NEW_TOKENS
-    return Work(
+    return Workload(
         questions=max(1, config.round.local),
         completions=config.round.completions,
         new_tokens=config.generate.max_new_tokens or default,
@@ -64,7 +64,7 @@ def work_of(config: NodeConfig) -> Work:
     )
 
 
-def fit(config: ModelConfig, work: Work, free: Callable[[torch.device], int] = free_memory) -> Fit:
+def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int] = free_memory) -> Fit:
     """Decide device, dtype, adapter and budgets. Fetches configuration and tokenizer at most. NoModel, Unreachable, NoOptimizer.
 
     free: bytes free on a device.
@@ -136,7 +136,7 @@ def _alternatives(fit: Fit) -> Iterator[str]:
             yield f"--model {name}"
 
 
-def _named(work: Work) -> Iterator[tuple[str, Work, Shape]]:
+def _named(work: Workload) -> Iterator[tuple[str, Workload, Shape]]:
     """What has a short name, largest first."""
     for name, settings in _NAMED.items():
         yield name, work, shape_of(skeleton_of(AutoConfig.for_model(**settings), name))

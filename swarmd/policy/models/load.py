@@ -18,14 +18,14 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.device import free_memory, is_out_of_memory
 from swarmd.policy.models.fit import LORA_FROM as _LORA_FROM
 from swarmd.policy.models.fit import fit, require
-from swarmd.policy.models.memory_plan import Plan, Work
+from swarmd.policy.models.memory_plan import Plan, Workload
 from swarmd.policy.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 LORA_FROM: Final = _LORA_FROM
-ORDINARY_WORK: Final = Work()
+ORDINARY_WORK: Final = Workload()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def load_model(
     config: ModelConfig,
     seed: int,
     free: Callable[[torch.device], int] = free_memory,
-    work: Work = ORDINARY_WORK,
+    work: Workload = ORDINARY_WORK,
     told: Callable[[str], None] = lambda _: None,
 ) -> Loaded:
     """Load what the configuration names. NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.

@@ -3,7 +3,7 @@
 A round has two phases, and the larger of them has to fit beside what is always held:
 
     always      weights; the adapter's; gradients and Adam's two moments of what is trained; with weights in 16 bits that are all
-                trained a float32 copy of them, where there is room (optimizer.py); what they were at the start (start.py)
+                trained a float32 copy of them, where there is room (optimizer.py); what they were at the start (reference.py)
     answering   keys and values of the answers in hand, a row of logits for each of them, and with LoRA a copy of the adapted layers'
                 weights, while the adapter is merged into them
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
@@ -63,7 +63,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """What a round asks of the model, as far as it costs memory."""
 
     questions: int = 4
@@ -75,7 +75,7 @@ class Work:
     precision: Literal["auto"] | Precision = "auto"  # of trained weights in 16 bits; auto: the first that fits
     start_copy: bool = False  # wanted: the weights as they were at the start, where all are trained
 
-    def within(self, context: int | None) -> "Work":
+    def within(self, context: int | None) -> "Workload":
         """The same in a model that takes no more than `context` tokens."""
         if context is None or self.row <= context:
             return self
@@ -127,7 +127,7 @@ class Plan:
         return self.least <= self.usable
 
 
-def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Work) -> Plan:
+def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Workload) -> Plan:
     """free: bytes on the device. A plan that does not fit says so (`fits`), and is the least there is.
 
     Weights in 16 bits that are all trained never take their steps in 16 bits: a small learning rate would be lost.
@@ -141,7 +141,9 @@ def make_plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: 
     return next((plan for plan in plans if plan.fits), plans[-1])
 
 
-def _plan(shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Work, precision: Precision | None, start_copy: bool) -> Plan:
+def _plan(
+    shape: Shape, dtype: str, lora_rank: int | None, free: int, work: Workload, precision: Precision | None, start_copy: bool
+) -> Plan:
     size, work = ITEMSIZE[dtype], work.within(shape.context)
     always = _always(shape, size, lora_rank, work.optimizer, precision, start_copy)
     held, usable = sum(item.bytes for item in always), max(0, int(USABLE * free) - WORKSPACE)
@@ -229,7 +231,7 @@ def _always(
     return items
 
 
-def _answering(shape: Shape, size: int, lora_rank: int | None, work: Work) -> list[Item]:
+def _answering(shape: Shape, size: int, lora_rank: int | None, work: Workload) -> list[Item]:
     rows = work.questions * work.completions
     items = [Item("answering", "logits", f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B", rows * shape.vocabulary * LOGIT_BYTES)]
     if lora_rank:

@@ -29,9 +29,9 @@ from swarmd.policy.training.learner import Learner, Sums
 from swarmd.policy.training.packing import Row, packed_tokens
 from swarmd.types import UpdateReport
 from swarmd.workers.generator_pool import WorkerFailed
-from swarmd.workers.messages import Failed, Join, Message, Ready, Share, Stepped
+from swarmd.workers.messages import Fatal, Join, Message, Share, Stepped, WorkerReady
 from swarmd.workers.restarts import Deaths
-from swarmd.workers.worker_process import Child
+from swarmd.workers.worker_process import WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -144,12 +144,12 @@ class Trainers:
     """Rank 0's view of the others: processes that compute a share of each step. Give `step` to `LanguagePolicy.train_with`."""
 
     def __init__(
-        self, size: int, policy: LanguagePolicy, start: Callable[[int], Child], folder: Path, check_every: int = CHECK_EVERY
+        self, size: int, policy: LanguagePolicy, start: Callable[[int], WorkerProcess], folder: Path, check_every: int = CHECK_EVERY
     ) -> None:
         """size: ranks, ourselves included. start: a process for this rank. folder: private, for what they have to read."""
         self._size, self._policy, self._start, self._folder, self._check_every = size, policy, start, folder, check_every
-        self._children: list[Child] = []
-        self._waiting: list[Child] = []  # started, and not met yet
+        self._children: list[WorkerProcess] = []
+        self._waiting: list[WorkerProcess] = []  # started, and not met yet
         self._meetings, self._deaths = 0, Deaths()
         self._expected: Stepped | None = None  # what each of the others is about to say
         self.restarts = 0
@@ -207,7 +207,7 @@ class Trainers:
         expected, self._expected = self._expected, None
         for child in self._children if expected else ():
             message = child.receive()
-            if message is None or isinstance(message, Failed):
+            if message is None or isinstance(message, Fatal):
                 _raise_failure(message)
                 raise RankLost("it ended between two steps")
             if message != expected:
@@ -241,7 +241,7 @@ class Trainers:
             for child in self._children:
                 message = child.receive()
                 _raise_failure(message)
-                if not isinstance(message, Ready):
+                if not isinstance(message, WorkerReady):
                     raise RankLost("it ended while it was starting")
             for rank, child in enumerate(self._children, 1):
                 child.send(Join(str(state), str(meeting), rank, self._size))
@@ -282,5 +282,5 @@ class Trainers:
 
 
 def _raise_failure(message: Message | None) -> None:
-    if isinstance(message, Failed):
+    if isinstance(message, Fatal):
         raise WorkerFailed(message.message, message.exit_code)

@@ -8,16 +8,16 @@ from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.devices import free_share
 from swarmd.policy.models.lora import StandingMerge
-from swarmd.policy.parallel.weight_sync import Pickup
-from swarmd.workers.messages import Answered, Begin, Ready
-from swarmd.workers.worker_main import Inside, run
+from swarmd.policy.parallel.weight_sync import WeightReader
+from swarmd.workers.messages import Begin, FinishedAnswers, WorkerReady
+from swarmd.workers.worker_main import WorkerLink, run
 
 
-def generate(begin: Begin, inside: Inside) -> None:
+def generate(begin: Begin, inside: WorkerLink) -> None:
     """Question after question, until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
     policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
-    pickup = Pickup(Path(begin.folder), policy.trained, StandingMerge(policy.network).refold)
+    pickup = WeightReader(Path(begin.folder), policy.trained, StandingMerge(policy.network).refold)
 
     rested = 0.0
 
@@ -27,14 +27,14 @@ def generate(begin: Begin, inside: Inside) -> None:
         return pickup()
 
     policy.between = between
-    inside.send(Ready())
+    inside.send(WorkerReady())
     while True:
         asked = inside.questions(config.round.local)
         inside.rest()
         begun, rested = time.perf_counter(), 0.0
         answers = policy.generate([text for _, text in asked], config.round.completions)
         numbers = [number for number, _ in asked]
-        inside.send(Answered(list(zip(numbers, answers, strict=True)), time.perf_counter() - begun - rested))
+        inside.send(FinishedAnswers(list(zip(numbers, answers, strict=True)), time.perf_counter() - begun - rested))
 
 
 def main() -> None:

@@ -12,25 +12,25 @@ from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.devices import free_share
 from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
-from swarmd.workers.messages import Begin, Join, Ready, Share, Stepped
-from swarmd.workers.worker_main import Inside, run
+from swarmd.workers.messages import Begin, Join, Share, Stepped, WorkerReady
+from swarmd.workers.worker_main import WorkerLink, run
 
 log = logging.getLogger(__name__)
 
 
-def train(begin: Begin, inside: Inside) -> None:
+def train(begin: Begin, inside: WorkerLink) -> None:
     """Step after step, until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
     policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
     learner = policy.learner
-    inside.send(Ready())
+    inside.send(WorkerReady())
     while True:
         match inside.messages.get():
             case Join(state, meeting, rank, size):
                 policy.restore(Path(state))
                 join(meeting, rank, size, policy.device)
                 learner.combine = combine
-                inside.send(Ready())
+                inside.send(WorkerReady())
             case Share(rows, check):
                 learner.step(rows_from(rows))
                 inside.send(Stepped(learner.updates, digest(learner) if check else None))

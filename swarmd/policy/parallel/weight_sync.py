@@ -44,7 +44,7 @@ def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
     return Path(tempfile.mkdtemp(prefix="swarmd-"))
 
 
-class Handover:
+class WeightWriter:
     """The trainer's side."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Handover:
         self.version = version
 
 
-class Pickup:
+class WeightReader:
     """A generator's side: call it between two tokens."""
 
     def __init__(self, folder: Path, weights: Mapping[str, Tensor], changed: Callable[[], None]) -> None:

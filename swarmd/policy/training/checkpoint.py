@@ -36,7 +36,7 @@ class CheckpointDamaged(CheckpointUnfit):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ModelIdentity:
     """What weights were trained from."""
 
     source: str
@@ -49,13 +49,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    base: Identity
+    base: ModelIdentity
     updates: int
     schema: int = SCHEMA
     optimizer: str = "adamw"
 
 
-def contents(identity: Identity, learner: Learner, generator: torch.Generator) -> Iterator[tuple[str, bytes | memoryview]]:
+def contents(identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> Iterator[tuple[str, bytes | memoryview]]:
     """Name and content of each file, made when it is asked for: a copy, which later updates leave alone."""
     training = {_RANDOM: generator.get_state()} | learner.optimizer.tensors()
     # Through bytes: safetensors' own file writer hides the errno of a full disk.
@@ -70,7 +70,7 @@ def size(learner: Learner) -> int:
     return sum(tensor.nbytes for tensor in (*learner.weights.values(), *learner.optimizer.tensors().values()))
 
 
-def described(document: bytes) -> Identity:
+def described(document: bytes) -> ModelIdentity:
     """What a checkpoint was trained from, by its policy.json. CheckpointUnfit where that cannot be told."""
     try:
         found = msgspec.json.decode(document, type=_Document)
@@ -81,7 +81,7 @@ def described(document: bytes) -> Identity:
     return found.base
 
 
-def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Generator) -> list[str]:
+def read(folder: Path, identity: ModelIdentity, learner: Learner, generator: torch.Generator) -> list[str]:
     """Put back what `contents` gave, all of it or nothing; returns what an operator should know. CheckpointUnfit, CheckpointDamaged."""
     try:
         document = msgspec.json.decode((folder / "policy.json").read_bytes(), type=_Document)
@@ -115,7 +115,7 @@ def read(folder: Path, identity: Identity, learner: Learner, generator: torch.Ge
 _REMEDY = "Join with the model it was made with, or give another folder with --state-dir."
 
 
-def _check(document: _Document, now: Identity) -> None:
+def _check(document: _Document, now: ModelIdentity) -> None:
     then = document.base
     if document.schema != SCHEMA:
         raise CheckpointUnfit(f"the checkpoint has schema {document.schema}, this version reads {SCHEMA}. Use the version that wrote it.")
@@ -135,7 +135,7 @@ def _check(document: _Document, now: Identity) -> None:
         )
 
 
-def _kind(identity: Identity) -> str:
+def _kind(identity: ModelIdentity) -> str:
     return f"a LoRA adapter of rank {identity.lora_rank}" if identity.lora_rank else "all weights of the model"
 
 

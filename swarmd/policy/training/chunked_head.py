@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from swarmd.policy.attention.attention import capped, run
-from swarmd.policy.attention.packed_layout import Stream
+from swarmd.policy.attention.packed_layout import PackedLayout
 from swarmd.policy.models.memory_plan import chunk_of
 from swarmd.policy.training.packing import Packed
 
@@ -32,7 +32,7 @@ class Decoder:
 
     def hidden(self, batch: Packed) -> Tensor:
         """[N, d]: of the tokens that predict the completions' tokens."""
-        stream = Stream(batch.spans, self._device, self._dtype)
+        stream = PackedLayout(batch.spans, self._device, self._dtype)
         states: Tensor = run(self._decoder, batch.ids, batch.positions, stream).last_hidden_state
         return states[0].index_select(0, batch.sources)
 

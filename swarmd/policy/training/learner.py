@@ -18,8 +18,8 @@ from swarmd.policy.training.chunked_head import Decoder, logits_gradient, recomp
 from swarmd.policy.training.losses import LOSSES, LossSettings, k3
 from swarmd.policy.training.optimizer import Optimizer
 from swarmd.policy.training.packing import Packed, Padded, Row, Scores, micro_batches, pack, packed_tokens, pad, padded_micro_batches
-from swarmd.policy.training.reference import Start
-from swarmd.policy.training.schedule import Schedule, learning_rate
+from swarmd.policy.training.reference import ReferencePolicy
+from swarmd.policy.training.schedule import RateSchedule, learning_rate
 from swarmd.types import UpdateReport
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Learning:
     settings: LossSettings = field(default_factory=LossSettings)  # the loss's own
     checkpointing: Literal["auto", "on", "off"] = "auto"  # auto: from the first time that memory is short
     head_tokens: int = 0  # whose logits are held at once (`Plan.head_tokens`); 0: by the vocabulary
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: RateSchedule = field(default_factory=RateSchedule)
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     precision: Precision = "master"  # of trained weights in 16 bits; see optimizer.py
     kl_every: int = 0  # updates between two measurements of the distance from the start; 0: none
@@ -79,7 +79,7 @@ class Learner:
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None  # None: padded batches
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing == "on"
-        self._start = Start(network, self.weights) if learning.kl_every else None
+        self._start = ReferencePolicy(network, self.weights) if learning.kl_every else None
 
     def step(self, rows: Sequence[Row]) -> UpdateReport:
         """One step down the rows' weighted loss (`packing.rows_of`).

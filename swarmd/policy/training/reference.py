@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from swarmd.policy.models.lora import lora_layers
 
 
-class Start:
+class ReferencePolicy:
     """Made before anything is trained."""
 
     def __init__(self, network: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:

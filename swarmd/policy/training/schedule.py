@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """`kind`: "constant", "linear" or "cosine", after a linear warm-up. `total` counts the warm-up in; constant does not look at it."""
 
     kind: str = "constant"
@@ -24,7 +24,7 @@ class Schedule:
             raise ValueError(f"the schedule ends after {self.total} updates, within its warm-up of {self.warmup}")
 
 
-def learning_rate(peak: float, schedule: Schedule, update: int) -> float:
+def learning_rate(peak: float, schedule: RateSchedule, update: int) -> float:
     """The rate of update number `update`, the first being 0. Depends on nothing else, so a resumed run goes on where it was.
 
     Warm-up: peak (update + 1) / warmup, so that the first step is not lost. Then the shape, from 1 to `lowest`; after `total`, `lowest`.

@@ -1,0 +1,120 @@
+"""The node that a trainer's rounds run on: built from the configuration, and what of it a checkpoint keeps.
+
+The only place that builds a `round.Node`.
+"""
+
+import random
+import time
+from functools import partial
+from pathlib import Path
+
+from p2p.types import PeerId
+from swarmd.config.config import NodeConfig
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
+from swarmd.experience.pool import Kept, Pool, PoolLimits
+from swarmd.experience.replay_schedule import ReplaySchedule
+from swarmd.experience.sampling import Replay, uniform
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.checkpoint import CheckpointDamaged
+from swarmd.protocols import Policy, Remembering, Reward, Swarm
+from swarmd.tasks.answers import answer_end
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.trainer.checkpoint import Checkpoints, RunState
+from swarmd.trainer.round import Node
+
+
+def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
+    """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
+    node = Node(
+        me=me,
+        tasks=CurriculumTasks(curriculum_of(config)),
+        policy=policy,
+        reward=reward,
+        swarm=swarm,
+        sample=partial(uniform, n_local=config.round.local, n_external=config.round.external, author_of=swarm.author),
+        pool=Pool(config.round.max_age, author_of=swarm.author),
+        task_rng=random.Random(f"{seed} tasks"),
+        batch_rng=random.Random(f"{seed} batch"),
+        clock=time.perf_counter,
+        questions=config.round.local,
+        external=config.round.external,
+        completions=config.round.completions,
+    )
+    if config.replay.mode == "on":
+        _switch_on_replay(node, config)
+    if config.gate.mode != "off":
+        _put_up_gate(node, config)
+    return node
+
+
+def _switch_on_replay(node: Node, config: NodeConfig) -> None:
+    """A pool that keeps our own too, batches drawn from it, several updates a round.
+
+    Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only where the policy can remember
+    the log-probabilities of their first use; else as long as without replay: text taken as on-policy must be fresh.
+    """
+    replay, mixed = config.replay, max(1, config.round.local + config.round.external)
+    batch = replay.batch or mixed
+    if isinstance(node.policy, Remembering):
+        node.remember = node.policy.logprobs
+    share = config.round.external / mixed
+    limits = PoolLimits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
+    age = replay.max_age if node.remember else config.round.max_age
+    node.pool = Pool(age, replay.size or 3 * batch, limits, node.swarm.author)
+    node.schedule = ReplaySchedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
+    node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age, node.swarm.author)
+
+
+def _put_up_gate(node: Node, config: NodeConfig) -> None:
+    """Before what is sampled. A policy that cannot say how likely it finds a text has none."""
+    if isinstance(node.policy, Remembering):
+        acts = config.gate.mode == "on" or (config.gate.mode == "auto" and node.policy.parameters <= MEASURED_TO)
+        node.gate = Gate(config.gate.margin, answer_end, acts)
+        remember = partial(node.pool.remember, logprobs=node.remember) if node.remember else None
+        node.sample = Gated(node.sample, node.gate, node.pool, node.me, node.policy.logprobs, remember)
+
+
+def run_state(rounds: int, seed: int, node: Node) -> RunState:
+    """What the node's next rounds depend on, its policy apart. `resume` takes it up."""
+    kept = node.pool.kept()
+    return RunState(
+        rounds,
+        seed,
+        node.task_rng.getstate(),
+        node.batch_rng.getstate(),
+        tuple(k.scored for k in kept),
+        tuple(k.uses for k in kept),
+        last_uses=tuple(k.last_use for k in kept),
+        updates=node.pool.updates,
+        since=tuple(k.since for k in kept),
+        used=tuple(node.pool.used),
+        guard=node.schedule.state,
+        gate=node.gate.state if node.gate else GateState(),
+    )
+
+
+def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
+    """Go on from the newest whole checkpoint: the rounds behind it, and what is to be said. (0, []) where there is none."""
+    found = checkpoints.newest(partial(_take_up, node, policy))
+    if found is None:
+        return 0, []
+    state, _, notes = found
+    return state.round, [*notes, f"resumed after round {state.round}"]
+
+
+def _take_up(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
+    """What a damaged checkpoint makes of it is made good by the next that is taken up."""
+    try:
+        policy.restore(folder)
+    except CheckpointDamaged as error:
+        raise ValueError(str(error)) from error
+    node.task_rng.setstate(state.task_rng)
+    node.batch_rng.setstate(state.batch_rng)
+    nought = (0,) * len(state.pool)  # for what an older checkpoint does not say
+    kept = map(Kept, state.pool, state.uses, state.last_uses or nought, state.since or nought)
+    node.pool.restore(kept, state.updates, state.used)
+    if node.schedule.configured > 1:
+        node.schedule.state = state.guard
+    if node.gate is not None:
+        node.gate.state = state.gate
