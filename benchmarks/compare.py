@@ -33,15 +33,15 @@ class Side:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=ROOT
             )
-        self._hear()
+        self._answer()
 
     def play(self) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return self._hear()
+        return self._answer()
 
-    def _hear(self) -> dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("@"):

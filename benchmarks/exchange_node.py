@@ -55,7 +55,7 @@ class Node:
             self._engine,
             sequence=itertools.count(int(time.time() * 1000)),
             clock=time.time,
-            admitted=self._sort,
+            admitted=self._on_admitted,
         )
         self._gatherer = Gatherer(
             self.member,
@@ -105,13 +105,13 @@ class Node:
         ref = TaskRef(self._rng.choice(SAPO_9.specialties), next(self._numbers))
         return Rollout(ref, tuple(Completion(text, True) for text in texts), self._identity.peer_id)
 
-    def _sort(self) -> None:
+    def _on_admitted(self) -> None:
         if self._up and not self._heard:
             self._heard = True
             say(first=time.monotonic() - self._up)
         for envelope in self.member.received():
             if envelope.kind == offers.KIND:
-                self._gatherer.hear(envelope)
+                self._gatherer.on_offer(envelope)
             else:
                 self._take(envelope)
 

@@ -178,7 +178,7 @@ class Daemon:
             if envelope.kind in (offers.KIND, wire.KIND):
                 self.status.roster.heard(envelope.author, time.time())
             if envelope.kind == offers.KIND:
-                self.gatherer.hear(envelope)
+                self.gatherer.on_offer(envelope)
             else:
                 self._give_trainer(envelope)
 

@@ -1,8 +1,8 @@
-"""From offers to rollouts, in the daemon: chooses what we will train on, fetches that alone, and hands it on as if it had been gossiped.
+"""Fetches the rollouts that a round will train on, and only those. Runs in the daemon.
 
-Each round has a number of rollouts to gather. They are chosen from what is on offer when the round begins, uniformly; where that is too
-little, from what is offered while it lasts; and where nobody has one of them any more, or it is late, another takes its place. So
-rollouts come while our own are being generated, and no round ever waits for them.
+Each round needs a number of rollouts. They are chosen uniformly from the offers on the board when the round begins. If there are too few,
+offers that arrive during the round are used too. If a rollout cannot be fetched, or is late, another one takes its place. Fetching goes on
+while our own rollouts are generated; no round waits for it. A fetched rollout is handed on like a gossiped one.
 """
 
 import logging
@@ -21,9 +21,9 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import Board, Choice, Offered
 from swarmd.exchange.serving import HARD, Serving
 
-AT_LEAST = 5.0  # seconds a fetch may take though the round it was begun in is over: the rounds of a tiny model are shorter than a way
-DOUBTFUL = 2.0  # seconds a fetch may take where the author is doubtful (`Serving.doubtful`)
-LATE = 2.0  # seconds after which a fetch holds its place no longer: it goes on, and another author's is begun
+AT_LEAST = 5.0  # seconds a fetch may take even if its round is over: rounds of a tiny model are shorter than a round trip
+DOUBTFUL = 2.0  # seconds a fetch from a doubtful author may take (`Serving.doubtful`)
+LATE = 2.0  # seconds after which a fetch goes on but frees its place for another author
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,14 @@ class _Fetch:
     item: Offered
     scope: trio.CancelScope
     since: float  # seconds, the gatherer's clock
-    says: Says  # what its holders said so far
-    late: bool = False  # it holds no place of the round any more
+    says: Says  # what its providers said so far
+    late: bool = False  # it holds no place in the round any more
 
 
 class Gatherer:
-    """wanted: rollouts to gather a round. specialties: the curriculum's.
+    """wanted: rollouts to fetch in a round. specialties: the curriculum's.
 
-    hand_on: gets an envelope of kind `rollouts` for each, whose `heard` is the board's round in which its offer came.
+    hand_on: called with an envelope of kind `rollouts` for each; its `heard` is the board's round in which the offer arrived.
     """
 
     def __init__(
@@ -74,21 +74,21 @@ class Gatherer:
             finally:
                 self._nursery = None
 
-    def hear(self, envelope: Envelope) -> None:
-        """An offer came. Quick."""
+    def on_offer(self, envelope: Envelope) -> None:
+        """Put a new offer on the board. Does not wait."""
         offered = offers.decode(envelope, self._specialties)
         if isinstance(offered, Reason):
             self._member.report(envelope.author, offered)
             return
         if self._board.add(offered) < len(offered):
             self._member.report(envelope.author, Reason.UNKNOWN_TASK)
-        if envelope.established and self._places() > 0:  # newcomers' wait for the next choice: a crowd of them does not keep us choosing
+        if envelope.established and self._places() > 0:  # a newcomer's waits for the next choice: crowds cannot keep us choosing
             self._fill()
 
     def next_round(self) -> None:
-        """A round of ours is over: what was chosen for it comes too late now, unless it has only just been asked for.
+        """A round of ours is over: cancel its fetches, except those begun less than AT_LEAST ago.
 
-        What would be too old to be trained on comes too late in any case.
+        Rollouts that would be too old to train on are cancelled in any case.
         """
         now = self._clock()
         self._board.next_round()
@@ -101,20 +101,18 @@ class Gatherer:
 
     @property
     def round(self) -> int:
-        """Of our own rounds, counted from 1 at the start of this process: what `Envelope.heard` is counted in here."""
+        """Our own rounds since this process started, from 1. `Envelope.heard` is counted in these."""
         return self._board.round
 
     def document(self) -> dict[str, int]:
-        """Rollouts on offer now; since the start those fetched and those that nobody had in time; authors set aside now, as they do not
-        serve what they offer; bytes fetched, and served to others.
-        """
+        """For the status: rollouts on offer, fetched and missed since the start, authors set aside, bytes fetched and served."""
         fetched, sent = self._member.fetcher.received, self._member.server.sent
         aside = self._serving.aside(self._clock())
         return {"on_offer": len(self._board), "fetched": self.gathered, "missed": self.missed, "set_aside": aside,
                 "bytes_in": fetched, "bytes_out": sent}  # fmt: skip
 
     def _fill(self) -> None:
-        """Give the round's places to authors that serve, and try out beside them those who did not (`Serving.on_trial`)."""
+        """Begin fetches for the free places of the round, and trial fetches beside them (`Serving.on_trial`)."""
         if self._nursery is None:
             return
         now, under_way = self._clock(), self._alive()
@@ -131,7 +129,7 @@ class Gatherer:
             self._nursery.start_soon(self._wait, fetch)
 
     def _places(self) -> int:
-        """Of the round, that nobody's rollout has, and on the way to which none is. Of a round at most twice its rollouts come."""
+        """Free places of the round. At most twice the wanted rollouts are fetched at a time."""
         under_way = self._alive()
         holding = sum(not fetch.late and not self._serving.on_trial(fetch.item.author) for fetch in under_way)
         return max(0, min(self._wanting - holding, self._wanted + self._wanting - len(under_way)))
@@ -154,7 +152,7 @@ class Gatherer:
         finally:
             del self._under_way[item.id]
         if blob is not None and self._take(item, blob):
-            if fetch.says.get(item.author, Said.NO) is not Said.NO:  # else it was here, or others had it: no credit to the author
+            if fetch.says.get(item.author, Said.NO) is not Said.NO:  # else we had it, or others served it: no credit for the author
                 self._serving.served(item.author, self._clock())
             self._wanting -= 1
             self._fill()
@@ -166,24 +164,24 @@ class Gatherer:
             self._fill()
 
     def _unserved(self, fetch: _Fetch) -> None:
-        """Nobody had it, or not in time."""
+        """A fetch failed: say what the author's part in it was."""
         author, said, now = fetch.item.author, fetch.says.get(fetch.item.author), self._clock()
         log.info("nobody has what %s offered; itself: %s", author, said.value if said else "not asked")
         given = now - fetch.since  # seconds
         if said is None or (said is not Said.NO and given < HEDGE):
-            return  # it had no time
+            return  # the author had no time to answer
         patient = given >= AT_LEAST or not fetch.scope.cancelled_caught
         connected = patient and any(peer.id == author for peer in self._member.peers())
         cost = self._serving.cost(said, connected, now)
         if cost == HARD:
-            self._board.take_down(author)  # what it offers from now on is another matter
+            self._board.take_down(author)  # its later offers count again
         if self._serving.failed(author, cost, fetch.since, now) and cost == HARD:
             self._member.report(author, Reason.UNSERVED)
 
     def _take(self, item: Offered, blob: bytes) -> bool:
         try:
             body = unpack(blob)
-        except BadBlob as error:  # it is what the author offered: nobody else could have made it
+        except BadBlob as error:  # its id matches the offer, so the author made it
             log.info("a blob of %s: %s", item.author, error)
             self._member.report(item.author, Reason.UNDECODABLE)
             return False

@@ -1,13 +1,12 @@
-"""What is on offer, what to fetch, from whom. Pure.
+"""Offers of rollouts: the wire format, and the board of offers that we know. Pure.
 
-A rollout set too large to be gossiped whole is offered: each rollout is a blob of its own (`p2p.blobs.blobs`), and what is gossiped names
-them. The layout is written down for other implementations in docs/wire.md.
+A rollout set too large to gossip is offered instead: each rollout is a blob of its own (`p2p.blobs.blobs`), and the offer lists their
+ids. docs/wire.md has the layout for other implementations.
 
     offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids]
 
-specialty is the index in the curriculum's list, which all peers of a swarm share; size is that of the blob in bytes; ids is all of them
-in one piece. Everybody hears every offer several times, so each byte of it counts. A blob holds the body of a `rollouts` frame with this
-one rollout.
+specialty is the index in the curriculum's list, which all peers of a swarm share; size is the blob's, in bytes; ids are concatenated.
+Every member receives every offer several times, so bytes matter. A blob holds the body of a `rollouts` frame with this one rollout.
 """
 
 import random
@@ -28,7 +27,7 @@ VERSION = 1
 MAX_OFFER = 1024  # bytes of one offer
 MAX_ITEMS = 64  # in one offer
 TAKEN = 8192  # chosen ids that a board remembers
-WHOLE = 2 * 1024  # bytes; a set up to this size is gossiped whole: an offer and a fetch would cost as much, and a way there and back
+WHOLE = 2 * 1024  # bytes; a set up to this size is gossiped whole: an offer and a fetch would cost as much, and a round trip
 
 _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB)]
@@ -52,7 +51,7 @@ _decoder = msgspec.msgpack.Decoder(_Offer)
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One rollout that somebody has for us."""
+    """One rollout on offer."""
 
     author: PeerId
     ref: TaskRef
@@ -87,7 +86,7 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialti
 
 
 def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
-    """What the envelope's author offers, or why that is no offer. Never raises for what the bytes are."""
+    """The offers in an envelope, or why it holds none. Never raises, whatever the bytes."""
     try:
         offer = _decoder.decode(envelope.body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -112,7 +111,7 @@ def _body(round_number: int, items: Sequence[tuple[int, int, int, bytes]]) -> by
 
 
 Choice = Callable[[Sequence[Offered], int, random.Random], Sequence[Offered]]
-"""At most so many of them, none twice."""
+"""(offers, count, rng): at most `count` of the offers, none twice."""
 
 
 def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Sequence[Offered]:
@@ -120,14 +119,14 @@ def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Seque
 
 
 class Board:
-    """What is on offer now. Bounded: per author and in all the oldest go first, and nobody's offers push out more than his own share.
+    """The offers we know. Bounded per author and in all; the oldest go first.
 
-    newcomer: where the board is full and newcomers have more than a quarter of it together, the oldest of theirs go first. Where somebody
-    else offers what a newcomer offers, it is his: so nobody hides another's rollouts behind a name that does not serve them.
-    A rollout of one author and task is there once, like in the pool, and what was chosen once is not on the board again.
+    newcomer: if the board is full and newcomers hold more than a quarter of it, their oldest offers go first. If an established author
+    offers the same id as a newcomer, it replaces the newcomer's: so nobody can hide rollouts behind a name that does not serve them.
+    There is one offer for each author and task, as in the pool; a chosen offer does not come back.
 
-    kept_rounds: `round.max_age`. The age of a rollout is counted in our rounds, from the one in which its offer was heard. It is chosen
-    before it is that old, because what is fetched may be trained on in the next round only.
+    kept_rounds: `round.max_age`. Age is counted in our rounds, from the round in which the offer arrived. Offers are chosen before they
+    are that old, because a fetched rollout may not be trained on before the next round.
     """
 
     def __init__(
@@ -141,14 +140,14 @@ class Board:
     ) -> None:
         self._trainable, self._newcomer = trainable, newcomer
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
-        self.round = 1  # ours, counted by `next_round`
-        self._offered: OrderedDict[bytes, tuple[int, Offered]] = OrderedDict()  # by id, with the round it came in, oldest first
-        self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # what each has there, oldest first
-        self._crowd: OrderedDict[bytes, None] = OrderedDict()  # what newcomers have there
+        self.round = 1  # our rounds, counted by `next_round`
+        self._offered: OrderedDict[bytes, tuple[int, Offered]] = OrderedDict()  # by id, with its round of arrival, oldest first
+        self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
+        self._crowd: OrderedDict[bytes, None] = OrderedDict()  # ids of newcomers
         self._taken: OrderedDict[bytes, None] = OrderedDict()  # chosen ids, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
-        """How many of them are for training. Others are not put up."""
+        """Put up those that are for training. Returns how many they are."""
         good = [item for item in offered if self._trainable(item.ref)]
         for item in good:
             if item.id in self._taken:
@@ -168,7 +167,7 @@ class Board:
         return len(good)
 
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
-        """What `choice` says, which is then off the board. One of those with the same author and task: they are the same experience."""
+        """Take what `choice` chooses off the board. Of offers with the same author and task only one is considered."""
         distinct = {(item.author, item.ref): item for _, item in self._offered.values()}
         chosen = [replace(item, heard=self._offered[item.id][0]) for item in choice(list(distinct.values()), max(0, count), rng)]
         for item in chosen:
@@ -179,18 +178,18 @@ class Board:
         return chosen
 
     def take_down(self, author: PeerId) -> None:
-        """All that it offers."""
+        """Remove all offers of this author."""
         for name in list(self._authors.get(author, ())):
             self._drop(name)
 
     def next_round(self) -> None:
-        """A round of ours begins: offers that could only be trained on when they are too old are taken down."""
+        """A round of ours begins: remove offers that would be too old when trained on."""
         self.round += 1
         while self._offered and self.round - next(iter(self._offered.values()))[0] >= self._kept_rounds:
             self._drop(next(iter(self._offered)))
 
     def too_old(self, item: Offered) -> bool:
-        """Whether what was chosen may no longer be trained on."""
+        """Whether a chosen rollout is too old to train on."""
         return self.round - item.heard > self._kept_rounds
 
     def _drop(self, name: bytes) -> None:

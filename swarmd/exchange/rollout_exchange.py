@@ -11,16 +11,13 @@ from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import Curriculum
 from swarmd.types import Author, Rollout
 
-AUTHORS = 4096  # remembered; what the pool holds is of far fewer
+AUTHORS = 4096  # remembered; the pool holds rollouts of far fewer
 
 log = logging.getLogger(__name__)
 
 
 class RolloutExchange:
-    """The `Swarm` seam.
-
-    What decodes but is no rollout of ours is reported to the transport, so that its author is judged by it.
-    """
+    """The `Swarm` protocol over a `Transport`. Reports authors that send invalid rollouts."""
 
     def __init__(self, transport: Transport, model: str, curriculum: Curriculum) -> None:
         self.transport, self.model, self.curriculum = transport, model, curriculum
@@ -28,7 +25,7 @@ class RolloutExchange:
         self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
 
     def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        """A small set is gossiped whole; of a larger one what is gossiped is an offer, and who wants a rollout fetches it."""
+        """Gossip a small set whole; offer the rollouts of a larger one, for others to fetch."""
         if not rollouts:
             return
         whole = wire.encode(rollouts, round_number, self.model)
@@ -45,12 +42,12 @@ class RolloutExchange:
             self.transport.publish(offers.KIND, body)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        """What came since the last call, oldest first; and how much was refused, by reason, frames and rollouts alike."""
+        """Rollouts received since the last call, oldest first; and refusals by reason, of frames and rollouts together."""
         rollouts: list[Rollout] = []
         refused: Counter[str] = Counter()
         for envelope in self.transport.received():
             if envelope.kind != wire.KIND:
-                continue  # a kind of a later version; not ours to judge
+                continue  # a kind of a later version
             decoded = wire.decode(envelope.body, envelope.author)
             if isinstance(decoded, Reason):
                 refused[decoded.value] += 1
@@ -78,7 +75,7 @@ class RolloutExchange:
             self.transport.report(author, Reason.USELESS)
 
     def _know(self, author: Author) -> None:
-        """For a flood of names, the one that was not heard for longest goes, with what it said of itself."""
+        """Bounded against a flood of names: the author heard least recently is forgotten."""
         self._known[author.id] = author
         self._known.move_to_end(author.id)
         if len(self._known) > AUTHORS:

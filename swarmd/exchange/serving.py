@@ -1,19 +1,18 @@
 """Which authors serve what they offer. Pure; `now` is an argument, in seconds.
 
-An offer costs its author nothing and us a fetch: a place in the round for as long as it lasts. So each author that we fetch from has a
-credit. What it serves adds to it, what nobody serves takes from it, and whose credit is gone is set aside: its offers are not chosen for
-a while, each time for twice as long. One rollout that it serves ends that.
+An offer costs its author nothing, but costs us a fetch and a place in the round while it lasts. So each author has a credit. A served
+rollout adds to it, a failed fetch takes from it. An author without credit is set aside: its offers are not chosen for a while, each time
+twice as long. One served rollout ends that.
 
-- A failure counts by what the author itself said. It answered that it has it not, or is connected and did not answer, and of late others
-  did, so that it is not our own line: HARD. It could not be reached: SOFT, for it may be behind NAT, and others did not happen to fetch
-  this one; or it may be gone.
-- Fetches that were under way together count once: a node that is restarted, or leaves, has failed once and not four times.
-- An author that has served, or has standing, and then failed is on trial until it serves again. The places of a round go to the others.
-  It is fetched from beside them, once a round, and more often only where the others leave places free. So what it offers in vain costs
-  nobody a place, and one that was restarted is back after one rollout.
-- An author that has no standing and that we never saw serve is a stranger. New names cost nothing, so strangers have a credit in common
-  besides their own. Where it is gone, and somebody serves, they get a quarter of a round together, one rollout of each. In a swarm where
-  all serve, nothing of this changes the choice.
+- HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer although others did of late,
+  so the fault is not our line. SOFT failure: it could not be reached. It may have left, or be behind NAT.
+- Fetches that ran at the same time count once: a node that restarts has failed once, not four times.
+- An author that served, or has standing, and then failed is on trial until it serves again. It gets no place of the round. It is tried
+  beside them, once a round, and more often only if places stay free. So its failures cost nobody a place, and a restarted node is back
+  after one rollout.
+- An author without standing that never served us is a stranger. New names cost nothing, so strangers also share one common credit. When
+  that is gone, and somebody serves, all strangers together get a quarter of a round, one rollout each. If everybody serves, none of this
+  changes the choice.
 """
 
 import math
@@ -27,33 +26,33 @@ from p2p.types import PeerId
 from swarmd.exchange.offers import Choice, Offered
 
 CREDIT = 8  # at most
-SERVED = 4  # what one that is served adds: an author of whom one in four is to be had, as behind NAT, is not set aside for long
-HARD, SOFT = 3, 1  # what one that is not takes
-STRANGER = 2  # credit of an author that we did not fetch from yet
-STRANGERS = 8  # failures of strangers together, less what strangers served
+SERVED = 4  # added by a served rollout: an author that serves one in four, as from behind NAT, is not set aside for long
+HARD, SOFT = 3, 1  # taken by a failure
+STRANGER = 2  # credit of an author that we have not fetched from yet
+STRANGERS = 8  # common credit: failures of all strangers, less what they served
 PLACES = 0.25  # of a round, for strangers whose common credit is gone
 ASIDE = 10.0  # seconds, the first time
 LONGEST = {HARD: 600.0, SOFT: 60.0}
 OF_LATE = 60.0  # seconds
-AUTHORS = 4096  # remembered; the one that was not fetched from for longest goes
+AUTHORS = 4096  # remembered; the one fetched from least recently is forgotten
 
 
 @dataclass(slots=True)
 class _Record:
     credit: int = STRANGER
-    serves: bool = False  # it did once
-    failing: bool = False  # it failed after it served last
+    serves: bool = False  # it has served
+    failing: bool = False  # it has failed since it last served
     failed_at: float = -1.0  # the last failure that counted
     again_at: float = 0.0  # set aside until then
     aside: float = ASIDE  # seconds, the next time
 
 
 class Serving:
-    """wanted: rollouts of a round. has_standing: whether the author earned it (`p2p.admission.reputation`): then it served us before."""
+    """wanted: rollouts in a round. has_standing: whether an author has it (`p2p.admission.reputation`): then it has served before."""
 
     def __init__(self, wanted: int, has_standing: Callable[[PeerId], bool] = lambda _: False) -> None:
         self._wanted, self._has_standing = wanted, has_standing
-        self._served_at = -math.inf  # when anybody served anything
+        self._served_at = -math.inf  # when any author last served
         self._share = max(1, int(PLACES * wanted))
         self._places = self._share  # for strangers, in this round
         self._strangers = STRANGERS
@@ -74,7 +73,7 @@ class Serving:
         record.failing, record.again_at, record.aside = False, 0.0, ASIDE
 
     def cost(self, said: Said, connected: bool, now: float) -> int:
-        """Of a failure where the author said this."""
+        """What a failure costs, by the author's own answer."""
         alive = connected and now - self._served_at < OF_LATE
         return HARD if said is Said.NO or alive else SOFT
 
@@ -99,7 +98,7 @@ class Serving:
         return record.serves and record.credit > 0 if record is not None else self._has_standing(author)
 
     def doubtful(self, author: PeerId) -> bool:
-        """Whether what it offers is rather not waited for."""
+        """Whether a fetch from it gets little time."""
         record = self._authors.get(author)
         return (record is not None and record.failing) or (self._strangers == 0 and not self.serves(author))
 

@@ -1,4 +1,4 @@
-"""Which swarm a configuration means. Peers of another digest never meet: it is part of the topic."""
+"""The curriculum and the digest of a swarm. The digest is part of the topic, so swarms with different digests never meet."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ from swarmd.tasks.curriculum import CURRICULA, SAPO_9, TINY_9, Curriculum, curri
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:
-    """`auto` is what the model can learn: the easy configurations for the tiny models, the paper's for the rest."""
+    """`auto`: the easy curriculum for the tiny models, the paper's for the rest."""
     if config.swarm.curriculum != "auto":
         return curriculum(config.swarm.curriculum)
     return TINY_9 if config.model.name.startswith("tiny") else SAPO_9
@@ -20,5 +20,5 @@ def swarm_digest(of: Curriculum) -> str:
 
 
 def curriculum_named(digest: str) -> str | None:
-    """The curriculum whose swarms have this digest; None where this version of swarmd has no such."""
+    """The curriculum with this swarm digest; None if this version of swarmd has none."""
     return next((of.name for of in CURRICULA.values() if swarm_digest(of) == digest), None)

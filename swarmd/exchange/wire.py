@@ -1,9 +1,9 @@
-"""Rollouts <-> bytes. Pure, versioned, strict. The layout is written down for other implementations in docs/wire.md.
+"""Encodes and decodes rollouts. Pure, versioned, strict. docs/wire.md has the layout for other implementations.
 
     body = msgpack [version = 1, round, model, [[specialty, n, [[text, ended], …]], …]]
 
-Neither question nor ground truth nor reward travels: the receiver regenerates and scores. `decode` returns a Reason for anything
-that is not exactly what `encode` would have written.
+Questions, ground truth and rewards are not sent: the receiver regenerates the question and scores the answers. `decode` returns a Reason
+for anything that `encode` would not have written.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
 
 
 class RolloutSet(msgspec.Struct, frozen=True):
-    """What one author shared at once."""
+    """The rollouts that one author shared in one round."""
 
     round: int  # the author's own round
     model: str  # what the author says it trains; for people only
@@ -53,13 +53,13 @@ _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:
-    """One body: at most MAX_ROLLOUTS of them, or no receiver reads it."""
+    """One body. Receivers refuse more than MAX_ROLLOUTS."""
     items = (_Rollout(r.ref.specialty, r.ref.n, tuple(_Completion(c.text[:MAX_TEXT], c.ended) for c in r.completions)) for r in rollouts)
     return _encoder.encode(_Body(VERSION, round_number, model[:MAX_NAME], tuple(items)))
 
 
 def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
-    """The rollout set, or why there is none. Never raises for what the bytes are."""
+    """The rollout set, or why there is none. Never raises, whatever the bytes."""
     try:
         parsed = _decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -83,7 +83,7 @@ def decode(body: bytes, author: PeerId) -> RolloutSet | Reason:
 
 
 def newer(body: bytes, ours: int) -> Reason:
-    """Why a body cannot be read: a later version's is not garbage, its author needs no blame, and the operator should hear of it."""
+    """Why a body cannot be read. One of a later version is not garbage: its author is not to blame, and the operator should know."""
     try:
         version = msgspec.msgpack.decode(_list.decode(body)[0], type=int)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):

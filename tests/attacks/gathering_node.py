@@ -54,7 +54,7 @@ class Node:
         self._numbers = itertools.count(rng.randrange(10**8))  # of tasks
         self.round = 0
         self.member = Member(
-            identity, topic, build_engine, sequence=itertools.count(int(clock() * 1000)), clock=clock, admitted=self._sort, folder=folder
+            identity, topic, build_engine, sequence=itertools.count(int(clock() * 1000)), clock=clock, admitted=self._sorted, folder=folder
         )
         self.serving = Serving(WANTED, self.member.has_standing)
         self.ration: Ration[Offered] = Ration(WANTED, lambda item: Author(item.author, *self.member.standing(item.author)), rng)
@@ -90,9 +90,9 @@ class Node:
 
         RolloutExchange(self.member, "played", TINY_9).share([rollout() for _ in range(count)], self.round)
 
-    def _sort(self) -> None:
+    def _sorted(self) -> None:
         for envelope in self.member.received():
-            (self.gatherer.hear if envelope.kind == offers.KIND else self._take)(envelope)
+            (self.gatherer.on_offer if envelope.kind == offers.KIND else self._take)(envelope)
 
     def _take(self, envelope: Envelope) -> None:
         decoded = wire.decode(envelope.body, envelope.author)

@@ -46,7 +46,7 @@ class Victim:
             file.write_bytes(without_power(file.read_bytes()))
         self.start()
 
-    def hear(self, frame: bytes, via: PeerId | None) -> bool:
+    def deliver(self, frame: bytes, via: PeerId | None) -> bool:
         return self.member.deliver(frame, via) is Verdict.ACCEPT
 
 
@@ -70,7 +70,7 @@ def record(victim: Victim, rng: random.Random) -> list[bytes]:
         frames.append(seal(author, TOPIC.swarm_id, n // AUTHORS, victim.clock.now + skew, "rollouts", rng.randbytes(20)))
     for n, frame in enumerate(frames):
         victim.clock.now = NOW + 300 + DURATION * n / FRAMES
-        assert victim.hear(frame, None)
+        assert victim.deliver(frame, None)
     victim.member.received()
     return frames
 
@@ -80,7 +80,7 @@ def replay(victim: Victim, frames: Sequence[bytes], rng: random.Random) -> int:
     accepted = 0
     for n, frame in enumerate(rng.sample(frames, len(frames))):
         via = peer_id_of(rng.randbytes(32)) if n % 100 == 0 else None
-        accepted += victim.hear(frame, via)
+        accepted += victim.deliver(frame, via)
     return accepted
 
 

@@ -81,7 +81,7 @@ class World:
 
     def sort(self) -> None:
         for envelope in self.victim.received():
-            self.gatherer.hear(envelope)
+            self.gatherer.on_offer(envelope)
 
     def offer(self, who: Identity, count: int) -> None:
         text = self.rng.randbytes(200).hex()

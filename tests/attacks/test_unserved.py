@@ -104,14 +104,14 @@ def in_memory(how: str, honest: int, standing: bool, seconds: float, seed: int =
     kept = [(node.id, peer) for node in nodes for peer in suspects if lost_at.get((node.id, peer), math.inf) - SETTLE > 120]
     last = max((lost_at.get((node.id, peer), math.inf) for node in nodes for peer in suspects), default=SETTLE) - SETTLE
     left, last = (len(kept), last) if standing else (0, 0.0)
-    return told("memory", how, honest, standing, _mean(got, 0, SETTLE), _mean(got, SETTLE, math.inf), left, last, fmean(missed))
+    return result("memory", how, honest, standing, _mean(got, 0, SETTLE), _mean(got, SETTLE, math.inf), left, last, fmean(missed))
 
 
 def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float:
     return fmean(min(count, WANTED) for at, count in got if since < at <= until)  # what came beside the places of a round fills no other
 
 
-def told(
+def result(
     engine: str, how: str, honest: int, standing: bool, before: float, under: float, left: int, last: float, missed: float
 ) -> dict[str, float]:
     found = {"before": before, "under": under, "lost": max(0.0, 1 - under / before), "standing": left, "standing_lost_after": last}
@@ -157,7 +157,7 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, standing: boo
     last = max((line["at"] - begun for _, line in said if line["standing"]), default=0.0)
     before, under = _mean(got, begun - SETTLE + ROUND, begun), _mean(got, begun, over)
     offered = (bad.last("offered") or {"offered": 0})["offered"]
-    return {**told(engine, how, honest, standing, before, under, len(set(late)), last, -1), "offered": offered}
+    return {**result(engine, how, honest, standing, before, under, len(set(late)), last, -1), "offered": offered}
 
 
 @pytest.mark.slow

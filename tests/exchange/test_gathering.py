@@ -61,7 +61,7 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
 
     def sort() -> None:
         for envelope in party.member.received():
-            (party.gatherer.hear if envelope.kind == offers.KIND else party.got.append)(envelope)
+            (party.gatherer.on_offer if envelope.kind == offers.KIND else party.got.append)(envelope)
 
     build = partial(swarm.join, identity.peer_id)
     member = Member(identity, TOPIC, build, sequence=itertools.count(sequence), clock=lambda: NOW, admitted=sort)

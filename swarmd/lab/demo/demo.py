@@ -20,7 +20,7 @@ from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_j
 PACE = 2.5  # seconds a round takes at least, so that the others are still there when the killed node is back
 CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two
 PATIENCE = 120.0  # seconds without any node finishing a round before the demo gives up
-LOOK = 0.25  # seconds between two looks
+LOOK = 0.25  # seconds between two refreshes
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Story:
     def name(self) -> str:
         return self.node.name
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         self.lines = self.node.lines()
         self.node.check()
 
@@ -93,7 +93,7 @@ def _watch(stories: list[Story], rounds: int, talk: Console) -> None:
         while any(story.node.running for story in stories):
             time.sleep(LOOK)
             for story in stories:
-                story.look()
+                story.refresh()
             _lose_and_find(victim, rounds, talk)
             total = sum(len(story.lines) for story in stories)
             if total != done:
@@ -102,7 +102,7 @@ def _watch(stories: list[Story], rounds: int, talk: Console) -> None:
             elif time.monotonic() - since > PATIENCE:
                 raise LabFailed(f"no node has finished a round for {PATIENCE:.0f} s; see the logs in {victim.node.folder.parent}")
         for story in stories:
-            story.look()
+            story.refresh()
 
 
 def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
