@@ -1,4 +1,4 @@
-"""One attack of tests/attacks, played on purpose, and its figures beside the bounds that we promise.
+"""Plays one attack of tests/attacks and checks its figures against the bounds that we promise.
 
     python -m benchmarks.attack NAME [--json] [further options, the attack's own]
 
@@ -35,7 +35,7 @@ def attack_named(name: str) -> Attack:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """p2p says whom it shuts out, and here that is everybody."""
+    """Silence p2p's log of bans."""
     log = logging.getLogger("p2p")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""A whole round (generate and one update) beside a peer's trainer: `python -m benchmarks.round --peer` is how it is called.
+"""Compares a whole round (generate and one update) with a peer's trainer: `python -m benchmarks.round --peer`.
 
 The two sides are child processes that play in turn, one torch thread each. The peer runs from its published package.
 """

@@ -1,4 +1,4 @@
-"""Answering alone, beside transformers' generate: same model, prompts, number and lengths of completions, one torch thread, one process.
+"""Compares generation with transformers' generate: same model, prompts, number and lengths of completions, one torch thread, one process.
 
     python -m benchmarks.decode [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64] [--pairs 5] [--json]
 

@@ -1,4 +1,4 @@
-"""Does it learn? One real node plays its rounds; held-out pass@1 of the tiny model before and after.
+"""Held-out pass@1 of the tiny model before and after a run of one real node.
 
     python -m benchmarks.learning [--rounds 300] [--local 8] [--external 0] [--items 40] [--samples 4] [--seed 1] [--json]
 

@@ -1,4 +1,4 @@
-"""What a stretch of work costs. Standard library alone until CUDA is asked for: the peers' environments import it."""
+"""Measures time and peak memory. Standard library only, unless CUDA is used: the peers' environments import it."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""What a real node does besides training: one `swarmd join`, its daemon, verifier and libp2p engine on loopback, no peers, full speed.
+"""CPU and memory of a node besides training: one `swarmd join`, its daemon, verifier and libp2p engine on loopback, no peers, full speed.
 
     python -m benchmarks.overhead [--model tiny] [--local 8] [--external 0] [--rounds 60] [--seconds 0] [--set WORDS] [--json]
 

@@ -1,4 +1,4 @@
-"""Does reuse pay? Runs with experience replay beside plain ones, on the tiny model: rollouts generated until held-out pass@1 is reached.
+"""Experience replay against plain runs on the tiny model: rollouts generated until a held-out pass@1 is reached.
 
     python -m benchmarks.replay [--model tiny|tiny-latent] [--rounds 120] [--seeds 3] [--json]
     python -m benchmarks.replay --rates 2e-4,3e-4,5e-4,8e-4 --replay-rates 1.5e-4,2e-4,3e-4     a sweep: each side at its own best

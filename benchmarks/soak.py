@@ -1,4 +1,4 @@
-"""Whether a swarm of real nodes stays as it was: memory, deliveries, and no node that hears nothing for a while.
+"""Soak test: memory, deliveries and silences of a swarm of real nodes over a long time.
 
     python -m benchmarks.soak [--nodes 8] [--per-second 5] [--bytes 600] [--minutes 30] [--engine libp2p|hivemind|mixed] [--json]
 

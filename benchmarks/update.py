@@ -1,4 +1,4 @@
-"""One update alone, beside the padded way: same model, completions, advantages and loss, one torch thread, one process.
+"""Compares one update with the padded reference: same model, completions, advantages and loss, one torch thread, one process.
 
     python -m benchmarks.update [--size 1.25m|2.4m|14m] [--lengths full|varied] [--tokens 64] [--reference every|completion]
                                 [--pairs 5] [--json]

@@ -1,4 +1,4 @@
-"""The judge over HTTP: reads and checks requests, calls the service, words the answers. In words: docs/judge-protocol.md."""
+"""HTTP API of the judge: checks requests, calls the service, writes responses. docs/judge-protocol.md describes it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -46,7 +46,7 @@ class AnswerBody(_Body):
 
 
 def create_app(service: JudgeService) -> FastAPI:
-    """The HTTP face of an open service."""
+    """The HTTP app of an open service."""
     app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
     _add_error_answers(app)
@@ -145,7 +145,7 @@ def _refusal(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Resp
 
 
 async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
-    """The body, and who signed the request. Nothing is decoded before the signature holds. Raises Refused."""
+    """Body and signer of a request. Nothing is decoded before the signature is checked. Raises Refused."""
     body = bytearray()
     try:
         async with asyncio.timeout(config.BODY_SECONDS):

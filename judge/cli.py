@@ -1,4 +1,4 @@
-"""`swarmd-judge`: parse, call, print."""
+"""The command line of the judge: `swarmd-judge serve`."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What an operator may set, and the limits nobody needs to."""
+"""Settings of a judge, and its fixed limits."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small pictures as inline SVG. Pure; every text is escaped, colours come from the page's classes."""
+"""Charts as inline SVG. Pure; all text is escaped, colours come from the page's classes."""
 
 from collections.abc import Sequence
 from html import escape

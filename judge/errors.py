@@ -1,4 +1,4 @@
-"""What the operator of a judge can act on."""
+"""Errors that the operator of a judge can act on."""
 
 from p2p.errors import OperatorError
 

@@ -1,4 +1,4 @@
-"""A peer's score and its place on the board. Pure.
+"""Scores of peers, and their order on the leaderboard. Pure.
 
 The score is pass@1 over a peer's last WINDOW questions, since a model changes while it trains. A question that was not answered in time
 counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the lower end of Wilson's interval of it, so that two lucky
@@ -33,14 +33,14 @@ class ScoreTally:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the store knows of one peer."""
+    """Everything the store has about one peer."""
 
     peer: PeerId
     model: str
     first_seen: float  # seconds since the epoch, by the judge's clock
     last_seen: float
     answered: int  # since the beginning
-    unanswered: int  # questions it let pass
+    unanswered: int  # questions not answered in time
     reward: float  # sum since the beginning
     recent: Sequence[tuple[str, float]]  # (specialty, reward) of the last WINDOW questions, oldest first
     curve: Sequence[tuple[int, float]]  # (questions, reward so far), evenly spaced since the beginning
@@ -58,7 +58,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class LeaderboardPage:
-    """One page of it."""
+    """One page of the leaderboard."""
 
     standings: Sequence[Standing]
     after: int  # ranks before this page
@@ -81,7 +81,7 @@ def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTall
 
 
 def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:
-    """Which answers, of 1..answered, a curve of at most `points` points shows: evenly spaced, the last one always."""
+    """Numbers of the answers that a curve of at most `points` points shows, of 1..answered: evenly spaced, the last included."""
     if answered <= points:
         return tuple(range(1, answered + 1))
     return tuple(sorted({round(1 + i * (answered - 1) / (points - 1)) for i in range(points)}))

@@ -1,4 +1,4 @@
-"""How many connections may take their answers slowly, by network. Pure. How often a peer may ask: `p2p.rate_limit`."""
+"""Limits on slow readers by network. Pure. The rate limit of requests is in `p2p.rate_limit`."""
 
 import ipaddress
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 
 def network_of(host: str) -> str:
-    """What one machine gets cheaply: the /24 of an IPv4 address, the /48 of an IPv6 address. Text that is no address is its own network."""
+    """The network that one machine gets cheaply: /24 of IPv4, /48 of IPv6. Text that is no address is its own network."""
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Hashable)
 
 
 class SlowReaders(Generic[R]):
-    """The connections with an answer that is not yet taken. A limit of them for each network, and one for all: memory is bounded."""
+    """Connections with a response that is not yet read. Limited per network and in all, so memory is bounded."""
 
     def __init__(self, of_a_network: int, of_all: int) -> None:
         self._of_a_network, self._of_all = of_a_network, of_all
@@ -31,7 +31,7 @@ class SlowReaders(Generic[R]):
         return len(self._networks)
 
     def begin(self, reader: R, network: str) -> R | None:
-        """`reader` waits from now on. Returns the one to cut off for it: the one of its network, or of all, that has waited longest."""
+        """`reader` is slow from now on. Returns the reader to cut off, if any: the longest waiting of its network, or of all."""
         if reader in self._networks:
             return None
         self._networks[reader] = network

@@ -1,4 +1,4 @@
-"""How much of what a judge asks is new to those who train: the train/test overlap by text. Data, measured; pure.
+"""Train/test overlap: the share of judge questions whose text is not among training questions. Measured data; pure.
 
 A judge draws from numbers that no node trains on, but where a specialty has few questions two numbers give one text. The share of the
 questions whose text is not among TRAINING training questions of the specialty (what eight nodes ask in a thousand rounds) is measured by

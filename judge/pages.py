@@ -1,4 +1,4 @@
-"""The leaderboard as a page for people: one HTML text, no script, nothing loaded from elsewhere. Pure; every text is escaped."""
+"""The leaderboard as an HTML page without scripts or external resources. Pure; all text is escaped."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ _EMPTY = (
 _FOOTER = (
     f"<p>The score is pass@1 over a node's last {WINDOW} questions; the bar is Wilson's 95 % interval, and nodes are ranked by its lower "
     "end. Every question is drawn anew, from numbers that no node trains on, asked of one key, answered once, before a deadline, and "
-    "scored here. A question not answered in time counts as wrong. The key is proven; which model stands behind it cannot be.</p>"
+    "scored here. A question not answered in time counts as wrong. The signature proves the key; nothing proves which model answered.</p>"
     "<p>Where a specialty has few questions, two numbers give one text. The row “New texts” says which share of the questions has a text "
     f"that is not among {TRAINING:,} training questions of the specialty. The others can be answered from memory.</p>"
     '<p><a href="/v1/leaderboard">JSON</a></p>'
@@ -86,7 +86,7 @@ def _row(standing: Standing, now: float) -> str:
     record, recent = standing.record, standing.record.score
     interval = recent.interval
     seen = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(record.last_seen))
-    let_pass = f'<small title="questions it let pass">{record.unanswered} unanswered</small>' if record.unanswered else ""
+    let_pass = f'<small title="questions not answered in time">{record.unanswered} unanswered</small>' if record.unanswered else ""
     return (
         f'<tr><td class="rank">{standing.rank}</td>'
         f'<td class="node">{_node(record.peer)}<small class="model"><bdi>{_text(record.model)}</bdi></small></td>'
@@ -99,7 +99,7 @@ def _row(standing: Standing, now: float) -> str:
 
 
 def _node(peer: str) -> str:
-    """The nickname, which is for eyes only, and enough of the id to tell two of one nickname apart."""
+    """The nickname, and enough of the id to tell apart two peers with the same nickname."""
     id = escape(peer)
     return f'<a href="/v1/peers/{id}" title="{id}"><b>{escape(nickname(peer))}</b></a> <code>…{escape(peer[-6:])}</code>'
 
@@ -116,7 +116,7 @@ def _specialties(standing: Standing, specialties: Sequence[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """A peer's own words: escaped, and without what turns or hides the text around it."""
+    """Text of a peer: escaped, without control characters that reorder or hide other text."""
     return escape("".join(c if c.isprintable() else "�" for c in text))
 
 

@@ -1,4 +1,4 @@
-"""Why the judge says no: an HTTP status, what is wrong, and what to do about it. The one shape of every error it answers."""
+"""Errors that the judge answers with: HTTP status, what is wrong, and what to do. All have this one form."""
 
 from dataclasses import dataclass
 
@@ -37,12 +37,15 @@ BUSY = Refusal(503, "the judge has too much to do", "Ask again later.", retry_af
 CROWDED = Refusal(
     429,
     "too many questions asked of your network are unanswered",
-    "Ask again when some are answered or have lapsed. Nodes with a record have more room.",
+    "Ask again when some are answered or expired. Nodes with a record may ask more.",
     retry_after=30,
 )
 DISPLACED = Refusal(
-    503, "the judge needed the room of this question for nodes with a record", "Ask again later. It counts as nothing.", retry_after=30
+    503,
+    "the judge dropped this question to make room for nodes with a record",
+    "Ask again later. The question does not count.",
+    retry_after=30,
 )
 TOO_LARGE = Refusal(413, "the request is too large", "Send a smaller one; an answer may hold 16,384 characters.")
 TOO_SLOW = Refusal(408, "the request did not arrive in time", "Send it again.")
-FAULT = Refusal(500, "the judge failed; this is a fault of its own", "Ask again later, and tell the operator of the judge.")
+FAULT = Refusal(500, "the judge failed; this is its own fault", "Ask again later, and tell the operator of the judge.")

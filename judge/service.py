@@ -1,7 +1,7 @@
-"""The four steps of an evaluation (SAPO section 6), apart from HTTP: a node asks, the judge draws, the node answers, the judge scores.
+"""An evaluation (SAPO section 6) without HTTP: a node asks, the judge draws a question, the node answers, the judge scores.
 
-One event loop owns the open questions. The store and the verifier have a thread each, so neither a slow disk nor a hostile answer holds
-the loop. Only the judge's own clocks are read: a monotonic one for deadlines, the wall clock for what people see.
+One event loop owns the open questions. The store and the verifier have a thread each, so neither a slow disk nor a hostile answer blocks
+the loop. Only the judge's clocks count: a monotonic one for deadlines, the wall clock for display.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """A question on its way to a node: its text, never its reference or its answer."""
+    """A question as a node gets it: its text, never its reference or answer."""
 
     id: str
     question: str
@@ -65,7 +65,7 @@ async def open_service(
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
 ) -> AsyncIterator["JudgeService"]:
-    """A judge with its database, its verifier and its reaper; closed in order at the end. Raises OperatorError."""
+    """A judge with its database, verifier and expiry task; closed in order at the end. Raises OperatorError."""
     lessons = curriculum(settings.curriculum)
     with contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store, Verifier(lessons) as verifier:
         service = JudgeService(settings, lessons, store, verifier.judge, rng or secrets.SystemRandom(), monotonic, wall)
@@ -138,7 +138,7 @@ class JudgeService:
         return Handed(question.id, question.task.question, question.deadline - now)
 
     async def answer(self, signed: Signed, id: str, answer: Completion) -> Grade:
-        """Raises Refused. The moment of the call counts as the moment of the answer, however long scoring takes."""
+        """Score and record an answer. The time of the call counts, however long scoring takes. Raises Refused."""
         await self._claim(signed)
         await self.expire()
         if self._scoring >= SCORING_BACKLOG:
@@ -158,7 +158,7 @@ class JudgeService:
         return grade
 
     async def expire(self) -> None:
-        """Record the questions nobody answered in time. Called before every request that depends on it, and now and then."""
+        """Record questions that were not answered in time. Called before each request that needs it, and periodically."""
         late = self._sessions.expire(self._monotonic())
         if late:
             await self._write(self._store.lapsed, late)
@@ -181,7 +181,7 @@ class JudgeService:
             return self._boards[after][1]
 
     async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]], int | None] | None:
-        """What is known of it, a page of its answers, and where the next page begins."""
+        """Its record, a page of its answers, and where the next page begins."""
         record = await self._write(self._store.record, peer)
         return None if record is None else (record, *await self._write(self._store.history, peer, before))
 
@@ -190,7 +190,7 @@ class JudgeService:
         return self._wall()
 
     async def health(self) -> Mapping[str, int]:
-        """How busy it is. Raises Refused where it cannot write."""
+        """Load figures. Raises Refused if the database cannot be written."""
         async with self._probe_lock:
             now = self._monotonic()
             if self._probed is None or not 0 <= now - self._probed[0] < PROBE_SECONDS:
@@ -204,7 +204,7 @@ class JudgeService:
         return {"open": len(self._sessions), "scoring": self._scoring}
 
     async def close(self) -> None:
-        """Wait for what is being written and scored. The store and the verifier belong to the caller."""
+        """Wait for writing and scoring to finish. The caller closes the store and the verifier."""
         for pool in (self._scorer, self._ledger):
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""The judge as a process: uvicorn with deadlines for slow peers, one line that says where it listens, a clean end."""
+"""Runs the judge under uvicorn: deadlines for slow clients, one line when it listens, a clean shutdown."""
 
 import asyncio
 import contextlib
@@ -30,9 +30,9 @@ GRACE_SECONDS = 3  # for answers under way when the judge is stopped
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn gives a request for ever to arrive, and an answer for ever to be taken. Here a connection is cut after
-    REQUEST_SECONDS without a whole request (slow-loris), after RESPONSE_SECONDS without an answer, after TAKE_SECONDS with an answer
-    that the other side does not take, and where too many do that at once."""
+    """HTTP protocol with deadlines, which uvicorn lacks. A connection is cut after REQUEST_SECONDS without a whole request (slow loris),
+    after RESPONSE_SECONDS without a response, after TAKE_SECONDS with a response that the client does not read, and if too many clients
+    read slowly at once."""
 
     request_seconds = REQUEST_SECONDS
     response_seconds = RESPONSE_SECONDS

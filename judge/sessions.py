@@ -1,12 +1,12 @@
-"""The open questions: drawn for one peer, answered once, by that peer, before the deadline. Pure: time and randomness are arguments.
+"""Open questions: each drawn for one peer, answered once, by that peer, before the deadline. Pure: time and randomness are arguments.
 
 Rules
-1. A peer has at most one open question. Asking again returns the same one, so nobody can shop for an easy question,
-   and a node whose connection broke gets its question back.
-2. Taking a question to answer it closes it at once, before anything is scored: two answers that arrive together cannot both count.
-3. What was closed is remembered for a while (bounded), so that a second or a late answer is told what happened.
-4. Keys cost nothing, so room is limited by network, and more tightly for peers without a record. Where all is full, a peer with a record
-   takes the room of the newest question of one without.
+1. A peer has at most one open question. Asking again returns the same one: nobody can shop for an easy question, and a node whose
+   connection broke gets its question back.
+2. A question is closed when its answer arrives, before scoring: of two answers that arrive together only one counts.
+3. Closed questions are remembered for a while (bounded), so that a second or late answer gets the right error.
+4. Keys are free, so open questions are limited by network, and more tightly for peers without a record. If all places are taken, a peer
+   with a record displaces the newest question of a peer without one.
 """
 
 import random
@@ -33,7 +33,7 @@ class OpenQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """What the room for a peer's question depends on."""
+    """The limits that apply to a peer depend on this."""
 
     network: str
     record: bool  # it has answered before
@@ -41,7 +41,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Questions open at once."""
+    """Limits on open questions."""
 
     of_all: int
     newcomers_of_a_network: int
@@ -52,7 +52,7 @@ class Room:
 class AskResult:
     question: OpenQuestion
     new: bool
-    displaced: OpenQuestion | None = None  # closed to make room, to be recorded as void
+    displaced: OpenQuestion | None = None  # displaced by this one; to be recorded as void
 
 
 class Sessions:
@@ -69,7 +69,7 @@ class Sessions:
         return len(self._open)
 
     def ask(self, peer: PeerId, asker: Asker, now: float) -> AskResult | Refusal:
-        """The peer's question, and whether it is a new one. Call `expire` first: what is open here counts as in time."""
+        """The peer's question, and whether it is new. Call `expire` first: open questions count as in time."""
         if peer in self._of_peer:
             return AskResult(self._open[self._of_peer[peer]], False)
         if self._held[asker] >= (self._room.network if asker.record else self._room.newcomers_of_a_network):
@@ -104,7 +104,7 @@ class Sessions:
         return question
 
     def expire(self, now: float) -> list[OpenQuestion]:
-        """Close what nobody answered in time, and return it to be recorded."""
+        """Close questions that were not answered in time, and return them to be recorded."""
         late = []
         while self._open and now > next(iter(self._open.values())).deadline:
             question = next(iter(self._open.values()))
@@ -117,7 +117,7 @@ class Sessions:
         self._close(question, NO_SUCH_QUESTION)
 
     def give_up(self, question: OpenQuestion) -> None:
-        """It was taken, and its answer is lost by no fault of the peer."""
+        """The answer was lost by a fault of ours: tell the peer so."""
         self._closed[question.id] = (question.peer, GIVEN_UP)
 
     def _close(self, question: OpenQuestion, why: Refusal) -> None:

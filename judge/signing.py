@@ -1,4 +1,4 @@
-"""Who sent a request, and that it was never sent before. Pure. The protocol in words: docs/judge-protocol.md.
+"""Request signatures and replay protection. Pure. docs/judge-protocol.md describes the protocol.
 
 Four headers, each exactly once:
 
@@ -27,7 +27,7 @@ _FORMS = (r"[1-9A-HJ-NP-Za-km-z]{52}", r"https?://[\x21-\x7e]{1,255}", r"0|[1-9]
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What the signature proves."""
+    """Sender and sequence number of a signed request."""
 
     peer: PeerId
     sequence: int

@@ -1,4 +1,4 @@
-"""How sure a share of right answers is. Pure."""
+"""Confidence interval of a share of right answers. Pure."""
 
 from dataclasses import dataclass
 from math import sqrt

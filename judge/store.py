@@ -1,4 +1,4 @@
-"""The judge's ledger: SQLite, one connection, one thread at a time. A commit survives kill -9 and a power cut (WAL, synchronous=FULL).
+"""The judge's database: SQLite, one connection, one thread at a time. A commit survives kill -9 and a power cut (WAL, synchronous=FULL).
 
 Times are seconds since the epoch by the judge's own clock, given by the caller. Errors of the disk reach the caller as sqlite3.Error.
 """
@@ -113,7 +113,7 @@ class Store:
                     f"{self._path} holds answers to {held}, and this judge asks {curriculum}; "
                     "start it with the same --curriculum, or give another file with --database"
                 )
-            # What was open when the last judge stopped can no longer be answered, and that is not the peers' fault.
+            # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
             self._db.execute("UPDATE evaluations SET state = 'void' WHERE state = 'open'")
 
     def _move_to_2(self) -> None:
@@ -202,7 +202,7 @@ class Store:
             self._db.execute("INSERT OR REPLACE INTO about VALUES ('probe', ?)", (f"{at} ".ljust(PROBE_BYTES, "."),))
 
     def void(self, question: OpenQuestion) -> None:
-        """The judge could not score it: it counts as nothing, and against nobody."""
+        """The judge could not score the answer: the question does not count."""
         with self._write():
             self._db.execute("UPDATE evaluations SET state = 'void' WHERE id = ? AND state = 'open'", (question.id,))
 

@@ -1,6 +1,6 @@
-"""From a completion's text to an answer fit to be marked, or the reason why it is none. Pure, linear in the text, loads no ReasoningGYM.
+"""Extracts the answer from a completion, and checks its length and characters. Pure, linear in the text, loads no ReasoningGYM.
 
-Everything here runs before a byte of a stranger's text reaches a scorer: lengths first, then characters.
+All of this runs before any text of another peer reaches a scorer.
 """
 
 import re
@@ -18,27 +18,27 @@ class GradeReason(Enum):
     NO_ANSWER = "no answer"  # no <answer>…</answer> in it
     TOO_LONG = "too long"  # the completion, or its answer
     UNSAFE = "unsafe characters"
-    TIMEOUT = "timeout"  # marking it took too long; the process that did was killed
-    CRASHED = "crashed"  # the process that marked it died
-    SKIPPED = "skipped"  # two others of this rollout cost a process; the rest is not tried
-    NO_TASK = "no such task"  # the reference names none in this curriculum
+    TIMEOUT = "timeout"  # scoring took too long; the scoring process was killed
+    CRASHED = "crashed"  # the scoring process died
+    SKIPPED = "skipped"  # two answers of this rollout killed a scoring process; the rest is not tried
+    NO_TASK = "no such task"  # not in this curriculum
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one completion earned, and why."""
+    """The grade of one completion."""
 
     reason: GradeReason
 
     @property
     def reward(self) -> float:
-        """1.0 where the answer is right, else 0.0."""
+        """1.0 if the answer is right, else 0.0."""
         return 1.0 if self.reason is GradeReason.CORRECT else 0.0
 
 
 LONGEST_COMPLETION = 131_072  # characters; the longest completion a node may be configured to sample is 32,768 tokens
 
-# Characters. Behind each: the longest honest answer of some 4,000 items. Of a logic question whatever is entailed is an answer.
+# Characters. The comments say how long the longest honest answer to about 4,000 tasks was. A logic task has many right answers.
 LONGEST_ANSWER: Mapping[str, int] = MappingProxyType(
     {
         "base_conversion": 64,  # 10
@@ -58,17 +58,17 @@ _SAFE = re.compile(r"[\n\x20-\x7e∧∨¬→↔]*")  # printable ASCII, line fee
 
 
 def extract(text: str) -> str | None:
-    """What stands in the last <answer>…</answer>, without white space around it; None where there is no such pair.
+    """The text in the last <answer>…</answer>, stripped; None if there is no such pair.
 
-    Equal to ReasoningGYM's `extract_answer` on every text: pairs are taken from the left, each opening tag with the next closing one, so an
-    opening tag within an answer belongs to the answer. Its lazy regex takes super-quadratic time over unclosed tags; this is linear.
+    Equal to ReasoningGYM's `extract_answer` on every text: pairs are matched from the left, each opening tag with the next closing one, so
+    an opening tag inside an answer is part of it. ReasoningGYM's lazy regex is worse than quadratic in unclosed tags; this is linear.
     """
     given = [answer for answer, _ in _pairs(text)]
     return given[-1] if given else None
 
 
 def answer_end(text: str) -> int | None:
-    """Where the answer that counts is first given: a text that stopped there would earn the same. None where there is none."""
+    """End of the first place where the final answer is given: text cut there earns the same. None without an answer."""
     answer, first = None, dict[str, int]()
     for answer, end in _pairs(text):
         first.setdefault(answer, end)
@@ -76,7 +76,7 @@ def answer_end(text: str) -> int | None:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    """What stands in each pair, without white space around it, and where the pair ends."""
+    """The stripped text of each pair, and the end of the pair."""
     position = 0
     while (start := text.find(_OPEN, position)) >= 0 and (end := text.find(_CLOSE, start + len(_OPEN))) >= 0:
         position = end + len(_CLOSE)
@@ -84,17 +84,14 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
 
 
 def refusal(specialty: str, answer: str) -> GradeReason | None:
-    """Why this answer may not be marked; None where it may. A specialty without a length limit is not one of ours: KeyError."""
+    """Why this answer may not be scored; None if it may. KeyError for a specialty that is not ours."""
     if len(answer) > LONGEST_ANSWER[specialty]:
         return GradeReason.TOO_LONG
     return None if _SAFE.fullmatch(answer) else GradeReason.UNSAFE
 
 
 def read(specialty: str, text: str) -> str | GradeReason:
-    """The answer a completion gives, fit to be marked, or why there is none.
-
-    Whether the completion ended by itself does not matter: one that was cut after a complete <answer>…</answer> has answered.
-    """
+    """The answer of a completion, checked, or why it cannot be scored. A completion that was cut after a whole answer counts."""
     if len(text) > LONGEST_COMPLETION:
         return GradeReason.TOO_LONG
     answer = extract(text)

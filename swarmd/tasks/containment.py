@@ -1,7 +1,7 @@
-"""What a process gives up before it marks the answers of strangers. One way: nothing here can be undone by the process itself.
+"""Sandbox for the process that scores answers of other peers. The process itself cannot undo it.
 
-Three layers, because no single one is everywhere. The seccomp filter (Linux) is the boundary: the kernel refuses files, sockets, processes
-and signals. Resource limits hold on every Unix. The audit hook is defence in depth, and what there is beside the limits on macOS.
+Three layers, because none exists everywhere. The seccomp filter (Linux) is the boundary: the kernel refuses files, sockets, processes and
+signals. Resource limits work on every Unix. The audit hook is a second line of defence; on macOS it and the limits are all there is.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from swarmd.tasks import seccomp
 
 MEMORY = 256 * 2**20  # bytes of address space beyond what the process has already
-CPU_SECONDS = 60  # of a worker's life; it is replaced long before
+CPU_SECONDS = 60  # in the life of a worker; it is replaced long before
 
 _REFUSED = (  # Python's own table of audit events: docs.python.org/3/library/audit_events.html
     "open", "import", "os.", "posix.", "socket.", "subprocess.", "shutil.", "ctypes.", "fcntl.", "mmap.", "pty.", "resource.", "signal.",
@@ -22,20 +22,20 @@ _REFUSED = (  # Python's own table of audit events: docs.python.org/3/library/au
     "code.__new__", "function.__new__", "builtins.input", "cpython.run", "webbrowser.", "_thread.start",
     "sys.settrace", "sys.setprofile", "sys.addaudithook",
 )  # fmt: skip
-# ReasoningGYM's generators evaluate the arithmetic they have just written; its scorers must evaluate nothing.
+# ReasoningGYM's generators evaluate arithmetic that they wrote themselves; its scorers must evaluate nothing.
 _REFUSED_WHILE_MARKING = ("compile", "exec")
 
 _marking = False
 
 
 def contain() -> bool:
-    """Give up files, sockets, processes, executable memory, and all but a little memory. True where the kernel holds us to it (seccomp).
+    """Give up files, sockets, processes, executable memory and most memory. True if the kernel enforces it (seccomp).
 
-    Everything the process will need must be open, imported and tried out. Raises OSError where a limit cannot be set on Linux.
+    Everything the process needs must be open and imported before. Raises OSError if a limit cannot be set on Linux.
     """
     limit_resources()
     held = seccomp.install()
-    sys.addaudithook(_refuse)  # last: it refuses what installing the filter takes
+    sys.addaudithook(_refuse)  # last: it would refuse the installation of the filter
     return held
 
 
@@ -70,13 +70,13 @@ def limit_resources() -> None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:
             resource.setrlimit(limit, (value, value))
-        except (OSError, ValueError):  # macOS refuses some of them (RLIMIT_AS); there the others have to do
+        except (OSError, ValueError):  # macOS refuses some of them (RLIMIT_AS)
             if sys.platform == "linux":
                 raise
 
 
 def _address_space() -> int:
-    """Bytes of virtual memory this process has; 1 GiB where the system does not say."""
+    """Bytes of virtual memory of this process; 1 GiB if the system does not say."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return 2**30

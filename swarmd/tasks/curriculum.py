@@ -1,4 +1,4 @@
-"""Named sets of ReasoningGYM configurations. Data, and a digest by which peers know that they ask the same questions."""
+"""Curricula: named sets of ReasoningGYM configurations, each with a digest. Peers with the same digest ask the same questions."""
 
 import hashlib
 import json
@@ -11,28 +11,28 @@ from typing import Any
 from swarmd.errors import ConfigError
 from swarmd.types import TaskRef
 
-TRAINING_TASKS = 900_000_000  # n below this is for training; from HELD_OUT on for evaluation, so the two never meet
+TRAINING_TASKS = 900_000_000  # n below this is for training, from HELD_OUT on for evaluation
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
-RULES = 1  # which items count and what answers are accepted (source.py, grading.py); raised whenever that changes
+RULES = 1  # version of which tasks exist and which answers are right (source.py, grading.py)
 
 
 @dataclass(frozen=True)
 class Curriculum:
     name: str
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
-    strict: bool = False  # pays for no answer that only ReasoningGYM takes for right (strict.py)
+    strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
 
     @property
     def specialties(self) -> tuple[str, ...]:
         return tuple(sorted(self.configs))
 
     def names(self, specialty: str, n: int) -> bool:
-        """Whether (specialty, n) is in range: the first thing to ask of a reference that came from elsewhere."""
+        """Whether (specialty, n) is in range: the first check on a received reference."""
         return specialty in self.configs and type(n) is int and 0 <= n < HELD_OUT_END
 
     def trains_on(self, ref: TaskRef) -> bool:
-        """Held-out tasks are the judge's: who sends one is not trained on."""
+        """Whether this is a training task. Held-out tasks are for the judge only."""
         return ref.specialty in self.configs and 0 <= ref.n < TRAINING_TASKS
 
     @property

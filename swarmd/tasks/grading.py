@@ -1,8 +1,7 @@
-"""Is this answer right? ReasoningGYM's own scorer, or our comparison where that one evaluates what it is given.
+"""Grades answers: with ReasoningGYM's scorer, or with our own comparison where that scorer would `eval` the answer.
 
-Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py); stricter on text no honest answer holds. The strict curricula ask for
-more (strict.py). Answers of strangers come
-here in the contained process alone (verifier.py), after `answers.read`.
+Equal to ReasoningGYM on honest answers (tests/tasks/test_parity.py). The strict curricula use stricter rules (strict.py). Answers of
+other peers are graded only in the contained process (verifier.py), after `answers.read`.
 """
 
 import decimal
@@ -20,7 +19,7 @@ Entry = Mapping[str, Any]
 
 
 def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
-    """CORRECT, WRONG, or why the answer is not marked at all."""
+    """CORRECT, WRONG, or why the answer is not scored."""
     refused = refusal(task.ref.specialty, answer)
     if refused:
         return refused
@@ -30,15 +29,15 @@ def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
 
 
 def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
-    """The same for a whole completion. For text of our own making: a stranger's is graded by `scoring.Verifier`."""
+    """The same for a whole completion. Only for our own text: that of others goes through `scoring.Verifier`."""
     answer = read(task.ref.specialty, text)
     return grade(tasks, task, answer) if isinstance(answer, str) else answer
 
 
 def solution(tasks: CurriculumTasks, task: Task) -> str:
-    """An answer that is right. Logic tasks have many, and ReasoningGYM's example is not always one: then a premise, or all together.
+    """A right answer. For logic tasks: ReasoningGYM's example if that is right, else a premise, or all premises joined.
 
-    Less than one logic question in a hundred has only tautologies for premises; nothing answers it, and its example is returned.
+    In less than one of a hundred logic tasks all premises are tautologies; nothing is right then, and the example is returned.
     """
     if task.entry["answer"] is not None:
         return str(task.entry["answer"])
@@ -57,7 +56,7 @@ def _exact(dataset: Any, answer: str, entry: Entry) -> float:  # noqa: ARG001
 
 
 def _decimal(dataset: Any, answer: str, entry: Entry) -> float:
-    """decimal_arithmetic: upstream compares at whatever precision the last generation left behind; here it is always the configured one."""
+    """decimal_arithmetic at the configured precision. Upstream uses whatever precision the last generated task left behind."""
     traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
     with decimal.localcontext(decimal.Context(prec=dataset.config.precision, rounding=decimal.ROUND_HALF_EVEN, traps=traps)):
         return _upstream(dataset, answer, entry)

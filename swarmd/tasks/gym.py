@@ -1,6 +1,6 @@
-"""ReasoningGYM, imported without what its game of life alone needs: cellpylib, and with it matplotlib, take 0.7 s of every start.
+"""Imports ReasoningGYM without cellpylib and matplotlib, which only its game of life needs: 0.7 s less at every start.
 
-In cellpylib's place stands a module that imports it when something of it is asked for.
+cellpylib is imported when it is first used.
 """
 
 import importlib
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Deferred(ModuleType):
-    """Stands for a module, and gives way to it at the first use."""
+    """A module that is imported at its first use."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by the import system; it is no use
+        if name.startswith("__"):  # asked by the import system: not a use
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]

@@ -1,4 +1,4 @@
-"""Propositional formulas as truth tables: what ReasoningGYM decides by trying every assignment, in time linear in the text. Pure.
+"""Propositional logic with truth tables, in time linear in the text; ReasoningGYM tries every assignment. Pure.
 
 A formula over k variables is an integer of 2**k bits, bit i its value under assignment i. Operators bind as in ReasoningGYM's parser:
 ¬, then ∧, ∨, →, ↔, each of the four grouping to the left. Unlike it we refuse what is no formula: it takes any unknown text for one more

@@ -1,4 +1,4 @@
-"""What passes between the client, the verifier and its worker: frames on pipes, and the messages in them. Loads no ReasoningGYM.
+"""Frames and messages between the client, the verifier and its worker, over pipes. Loads no ReasoningGYM.
 
 A frame is four bytes of length (big-endian) and that many bytes of MessagePack. Deadlines are by `time.monotonic`.
 """
@@ -16,7 +16,7 @@ _CHUNK = 65_536
 
 
 class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A task by reference, and answers to it (`answers.read` has passed them). The question and the truth are never received."""
+    """A task reference and answers to it, checked by `answers.read`. Questions and ground truth are never received."""
 
     specialty: str
     n: int
@@ -29,19 +29,19 @@ class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
 
 
 class VerifierReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
-    """The first reply of a verifier, and of a worker: it can be asked now."""
+    """First message of a verifier, and of a worker: it is ready."""
 
-    seccomp: bool  # the kernel refuses it files, sockets and processes
+    seccomp: bool  # it is contained by the kernel
 
 
 class Judgements(msgspec.Struct, tag="judged", array_like=True, frozen=True):
-    """The reply to a request: for each item, in order, one reason per answer."""
+    """Reply to a request: for each item, in order, one reason per answer."""
 
     reasons: tuple[tuple[GradeReason, ...], ...]
 
 
 class VerifierRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """The reply to a frame that is no request, or what kept a worker from starting."""
+    """Reply to an invalid request; or why a worker could not start."""
 
     why: str
 
@@ -50,7 +50,7 @@ Reply = VerifierReady | Judgements | VerifierRefused
 
 
 class FrameTooLong(ValueError):
-    """A frame above the limit. It has been read to its end and thrown away, so the next one can be received."""
+    """A frame over the limit. It was read and dropped, so the next one can be received."""
 
 
 def send(fd: int, message: msgspec.Struct, deadline: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Completion text to reward: the client of the contained verifier. Loads neither torch nor ReasoningGYM.
+"""Scores completions: the client of the contained verifier process. Loads neither torch nor ReasoningGYM.
 
     with Verifier("tiny-9") as verifier:
         rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
@@ -39,7 +39,7 @@ _Reply = TypeVar("_Reply", VerifierReady, Judgements)
 
 
 class VerifierFailed(SwarmdError):
-    """The process that marks answers cannot be kept running."""
+    """The process that scores answers does not keep running."""
 
 
 class _Failed(Exception):
@@ -54,10 +54,10 @@ class _Pending(NamedTuple):
 
 
 class Verifier:
-    """Scores completions in a contained process, started when first needed and again when it died or hangs. Threads may share it.
+    """Scores completions in a contained process. Starts it when first needed, and again if it dies or hangs. Thread-safe.
 
-    A completion is scored on its last <answer>…</answer>, also where it was cut after it (`ended` False): it has answered. Lengths and
-    characters are checked here (answers.py), so only references and short answers ever reach the process.
+    The last <answer>…</answer> of a completion counts, even if the completion was cut after it (`ended` False). Lengths and characters are
+    checked here (answers.py); only references and short answers reach the process.
     """
 
     def __init__(self, of: Curriculum | str, command: Sequence[str] = COMMAND) -> None:
@@ -85,18 +85,18 @@ class Verifier:
 
     @property
     def pid(self) -> int | None:
-        """Of the verifier process; None before the first use and after `close`."""
+        """Process id of the verifier; None before the first use and after `close`."""
         child = self._child
         return child.pid if child else None
 
     @property
     def seccomp(self) -> bool | None:
-        """Whether the kernel contains the process (Linux); False: resource limits and the audit hook alone. None before the first use."""
+        """True if the kernel contains the process (Linux); False: only resource limits and the audit hook. None before the first use."""
         child = self._child
         return child.seccomp if child else None
 
     def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[Judgement, ...]]:
-        """Reward and reason of every completion, in order. Nothing a completion holds makes it raise; VerifierFailed if no process runs."""
+        """Reward and reason of every completion, in order. Raises VerifierFailed if no process runs; never because of a completion."""
         reasons: list[list[GradeReason]] = []
         pending: list[_Pending] = []
         for i, (ref, completions) in enumerate(items):
@@ -141,13 +141,13 @@ class Verifier:
                         self._child.end()
                     self._child = None
         raise VerifierFailed(
-            f"the process that marks answers failed {ATTEMPTS} times in a row: {cause}. Free some memory if that is short; "
+            f"the process that scores answers failed {ATTEMPTS} times in a row: {cause}. Free some memory if that is short; "
             f"otherwise install swarmd again, and see what `{' '.join(self._command)} < {os.devnull}` says (nothing, if all is well)."
         )
 
 
 class _Child:
-    """The process and its pipes."""
+    """One verifier process and its pipes."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
@@ -167,7 +167,7 @@ class _Child:
         self.seccomp: bool | None = None
 
     def ask(self, request: Request) -> list[GradeReason]:
-        """The reasons of all its answers, in order. Raises _Failed."""
+        """Reasons of all answers of a request, in order. Raises _Failed."""
         answers = sum(len(item.answers) for item in request.items)
         try:
             if self.seccomp is None:
@@ -179,7 +179,7 @@ class _Child:
             raise _Failed("it did not answer in time") from None
         except (OSError, EOFError):
             raise _Failed(f"it ended ({self._last_words()})") from None
-        except ValueError as error:  # msgspec: not what a verifier says
+        except ValueError as error:  # msgspec: not a message of a verifier
             raise _Failed(f"it sent something else than an answer ({error})") from None
         if len(reasons) != answers:
             raise _Failed(f"it sent {len(reasons)} answers to {answers} questions")
@@ -192,7 +192,7 @@ class _Child:
         return reply
 
     def end(self) -> None:
-        """Its standard input closes, so it leaves; it is killed all the same, since it may hang."""
+        """Kill the process: it may hang."""
         self._process.kill()
         self._process.wait()
         for stream in (self._stdin, self._stdout, self._stderr):
@@ -209,7 +209,7 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of ours, but where the same code is found. One thread in the linear algebra nobody uses there: a fork wants none."""
+    """An empty environment but for the path of this code. One BLAS thread: the verifier forks."""
     here = str(Path(__file__).parents[2])
     return {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys([here, *(p for p in sys.path if Path(p).is_absolute())])),

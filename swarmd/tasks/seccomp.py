@@ -1,4 +1,4 @@
-"""A Linux seccomp filter, written here: a process under it can compute, use the pipes it has, and exit; nothing else.
+"""Linux seccomp filter: a process under it can compute, use the pipes it has, and exit; nothing else.
 
 The program is classic BPF over `struct seccomp_data` (linux/seccomp.h): system call number at byte 0, architecture at 4, arguments from 16.
 Every other system call fails with EPERM, so that one we did not think of is an error in Python and not a dead worker.

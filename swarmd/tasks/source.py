@@ -1,4 +1,4 @@
-"""Task references to tasks, identically everywhere; and drawing new ones."""
+"""Draws tasks, and regenerates a task from its reference, identically in every process."""
 
 import contextlib
 import decimal

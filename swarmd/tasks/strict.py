@@ -1,4 +1,4 @@
-"""What the strict curricula take for right where ReasoningGYM is generous (docs/papers.md). Pure.
+"""Grading rules of the strict curricula, where ReasoningGYM accepts wrong answers (docs/papers.md). Pure.
 
 ReasoningGYM pays for decimals that are off by one in the last decimal place, for any conclusion that follows, however little it says, and
 for whatever stands behind a LaTeX fraction.

@@ -1,12 +1,12 @@
-"""The contained child process that marks answers: `python -m swarmd.tasks.verifier`. Started by `scoring.Verifier`, nobody else.
+"""The contained process that scores answers: `python -m swarmd.tasks.verifier`, started by `scoring.Verifier`.
 
-Two processes. The verifier loads ReasoningGYM once, speaks with its client over standard input and output, and evaluates nothing. Its
-worker, a fork, gives up everything it does not need (containment.py), regenerates each task from its reference, and marks. An answer that
-takes the worker longer than LIMIT, or kills it, earns nothing; the worker is killed and forked anew, in some 30 ms.
+Two processes. The verifier loads ReasoningGYM once and talks to its client over standard input and output; it scores nothing itself. Its
+worker, a fork, gives up everything it does not need (containment.py), regenerates each task from its reference, and scores. An answer that
+takes longer than LIMIT, or kills the worker, earns nothing; a new worker is forked, in about 30 ms.
 
-What containment does not do: code that ran in the worker could still invent results for the answers that follow. No scorer we use runs any.
+A limit of the containment: code that ran in the worker could forge the results of later answers. None of the scorers we use runs any.
 
-The verifier lives as long as its standard input is open and its parent is there, so it ignores SIGINT and SIGTERM.
+The verifier ends when its standard input closes or its parent is gone. It ignores SIGINT and SIGTERM.
 """
 
 import gc
@@ -36,11 +36,11 @@ PARENT_CHECK = 2.0  # seconds
 Mark = Callable[[str], GradeReason]
 Prepare = Callable[[str, str, int], Mark | None]  # (curriculum, specialty, n) -> how to mark an answer to it; None: no such task
 
-_CODES: Sequence[GradeReason] = tuple(GradeReason)  # a worker answers with one byte each, an index into this: nothing of it is ever parsed
+_CODES: Sequence[GradeReason] = tuple(GradeReason)  # a worker sends one byte per answer, an index into this: nothing is parsed
 
 
 def prepare(curriculum: str, specialty: str, n: int) -> Mark | None:
-    """Regenerate the task here, and mark answers to it."""
+    """Regenerate the task, and return a function that grades answers to it."""
     if curriculum not in CURRICULA:
         return None
     tasks = tasks_of(curriculum)
@@ -49,7 +49,7 @@ def prepare(curriculum: str, specialty: str, n: int) -> Mark | None:
 
 
 def warm_up() -> None:
-    """Make and mark one item of each kind, so that no worker has anything left to import."""
+    """Generate and grade one task of each kind, so that workers have nothing left to import."""
     for curriculum in CURRICULA:
         tasks = tasks_of(curriculum)
         for specialty in tasks.curriculum.specialties:
@@ -86,14 +86,14 @@ class Worker:
         self.seccomp = started.seccomp
 
     def hand(self, curriculum: str, item: ScoreItem) -> None:
-        """Give it answers to mark; as many calls of `result` follow."""
+        """Send answers to grade; call `result` once for each."""
         try:
             pipe.send(self._jobs, Request(curriculum, (item,)), time.monotonic() + LIMIT)
         except OSError as error:  # TimeoutError: it does not read; BrokenPipeError: it is gone
             raise WorkerLost(GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED) from error
 
     def result(self) -> GradeReason:
-        """The next answer's. Raises WorkerLost."""
+        """Grade of the next answer. Raises WorkerLost."""
         try:
             pipe.await_event(self._results, select.POLLIN, time.monotonic() + LIMIT)
         except TimeoutError:
@@ -108,19 +108,19 @@ class Worker:
         """Kill it, whatever it is doing."""
         os.close(self._jobs)
         os.close(self._results)
-        os.kill(self._pid, signal.SIGKILL)  # where it died already it is still ours to bury
+        os.kill(self._pid, signal.SIGKILL)  # a dead child must still be reaped
         os.waitpid(self._pid, 0)
 
 
 class Marker:
-    """Marks items with a worker, and replaces the worker when it has to."""
+    """Grades items with a worker, and replaces the worker when needed."""
 
     def __init__(self, prepare: Prepare) -> None:
         self._prepare = prepare
         self.worker = Worker(prepare)
 
     def mark(self, curriculum: str, item: ScoreItem) -> tuple[GradeReason, ...]:
-        """One reason per answer. A worker that died is given a second try, in case somebody else killed it; one that was slow is not."""
+        """One reason per answer. After a death the answer is tried once more, since something else may have killed the worker."""
         if self.worker.answered >= WORKER_LIFE:
             self._replace()
         reasons: list[GradeReason] = []
@@ -150,7 +150,7 @@ def serve(requests: int, replies: int, prepare: Prepare) -> None:
         pipe.send(replies, VerifierReady(marker.worker.seccomp))
         while _wait_for_request(requests, parent):
             pipe.send(replies, _reply(requests, marker))
-    except (EOFError, BrokenPipeError):  # the client is gone: the ordinary end
+    except (EOFError, BrokenPipeError):  # the client is gone: the usual end
         return
     finally:
         marker.worker.end()
@@ -176,7 +176,7 @@ def _reply(requests: int, marker: Marker) -> Judgements | VerifierRefused:
 
 
 def _become_worker(jobs: int, results: int, verifier: int, prepare: Prepare) -> NoReturn:
-    """Never returns and never raises: this is a copy of the verifier's stack, and nothing of it may run on."""
+    """Never returns and never raises: the forked copy of the verifier's stack must not run on."""
     try:
         seccomp.die_with_parent(signal.SIGKILL)
         if os.getppid() == verifier:
@@ -213,7 +213,7 @@ def _mark(mark: Mark | None, answer: str) -> GradeReason:
 
 
 def run(prepare: Prepare) -> None:
-    """Serve on standard input and output. Those are moved out of the way first, so that nothing printed can get between the replies."""
+    """Serve on standard input and output. They are moved to other descriptors first, so that prints cannot mix with replies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     requests, replies = os.dup(0), os.dup(1)
@@ -221,7 +221,7 @@ def run(prepare: Prepare) -> None:
     os.dup2(nowhere, 0)
     os.dup2(nowhere, 1)
     warm_up()
-    gc.freeze()  # what is loaded now is never collected, so that forks go on sharing it
+    gc.freeze()  # never collect what is loaded now: forks keep sharing the memory
     serve(requests, replies, prepare)
 
 

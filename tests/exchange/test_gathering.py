@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 import pytest
@@ -15,9 +14,7 @@ import trio.testing
 from p2p.blobs.blobs import MAX_BLOB
 from p2p.blobs.fetch import AGAIN
 from p2p.engines.memory import MemoryEngine, MemorySwarm
-from p2p.identity import Identity
 from p2p.member import Member
-from p2p.topic import Topic
 from p2p.types import Envelope, PeerId, Reason, Unanswered
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer
@@ -25,11 +22,10 @@ from swarmd.exchange.offers import Board
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.serving import Serving
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import Clock, memory_member
 from swarmd.types import Completion, Rollout, TaskRef
 
 pytestmark = pytest.mark.trio
-TOPIC = Topic("test", "0123456789abcdef")
-NOW = 1_700_000_000.0
 
 
 @dataclass
@@ -57,24 +53,16 @@ class Party:
 
 
 def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) -> Party:
-    identity = Identity.from_seed(bytes([number]) * 32)
-
-    def sort() -> None:
+    def admitted() -> None:
         for envelope in party.member.received():
             (party.gatherer.on_offer if envelope.kind == offers.KIND else party.got.append)(envelope)
 
-    build = partial(swarm.join, identity.peer_id)
-    member = Member(identity, TOPIC, build, sequence=itertools.count(sequence), clock=lambda: NOW, admitted=sort)
+    member = memory_member(swarm, number, Clock(), sequence=itertools.count(sequence), admitted=admitted)
     gatherer = Gatherer(
-        member,
-        Board(TINY_9.trains_on, kept_rounds=2),
-        wanted=wanted,
-        specialties=TINY_9.specialties,
-        hand_on=lambda envelope: party.got.append(envelope),
-        clock=trio.current_time,
-        rng=random.Random(number),
+        member, Board(TINY_9.trains_on, kept_rounds=2), wanted=wanted, specialties=TINY_9.specialties,
+        hand_on=lambda envelope: party.got.append(envelope), clock=trio.current_time, rng=random.Random(number),
         serving=Serving(wanted, member.has_standing),
-    )
+    )  # fmt: skip
     party = Party(member, gatherer)
     return party
 

@@ -14,8 +14,9 @@ from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
 from swarmd.exchange.offers import Board, Offered, uniform
 from swarmd.exchange.serving import ASIDE, HARD, SOFT, STRANGERS, Serving
+from swarmd.testing import NOW
 from swarmd.types import TaskRef
-from tests.exchange.test_gathering import NOW, Party, join, leave, running, settled
+from tests.exchange.test_gathering import Party, join, leave, running, settled
 
 A, B = PeerId("a"), PeerId("b")
 

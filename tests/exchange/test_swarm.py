@@ -1,26 +1,17 @@
 """Rollouts over the memory swarm: what is shared is collected by all others, what is no rollout is refused and its author blamed."""
 
-import itertools
-
 from p2p.engines.memory import MemorySwarm
-from p2p.identity import Identity
 from p2p.member import Member
-from p2p.topic import Topic
 from p2p.types import Reason
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import Clock, memory_member
 from swarmd.types import Completion, Rollout, TaskRef
-
-TOPIC = Topic("test", "0123456789abcdef")
-NOW = 1_700_000_000.0
 
 
 def join(swarm: MemorySwarm, number: int) -> tuple[Member, RolloutExchange]:
-    identity = Identity.from_seed(bytes([number]) * 32)
-    member = Member(
-        identity, TOPIC, lambda handlers: swarm.join(identity.peer_id, handlers), sequence=itertools.count(1), clock=lambda: NOW
-    )
+    member = memory_member(swarm, number, Clock())
     return member, RolloutExchange(member, f"model-{number}", TINY_9)
 
 

@@ -1,6 +1,5 @@
 """A node that hears nobody says so after a minute, and why. The memory engine; its clock is trio's."""
 
-import itertools
 import socket
 from collections.abc import Callable, Sequence
 
@@ -18,16 +17,14 @@ from swarmd.daemon.isolation_watch import QUIET, IsolationWatch
 from swarmd.daemon.roster import Roster
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
+from swarmd.testing import memory_member
 
 TINY, SAPO = (Topic("main", swarm_digest(curriculum)) for curriculum in (TINY_9, SAPO_9))
 START = 1_700_000_000.0
 
 
 def member(swarm: MemorySwarm, n: int, topic: Topic, also: Sequence[Topic] = ()) -> Member:
-    identity = Identity.from_seed(bytes([n]) * 32)
-    return Member(
-        identity, topic, lambda handlers: swarm.join(identity.peer_id, handlers), sequence=itertools.count(), clock=clock, also=also
-    )
+    return memory_member(swarm, Identity.from_seed(bytes([n]) * 32), clock, topic=topic, also=also)
 
 
 def clock() -> float:

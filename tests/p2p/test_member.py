@@ -13,21 +13,14 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
+from swarmd.testing import Clock, memory_member
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
 
 
 def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None, now: float = NOW) -> Member:
-    identity = Identity.from_seed(bytes([n]) * 32)
-    return Member(
-        identity,
-        topic,
-        lambda handlers: swarm.join(identity.peer_id, handlers),
-        sequence=itertools.count(),
-        clock=lambda: now,
-        limits=limits,
-    )
+    return memory_member(swarm, n, Clock(now), topic=topic, limits=limits, sequence=itertools.count())
 
 
 def test_what_one_publishes_the_others_receive_in_order() -> None:

@@ -1,6 +1,5 @@
 """Members of a swarm and its shards, over the memory engine: who is counted, who is asked, and what waits."""
 
-import itertools
 import random
 from collections.abc import Collection, Iterator, Sequence
 
@@ -17,6 +16,7 @@ from p2p.shards.sharding import LOOK_EVERY
 from p2p.shards.shards import COMPANY, COUNTED, PATIENCE, Shards
 from p2p.topic import Topic
 from p2p.types import PeerId, PeerRequest, Reason
+from swarmd.testing import Clock, memory_member
 
 TOPIC = Topic("main", "0123456789abcdef")
 NOW = 1_700_000_000.0
@@ -24,25 +24,8 @@ AUTHORS = 3.0  # that a shard should have
 SPEAKS = 30.0  # seconds between two sets of one node
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def member(swarm: MemorySwarm, n: int, clock: Clock, kinds: Collection[str] | None = None) -> Member:
-    identity = Identity.from_seed(n.to_bytes(32, "big"))
-    return Member(
-        identity,
-        TOPIC,
-        lambda handlers: swarm.join(identity.peer_id, handlers),
-        sequence=itertools.count(),
-        clock=clock,
-        shards=Shards(random.Random(n), clock(), authors=AUTHORS),
-        kinds=kinds,
-    )
+    return memory_member(swarm, n, clock, topic=TOPIC, shards=Shards(random.Random(n), clock(), authors=AUTHORS), kinds=kinds)
 
 
 def live(members: Sequence[Member], clock: Clock, seconds: float) -> list[int]:

@@ -15,16 +15,10 @@ from p2p.member import TWINS_EVERY, Member
 from p2p.peers.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, TwinCards, TwinSession, decoded
 from p2p.topic import Topic
 from p2p.types import PeerId
+from swarmd.testing import Clock
 
 KEY = Identity.from_seed(b"k" * 32)
 NOW = 1_700_000_000.0
-
-
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def session(n: int, started: float, key: Identity = KEY) -> TwinSession:

@@ -25,7 +25,7 @@ LOOK = 0.25  # seconds between two refreshes
 
 @dataclass
 class Story:
-    """What became of one node of the demo."""
+    """One node of the demo and its figures."""
 
     node: LocalNode
     lost_at: int | None = None  # the round after which it was killed

@@ -1,4 +1,4 @@
-"""Figures of runs, drawn from their metrics.jsonl. matplotlib, the `plot` extra; no display needed."""
+"""Reward curves of runs, drawn from metrics.jsonl with matplotlib (the `plot` extra). Needs no display."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Curve:
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each `window` values in a row: shorter than `values` by window − 1, for fewer would be no mean of as many."""
+    """Means of `window` values in a row; shorter than `values` by window − 1."""
     return [sum(values[i : i + window]) / window for i in range(len(values) - window + 1)]
 
 

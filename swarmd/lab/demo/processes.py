@@ -1,4 +1,4 @@
-"""A swarm of real processes on this machine: real `swarmd join`, real libp2p on loopback. For the demo, the tests and the benchmarks."""
+"""Starts a swarm of real `swarmd join` processes and a judge on loopback. For the demo, tests and benchmarks."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ TERM_PATIENCE = 60.0  # seconds a process has to leave when it is asked to
 
 
 def checkpoints(every: float) -> dict[str, str]:
-    """Variables for a node with a checkpoint each so many seconds, however much that writes: for runs of minutes, with kills."""
+    """Environment of a node that makes a checkpoint every so many seconds, without a limit on what it writes. For short runs."""
     return {"SWARMD_CHECKPOINT_EVERY": str(every), "SWARMD_CHECKPOINT_GIGABYTES_A_DAY": "10000"}
 
 
@@ -62,7 +62,7 @@ class LocalNode:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     def kill(self) -> None:
-        """SIGKILL, as when the power goes."""
+        """SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
@@ -144,7 +144,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
-    """Politely, then not."""
+    """SIGTERM; SIGKILL if that takes too long. Returns the exit status."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

@@ -1,4 +1,4 @@
-"""A crowd of phantoms in a simulated swarm: many free keys behind one node, which sends their empty frames and lies about the size."""
+"""Simulates the phantom crowd attack: one node with many free keys sends empty frames and lies about the size of the swarm."""
 
 import random
 
@@ -9,7 +9,7 @@ from swarmd.lab.simulation.gossip import Message
 from swarmd.lab.simulation.node import EPOCH
 from swarmd.lab.simulation.swarm import SimulatedSwarm
 
-KIND = "presence"  # that nobody knows
+KIND = "presence"  # unknown to all nodes
 
 
 class Crowd:

@@ -1,4 +1,4 @@
-"""Virtual time: what happens, in order, and nothing in between. Same seed, same events."""
+"""Discrete-event clock of the simulation. Same seed, same events."""
 
 import heapq
 from array import array

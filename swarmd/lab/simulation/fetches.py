@@ -1,4 +1,4 @@
-"""Fetching a chosen blob: whom `p2p.blobs.providers` would ask, with the hedge and the patience of `p2p.blobs.fetch`, over simulated lines.
+"""Simulated fetching of blobs: asks the providers of `p2p.blobs.providers`, with the hedging and time limits of `p2p.blobs.fetch`.
 
 Whoever is asked and not connected is dialled first, and the connection is kept for a while (`p2p.peers.shard_peers.RequestConnections`).
 """

@@ -1,4 +1,4 @@
-"""What a simulation found, as figures."""
+"""Counters of a simulation."""
 
 from collections import Counter
 from collections.abc import Sequence

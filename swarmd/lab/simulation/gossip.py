@@ -23,7 +23,7 @@ WINDOW = 3  # heartbeats at which a message is spoken of
 
 PACKET = 52  # bytes: IP and TCP headers
 STREAM = 30  # yamux and Noise around one message
-# GossipSub's own around a frame: from, seqno, topic, the library's signature, lengths.
+# GossipSub's overhead for a frame: from, seqno, topic, the library's signature, lengths.
 ENVELOPING = 40 + 10 + 53 + 66 + 6
 ID = 48  # of a message: from, seqno and their lengths
 CONTROL = PACKET + STREAM + 57  # one IHAVE, IWANT, GRAFT or PRUNE of one topic, without ids
@@ -76,7 +76,7 @@ class Gossip:
     def up(self, node: int) -> bool:
         return node in self._place
 
-    # Who is there, and who is connected to whom.
+    # Members and connections.
 
     def start(self, node: int) -> None:
         self._place[node] = len(self._up)
@@ -123,7 +123,7 @@ class Gossip:
         self.links[node][other], self.links[other][node] = why, "in"
         self._heard(node, "connections", DIAL)
         self._heard(other, "connections", DIAL)
-        return 6 * self._internet.way(node, other)  # three ways there and back: TCP, Noise, yamux with identify
+        return 6 * self._internet.way(node, other)  # three round trips: TCP, Noise, yamux with identify
 
     def disconnect(self, node: int, other: int) -> None:
         if self.links[node].pop(other, None) is not None:
@@ -198,7 +198,7 @@ class Gossip:
         here = len(members) - 1 - len(strangers) if shard else NEIGHBOURS
         count = min(NEIGHBOURS - here, 2 * EXTRA - made, DIALS, len(strangers))
         for other in self._rng.sample(strangers, max(0, count)):
-            # A look into the DHT is a few ways there and back; about six answers of a kilobyte.
+            # A DHT lookup takes a few round trips and about six answers of a kilobyte.
             self._heard(node, "connections", 6 * 1000 / max(1, count))
             self._events.after(4 * self._internet.way(node, other) + 0.3, self._reach, node, other, shard)
         self._repair_at(self._events.now + wait, node, shard, min(2 * wait, LOOK_LAST))

@@ -1,4 +1,4 @@
-"""A swarm that grows: do the shards follow, and does anybody go without experience meanwhile?"""
+"""Simulates a growing swarm: do the shards follow, and do all nodes get rollouts meanwhile?"""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The internet between the nodes: how long bytes take, and which never come. A model; docs/simulation.md says what it rests on."""
+"""Model of the internet between nodes: delays and losses. docs/simulation.md names its sources."""
 
 import math
 import random
@@ -20,7 +20,7 @@ _PAIRS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What one kind of network is like. Seconds, bytes a second."""
+    """Parameters of a network. Seconds, bytes a second."""
 
     loss: float = 0.005  # share of messages that never arrive: a full queue, a connection that broke under them
     last_mile: float = 0.008  # median of what a home's own line adds, one way
@@ -67,7 +67,7 @@ class Internet:
         return way
 
     def arrival(self, a: int, b: int, size: int, now: float) -> float | None:
-        """When b has read a message of `size` bytes that a sends now; None: never. It waits for what a sends already."""
+        """Time when b has read a message of `size` bytes that a sends now, after what a is sending already; None: lost."""
         start = self._free[a]
         if start < now:
             start = now
@@ -78,6 +78,6 @@ class Internet:
         return sent + self.way(a, b) + self._handling[int(self._rng.random() * _PAIRS)]
 
     def streamed(self, a: int, b: int, size: int, now: float) -> float:
-        """The same of a stream's bytes, which TCP brings however long it takes."""
+        """The same for bytes of a TCP stream, which are never lost."""
         sent = self._free[a] = max(now, self._free[a]) + size / self._rate[a]
         return sent + self.way(a, b) + self._handling[int(self._rng.random() * _PAIRS)]

@@ -1,4 +1,4 @@
-"""What each node received, by kind, and what it had to do for it."""
+"""Bytes and messages that each node received, by kind."""
 
 from array import array
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One simulated node: the daemon's pure parts (inbox, shards, offers, board), and what it holds."""
+"""One simulated node: the daemon's pure parts (inbox, shards, offers, board) and its blobs."""
 
 import random
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ def offered_in(envelope: Envelope) -> tuple[Offered, ...]:
 
 @dataclass(slots=True)
 class Round:
-    """What became of one round's rollouts."""
+    """Counters of one round's rollouts."""
 
     wanted: int
     missing: int
@@ -65,7 +65,7 @@ class SimulatedNode:
     placement: Placement = UNPLACED
     sequence: int = 0
     round: int = 0
-    life: int = 0  # counts its starts, so that what an earlier life had begun is not gone on with
+    life: int = 0  # counts its starts, so that events of an earlier start are dropped
     gathering: Round | None = None
     lie: bytes | None = None  # what it says of the swarm's size, whatever it knows; such a node has no rounds
     waiting: bytes | None = None  # an offer that is to be published once it is known where

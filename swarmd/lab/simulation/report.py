@@ -1,4 +1,4 @@
-"""The figures of a measured stretch of a simulation, per node and round."""
+"""Results of a simulation, per node and round."""
 
 from dataclasses import dataclass
 from statistics import fmean
