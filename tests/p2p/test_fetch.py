@@ -1,6 +1,7 @@
 """Questions and answers about blobs, and a fetcher among holders that are slow, empty, gone or lying."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ BLOB = b"blob" * 100
 NAME = content_id(BLOB)
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 IDS = st.binary(min_size=ID_BYTES, max_size=ID_BYTES)
+Blobs = Sequence[bytes | None]
 
 
 @settings(derandomize=True, max_examples=50)
@@ -155,112 +157,91 @@ async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(au
         assert await peers.fetch([A]) is None and peers.asked == often * [A]
 
 
+class Holders:
+    """Holders of several blobs: what each was asked for, with what limit, and who is blamed. changed: makes a reply something else."""
+
+    def __init__(self, *blobs: bytes, seconds: float = 0.0, changed: Callable[[PeerId, Blobs], Blobs] = lambda peer, found: found) -> None:
+        self.blobs = {content_id(blob): blob for blob in blobs}
+        self.questions, self.blamed = list[tuple[PeerId, int, int]](), list[PeerId]()
+        self.fetcher = Fetcher(self._ask, BlobStore(), lambda peer, reason: self.blamed.append(peer))
+        self.found: dict[bytes, bytes | None] = {}
+        self.asked: Sequence[bytes] = ()  # the ids of the latest question
+        self._seconds, self._changed = seconds, changed
+
+    async def _ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
+        self.asked = asked(question)
+        self.questions.append((peer, len(self.asked), limit))
+        await trio.sleep(self._seconds)
+        reply = answer(self._changed(peer, [self.blobs.get(name) for name in asked(question)]))
+        if len(reply) > limit:
+            raise Unanswered("says too much")
+        return reply
+
+    async def fetch(self, blob: bytes, *holders: PeerId, size: int | None = None) -> None:
+        self.found[blob] = await self.fetcher.fetch(Want(content_id(blob), size or len(blob), holders))
+
+
 @pytest.mark.trio
 async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autojump_clock: trio.testing.MockClock) -> None:
     blobs = [bytes([n]) * 3_000 for n in range(6)]
-    questions: list[tuple[PeerId, Sequence[bytes], int]] = []
-
-    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-        ids = asked(question)
-        questions.append((peer, ids, limit))
-        await trio.sleep(0.1)
-        return answer([next((blob for blob in blobs[:-1] if content_id(blob) == name), None) for name in ids])
-
-    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), dict[int, bytes | None]()
-
-    async def fetch(number: int, holder: PeerId) -> None:
-        found[number] = await fetcher.fetch(Want(content_id(blobs[number]), len(blobs[number]), [holder]))
-
+    holders = Holders(*blobs[:-1], seconds=0.1)
     async with trio.open_nursery() as nursery:
-        for number in range(1, 6):
-            nursery.start_soon(fetch, number, B if number == 2 else A)
+        for blob in blobs[1:]:
+            nursery.start_soon(holders.fetch, blob, B if blob is blobs[2] else A)
         await trio.sleep(0.05)  # the others have been asked for and have not come
-        nursery.start_soon(fetch, 0, A)
-    assert found == {n: blob if n != 5 else None for n, blob in enumerate(blobs)}
-    assert sorted((peer, len(ids)) for peer, ids, _ in questions) == [(A, 1), (A, 4), (B, 1)]
-    assert all(limit == (4 + 3_000 if len(ids) == 1 else MAX_ANSWER) for _, ids, limit in questions)
+        nursery.start_soon(holders.fetch, blobs[0], A)
+    assert holders.found == {blob: blob if blob is not blobs[5] else None for blob in blobs} and not holders.blamed
+    assert sorted(holders.questions) == [(A, 1, 4 + 3_000), (A, 4, MAX_ANSWER), (B, 1, 4 + 3_000)]
 
 
 @pytest.mark.trio
 async def test_an_answer_to_several_is_not_too_long(autojump_clock: trio.testing.MockClock) -> None:
-    blobs, questions = [bytes([n]) * 50_000 for n in range(5)], list[int]()
-
-    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-        questions.append(len(asked(question)))
-        return answer([next(blob for blob in blobs if content_id(blob) == name) for name in asked(question)])
-
-    fetcher = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}"))
+    blobs = [bytes([n]) * 50_000 for n in range(5)]
+    holders = Holders(*blobs)
     async with trio.open_nursery() as nursery:
         for blob in blobs:
-            nursery.start_soon(fetcher.fetch, Want(content_id(blob), len(blob), [A]))
-    assert sorted(questions) == [1, 2, 2]
+            nursery.start_soon(holders.fetch, blob, A)
+    assert sorted(count for _, count, _ in holders.questions) == [1, 2, 2] and not holders.blamed
 
 
 @pytest.mark.trio
-async def test_who_no_longer_wants_what_he_asked_for_takes_nothing_from_those_who_joined_in(autojump_clock: trio.testing.MockClock) -> None:
-    blobs, questions = {content_id(blob): blob for blob in (b"first", b"second", b"third")}, list[Sequence[bytes]]()
-
-    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-        questions.append(asked(question))
-        await trio.sleep(0.1)
-        return answer([blobs[name] for name in asked(question)])
-
-    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), dict[bytes, bytes | None]()
-    scopes = {name: trio.CancelScope() for name in blobs}
-
-    async def fetch(name: bytes) -> None:
-        with scopes[name]:
-            found[name] = await fetcher.fetch(Want(name, len(blobs[name]), [A]))
-
-    async with trio.open_nursery() as nursery:
-        for name in blobs:
-            nursery.start_soon(fetch, name)
-        while not questions:
-            await trio.lowlevel.checkpoint()
-        assert questions[0][0] in blobs and len(questions[0]) == 3
-        scopes[questions[0][0]].cancel()
-    del blobs[questions[0][0]]
-    assert len(questions) == 2 and found == blobs and fetcher._unsent == {}
-
-
-@pytest.mark.trio
-async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhere(autojump_clock: trio.testing.MockClock) -> None:
-    blobs, blamed = [b"first", b"second"], list[PeerId]()
-
-    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-        found = [next(blob for blob in blobs if content_id(blob) == name) for name in asked(question)]
-        return answer([found[0], b"other!"] if peer == A else found)
-
-    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: blamed.append(peer)), list[bytes | None]()
+async def test_a_fetch_given_up_takes_nothing_from_those_who_joined_its_question(autojump_clock: trio.testing.MockClock) -> None:
+    blobs = (b"first", b"second", b"third")
+    holders, scopes = Holders(*blobs, seconds=0.1), {blob: trio.CancelScope() for blob in blobs}
 
     async def fetch(blob: bytes) -> None:
-        found.append(await fetcher.fetch(Want(content_id(blob), len(blob), [A, B])))
+        with scopes[blob]:
+            await holders.fetch(blob, A)
 
     async with trio.open_nursery() as nursery:
         for blob in blobs:
             nursery.start_soon(fetch, blob)
-    assert sorted(blob or b"" for blob in found) == blobs and blamed == [A]
+        while not holders.questions:
+            await trio.lowlevel.checkpoint()
+        assert holders.questions[0][1] == 3
+        given_up = holders.blobs[holders.asked[0]]  # whoever wants the first id asks for all
+        scopes[given_up].cancel()
+    assert len(holders.questions) == 2 and holders.found == {blob: blob for blob in blobs if blob != given_up}
+    assert holders.fetcher._unsent == {} and not holders.blamed
+
+
+@pytest.mark.trio
+async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhere(autojump_clock: trio.testing.MockClock) -> None:
+    holders = Holders(b"first", b"second", changed=lambda peer, found: [found[0], b"other!"] if peer == A else found)
+    async with trio.open_nursery() as nursery:
+        for blob in (b"first", b"second"):
+            nursery.start_soon(holders.fetch, blob, A, B)
+    assert holders.found == {b"first": b"first", b"second": b"second"} and holders.blamed == [A]
 
 
 @pytest.mark.trio
 async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_with_it(autojump_clock: trio.testing.MockClock) -> None:
     large, small = b"large" * 20_000, b"small"
-
-    async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
-        reply = answer([next(blob for blob in (large, small) if content_id(blob) == name) for name in asked(question)])
-        if len(reply) > limit:
-            raise Unanswered("says too much")
-        return reply
-
-    fetcher, found = Fetcher(ask, BlobStore(), lambda peer, reason: pytest.fail(f"{peer}: {reason}")), dict[bytes, bytes | None]()
-
-    async def fetch(blob: bytes, size: int) -> None:
-        found[blob] = await fetcher.fetch(Want(content_id(blob), size, [A]))
-
+    holders = Holders(large, small)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetch, large, 10)
-        nursery.start_soon(fetch, small, len(small))
-    assert found == {large: None, small: small}
+        nursery.start_soon(partial(holders.fetch, large, A, size=10))
+        nursery.start_soon(holders.fetch, small, A)
+    assert holders.found == {large: None, small: small} and not holders.blamed
 
 
 @pytest.mark.trio

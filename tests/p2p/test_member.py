@@ -13,14 +13,11 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Reason, Unanswered, Verdict
-from swarmd.testing import Clock, memory_member
-
-TOPIC = Topic("main", "0123456789abcdef")
-NOW = 1_700_000_000.0
+from swarmd.testing import NOW, TOPIC, memory_member
 
 
-def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None, now: float = NOW) -> Member:
-    return memory_member(swarm, n, Clock(now), topic=topic, limits=limits, sequence=itertools.count())
+def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLimits | None = None) -> Member:
+    return memory_member(swarm, n, lambda: NOW, topic=topic, limits=limits)
 
 
 def test_what_one_publishes_the_others_receive_in_order() -> None:
@@ -35,13 +32,13 @@ def test_what_one_publishes_the_others_receive_in_order() -> None:
 
 def test_members_of_other_swarms_hear_nothing_of_each_other() -> None:
     swarm = MemorySwarm()  # one network under two swarms, as a hostile peer could make it
-    a, b = member(swarm, 1), member(swarm, 2, Topic("main", "ffffffffffffffff"))
+    a, b = member(swarm, 1), member(swarm, 2, Topic(TOPIC.name, "ffffffffffffffff"))
     a.publish("rollouts", b"body")
     assert not b.received() and b.rejected == {Reason.OTHER_SWARM: 1}
 
 
 def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
-    other = Topic("main", "ffffffffffffffff")
+    other = Topic(TOPIC.name, "ffffffffffffffff")
     kept: list[Handlers] = []
 
     def build(handlers: Handlers) -> MemoryEngine:

@@ -14,18 +14,15 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.shards.sharding import LOOK_EVERY
 from p2p.shards.shards import COMPANY, COUNTED, PATIENCE, Shards
-from p2p.topic import Topic
 from p2p.types import PeerId, PeerRequest, Reason
-from swarmd.testing import Clock, memory_member
+from swarmd.testing import NOW, TOPIC, Clock, memory_member
 
-TOPIC = Topic("main", "0123456789abcdef")
-NOW = 1_700_000_000.0
 AUTHORS = 3.0  # that a shard should have
 SPEAKS = 30.0  # seconds between two sets of one node
 
 
 def member(swarm: MemorySwarm, n: int, clock: Clock, kinds: Collection[str] | None = None) -> Member:
-    return memory_member(swarm, n, clock, topic=TOPIC, shards=Shards(random.Random(n), clock(), authors=AUTHORS), kinds=kinds)
+    return memory_member(swarm, n, clock, shards=Shards(random.Random(n), clock(), authors=AUTHORS), kinds=kinds)
 
 
 def live(members: Sequence[Member], clock: Clock, seconds: float) -> list[int]:

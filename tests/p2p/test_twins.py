@@ -1,7 +1,6 @@
 """Two nodes with one key, told of each other by a member that both know."""
 
 import random
-from functools import partial
 from itertools import count
 
 import trio
@@ -11,14 +10,12 @@ from hypothesis import strategies as st
 
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
-from p2p.member import TWINS_EVERY, Member
+from p2p.member import TWINS_EVERY
 from p2p.peers.twins import FRESH, KEPT, NOTHING, PEERS, RENEW, TwinCards, TwinSession, decoded
-from p2p.topic import Topic
 from p2p.types import PeerId
-from swarmd.testing import Clock
+from swarmd.testing import NOW, Clock, memory_member
 
 KEY = Identity.from_seed(b"k" * 32)
-NOW = 1_700_000_000.0
 
 
 def session(n: int, started: float, key: Identity = KEY) -> TwinSession:
@@ -127,9 +124,7 @@ def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the_other
 
     async def main() -> None:
         swarm = MemorySwarm()
-        hub, ours = (
-            Member(key, Topic("main", "0"), partial(swarm.join, key.peer_id), sequence=count(), clock=clock) for key in (hub_key, KEY)
-        )
+        hub, ours = (memory_member(swarm, key, clock) for key in (hub_key, KEY))
         earlier, alive = session(1, NOW - 100), trio.CancelScope()
 
         async def live() -> None:
