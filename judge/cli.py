@@ -34,7 +34,7 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")] = False,
+    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """The judge of a swarm: asks nodes held-out questions, scores their answers, keeps a leaderboard."""
 

@@ -8,14 +8,14 @@ class JudgeError(OperatorError):
 
 
 class DatabaseUnusable(JudgeError):
-    """The judge's database cannot be used. Give another file with --database."""
+    """The judge's database cannot be used."""
 
 
 class DatabaseInUse(JudgeError):
-    """Another judge is using this database. Stop it, or give this one another file with --database."""
+    """Another judge is using the database."""
 
     exit_code = 5
 
 
 class CannotListen(JudgeError):
-    """The judge cannot listen there. Give another address with --host or another port with --port; port 0 takes any free one."""
+    """The judge cannot listen at its address."""

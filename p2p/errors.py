@@ -1,4 +1,7 @@
-"""What an operator can act on. The command line prints the message, without a traceback, and exits with the class's code."""
+"""Errors an operator can act on. The command line prints the message, without a traceback, and exits with the class's code.
+
+The message says what to do; a class raised without one is told by its docstring.
+"""
 
 
 class OperatorError(Exception):
@@ -11,35 +14,35 @@ class OperatorError(Exception):
 
 
 class NoKeyFile(OperatorError):
-    """There is no key file. `swarmd join` makes one; to keep an old identity, copy its backup there first."""
+    """There is no key file."""
 
 
 class KeyFileTooOpen(OperatorError):
-    """Others on this machine can read the key file. Run `chmod 600` on it; if they may have read it, start with a new key."""
+    """Others on this machine can read the key file."""
 
 
 class KeyFileCorrupt(OperatorError):
-    """The key file is damaged. Restore it from a backup, or move it away to start with a new key and a new peer id."""
+    """The key file is damaged."""
 
 
 class KeyFileUnusable(OperatorError):
-    """The key file cannot be read or written. Check its folder's permissions and the free space."""
+    """The key file cannot be read or written."""
 
 
 class StateUnwritable(OperatorError):
-    """A file of this node's state cannot be written. Check the folder's permissions and the free space."""
+    """A file of the node's state cannot be read or written."""
 
 
 class BadAddress(OperatorError):
-    """An address is not one. One looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"""
+    """An address is malformed."""
 
 
 class PortInUse(OperatorError):
-    """Another program is using the listen port. Change swarm.listen, or stop the other program; port 0 takes any free one."""
+    """Another program is using the listen port."""
 
 
 class CannotListen(OperatorError):
-    """This machine has no such listen address. Change swarm.listen; /ip4/0.0.0.0/tcp/0 always works."""
+    """The node cannot listen at an address."""
 
 
 class NoSuchEngine(OperatorError):
@@ -47,4 +50,4 @@ class NoSuchEngine(OperatorError):
 
 
 class EngineMissing(OperatorError):
-    """What the p2p engine needs is not on this machine. Set swarm.engine = "libp2p", which works everywhere."""
+    """What the p2p engine needs is not installed."""

@@ -1,6 +1,6 @@
-"""What an operator can act on. The CLI prints the message without a traceback and exits with the class's code.
+"""Errors an operator can act on. The CLI prints the message without a traceback and exits with the class's code.
 
-Peers' faults are values (`p2p.types.Rejected`), counted and shown. Our own bugs are ordinary exceptions, with tracebacks.
+Faults of peers are values (`p2p.types.Rejected`), counted and shown. Bugs are ordinary exceptions, with tracebacks.
 """
 
 from pathlib import Path
@@ -29,13 +29,13 @@ class Unreachable(SwarmdError):
 
 
 class StateFolderInUse(SwarmdError):
-    """Another node owns this state folder. Stop it with `swarmd stop`, or give this one another folder with --state-dir."""
+    """Another node owns the state folder."""
 
     exit_code = 5
 
 
 class NotRunning(SwarmdError):
-    """No node is running in this state folder. Start one with `swarmd join`."""
+    """No node runs in the state folder."""
 
     exit_code = 6
 

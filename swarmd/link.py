@@ -20,7 +20,7 @@ from p2p.admission.fair_queue import FairQueue
 from p2p.types import Envelope, PeerId, Reason
 
 MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
-BEAT = 2.0  # seconds after which a trainer that has nothing to say says that it is alive
+BEAT = 2.0  # seconds without another message after which the trainer sends a heartbeat
 FRAMES_WAITING = 1024  # in either direction
 _HEADER = struct.Struct(">I")
 
@@ -33,7 +33,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartTrainer(_Message, frozen=True):
-    """The first message: everything a trainer needs to know."""
+    """The first message: what a trainer needs to start."""
 
     config: str  # NodeConfig as JSON
     state_dir: str
@@ -53,14 +53,14 @@ class Received(_Message, frozen=True):
 
 
 class SwarmNews(_Message, frozen=True):
-    """How the swarm stands. `refused` counts since the last news."""
+    """Peers heard, and frames refused since the last message, by reason."""
 
     peers: int
     refused: dict[str, int]
 
 
 class JudgeQuestion(_Message, frozen=True):
-    """A judge asks. To be answered once, greedily, between two rounds."""
+    """A judge's question, to be answered once, greedily, between two rounds."""
 
     id: str
     text: str
@@ -110,7 +110,7 @@ class Vouch(_Message, frozen=True):
 
 
 class TrainerState(_Message, frozen=True):
-    """What the trainer is doing. Every state but "training" has a cause and a remedy."""
+    """The trainer's state. Every state but "training" has a cause and a remedy."""
 
     state: str
     cause: str = ""
@@ -118,7 +118,7 @@ class TrainerState(_Message, frozen=True):
 
 
 class Alive(_Message, frozen=True):
-    """The process runs, whatever its loop does: said by the thread that writes."""
+    """Heartbeat of the writing thread: the process runs, whatever its loop does."""
 
 
 class TrainerReady(_Message, frozen=True):
@@ -138,7 +138,7 @@ class RoundDone(_Message, frozen=True):
 
 
 class Note(_Message, frozen=True):
-    """Something the operator should read once."""
+    """A message for the operator."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""Every plug-in point, in one place. Implement one of these; touch nothing else."""
+"""Protocols of the plug-in points: task source, reward, policy, sampler, swarm, view."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +10,10 @@ from swarmd.types import Author, Completion, Generation, Rollout, Scored, Task, 
 
 class TaskSource(Protocol):
     def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """`count` tasks: specialty uniform with replacement, one question each (SAPO section 5)."""
+        """`count` tasks: specialties uniform with replacement, one question each (SAPO section 5)."""
 
     def task(self, ref: TaskRef) -> Task | None:
-        """The task this reference names, or None where the curriculum has none such."""
+        """The task this reference names; None if the curriculum has no such task."""
 
 
 class Reward(Protocol):
@@ -29,12 +29,12 @@ class Policy(Protocol):
         """One greedy answer: what the judge scores."""
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
-        """One policy-gradient step on the batch. Where nothing in it has a gradient nothing moves, and the report says 0 tokens."""
+        """One policy-gradient step on the batch. If nothing in it has a gradient, nothing moves, and the report says 0 tokens."""
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """What a policy may offer besides: then external rollouts can be replayed off-policy, like our own."""
+    """Optional in a policy: log-probabilities, with which external rollouts can be replayed off-policy, like our own."""
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Each rollout's completions in our own tokens, with the log-probabilities our policy as it is now gives them. Trains nothing.
@@ -48,15 +48,15 @@ class Remembering(Protocol):
 
 
 class Answers(Protocol):
-    """Answering that goes on beside the rounds, in processes of its own (`[workers]`)."""
+    """Generation in processes of its own, beside the rounds (`[workers]`)."""
 
     def take(self) -> Sequence[tuple[Task, Generation]]:
-        """What was finished since, as much of it as a round takes, each once. Never waits."""
+        """Rollouts finished since the last call, as many as a round takes, each once. Never waits."""
 
 
 class Sampler(Protocol):
     def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        """Which of our own rollouts of this round and of the others' in the pool make the batch."""
+        """Choose the batch from our own rollouts of this round and the others' in the pool."""
 
 
 class Swarm(Protocol):
@@ -67,13 +67,13 @@ class Swarm(Protocol):
         """Rollouts that came since the last call, and how many were refused for which reason. Never waits."""
 
     def author(self, peer: PeerId) -> Author:
-        """What our node knows of an author."""
+        """What this node knows of an author."""
 
     def vouch(self, useful: Mapping[PeerId, int]) -> None:
-        """So many rollouts of each author proved useful (`experience.credit`): it earns standing."""
+        """How many rollouts of each author proved useful (`experience.credit`): they earn it standing."""
 
     def charge(self, authors: Iterable[PeerId]) -> None:
-        """There was nothing to learn from what these sent, for long: less of it is let in."""
+        """For long there was nothing to learn from what these authors sent: less of it is admitted."""
 
 
 class View(Protocol):
@@ -84,6 +84,6 @@ class View(Protocol):
         """One finished round: its line of metrics.jsonl."""
 
     def talk(self, text: str) -> None:
-        """Something happened that a person may care about."""
+        """An event, for people."""
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""Text from a file or a peer made fit to print: it must not steer the terminal that shows it. Pure."""
+"""Escapes text of files and peers before it is printed, so that it cannot control the terminal. Pure."""
 
 
 def printable(text: str) -> str:
-    """Without control and direction characters: what a file holds must not steer the terminal that shows it."""
+    """`text` with control and direction characters escaped."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

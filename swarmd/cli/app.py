@@ -1,6 +1,6 @@
-"""The command line: parse, call, print. What takes long to import is imported by the command that needs it.
+"""The `swarmd` command line. Each command imports what it needs, so that --help is quick.
 
-Data goes to standard output, talk to standard error. Exit codes: 0 done, 2 usage or configuration, 3 no usable device or model,
+Data goes to standard output, messages to standard error. Exit codes: 0 done, 2 usage or configuration, 3 no usable device or model,
 4 cannot reach what was asked for, 5 another node owns the state folder, 6 not running, 130 interrupted.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="swarmd",
-    epilog="Example: swarmd join --model tiny. Every command has --help; those that answer have --json.",
+    epilog="Example: swarmd join --model tiny. Every command has --help, and most have --json.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # a fault of ours shows an ordinary traceback, without the values of variables
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,13 +47,13 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version and end.")] = False,
+    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
-    """Train a language model together with others: your node trains, and shares what it tried with a swarm that has no centre."""
+    """Train a language model with a peer-to-peer swarm: your node trains its own copy, and nodes share their rollouts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console entry. An OperatorError is told without a traceback; anything else is a fault of ours and keeps its own."""
+    """Console entry point. An OperatorError prints its message; anything else is a bug and keeps its traceback."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # questions hold ∧ and →; a terminal may have no such letters
     try:
@@ -74,27 +74,27 @@ def join(
     model: Annotated[
         str | None, typer.Option(help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.", show_default="tiny")
     ] = None,
-    swarm: Annotated[str | None, typer.Option(help="The swarm's name; others never meet.", show_default="main")] = None,
+    swarm: Annotated[str | None, typer.Option(help="Name of the swarm. Swarms with other names are separate.", show_default="main")] = None,
     bootstrap: Annotated[
-        list[str] | None, typer.Option(help="A member to dial first, /ip4/…/tcp/…/p2p/<peer id>. May be given again.")
+        list[str] | None, typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
     ] = None,
-    judge: Annotated[str | None, typer.Option(help="The judge that evaluates this node, as a web address.", show_default="none")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Stop after so many rounds; 0: go on for ever.", show_default="0")] = None,
-    local: Annotated[int | None, typer.Option(help="Questions asked and answered here each round.", show_default="4")] = None,
-    external: Annotated[int | None, typer.Option(help="Rollouts of others to train on each round, at most.", show_default="4")] = None,
+    judge: Annotated[str | None, typer.Option(help="URL of the judge that evaluates this node.", show_default="none")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds; 0: run until stopped.", show_default="0")] = None,
+    local: Annotated[int | None, typer.Option(help="Own questions to answer each round.", show_default="4")] = None,
+    external: Annotated[int | None, typer.Option(help="Rollouts of other nodes to train on each round, at most.", show_default="4")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda, mps or cpu.", show_default="auto")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of every random choice.", show_default="drawn once and kept")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random choices.", show_default="drawn once and kept")] = None,
     state_dir: StateDir = None,
     listen: Annotated[
-        list[str] | None, typer.Option(help="Listen here, /ip4/…/tcp/<port>. May be given again.", show_default="any free port")
+        list[str] | None, typer.Option(help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port")
     ] = None,
     config: ConfigFile = None,
     pace: Annotated[
-        float | None, typer.Option(help="Seconds a round takes at least: leaves the machine to others.", show_default="0")
+        float | None, typer.Option(help="Shortest time of a round, in seconds. Leaves the machine to other programs.", show_default="0")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line a round on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per round on standard output.")] = False,
 ) -> None:
-    """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and leaves; the next join goes on from there."""
+    """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and exits; the next join resumes."""
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled, remember
     from swarmd.policy.models import preflight
@@ -122,7 +122,7 @@ def join(
 
 
 def _view(as_json: bool) -> "View":
-    """JSON where it is asked for; the live page where standard error is a terminal that can show it; else plain lines."""
+    """JSON if asked for, the live page if standard error is a terminal that can show it, else plain lines."""
     from swarmd.cli.view import JsonView, PlainView
 
     if as_json:
@@ -138,9 +138,9 @@ def _view(as_json: bool) -> "View":
 def status(
     state_dir: StateDir = None,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Stay, and show every change.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep running and show every change.")] = False,
 ) -> None:
-    """How the node of this state folder is doing: state, cause and remedy, round, reward, peers, what was refused."""
+    """Show the node's state, last round, reward, peers and refused messages."""
     from swarmd.cli.view import status_lines
     from swarmd.daemon.control import call
 
@@ -155,7 +155,7 @@ def status(
 
 
 def _watch(folder: Path, as_json: bool) -> None:
-    """Until interrupted, or until the node is gone (NotRunning, exit code 6)."""
+    """Until interrupted, or until the node stops (NotRunning, exit code 6)."""
     from swarmd.cli.view import PlainView
     from swarmd.daemon.control import call
 
@@ -184,7 +184,7 @@ def _watch(folder: Path, as_json: bool) -> None:
 
 @app.command(epilog="Example: swarmd peers --json")
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Who this node is connected to, and whose rollouts reach it."""
+    """List connected peers, and peers whose rollouts arrive through others."""
     from swarmd.cli.view import peer_lines
     from swarmd.daemon.control import call
 
@@ -197,34 +197,34 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: swarmd pause; swarmd resume")
 def pause(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Let the node finish its round and then rest. It stays in the swarm."""
-    _tell(state_dir, "pause", as_json, "pausing after the round in hand; `swarmd resume` goes on")
+    """Pause training after the current round. The node stays in the swarm."""
+    _tell(state_dir, "pause", as_json, "pausing after the current round; `swarmd resume` continues")
 
 
 @app.command(epilog="Example: swarmd resume")
 def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Let a paused node train again."""
-    _tell(state_dir, "resume", as_json, "training again")
+    """Resume training."""
+    _tell(state_dir, "resume", as_json, "training resumed")
 
 
 @app.command(epilog="Example: swarmd stop")
 def stop(
     state_dir: StateDir = None,
     as_json: AsJson = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for it to finish its round, save and leave.", min=0)] = 660.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until it has stopped.", min=0)] = 660.0,
 ) -> None:
-    """Let the node finish its round, save and leave; wait until it is gone."""
+    """Stop the node: it finishes its round, saves and exits. Waits until it has."""
     from swarmd.daemon.control import wait_until_gone
     from swarmd.errors import Unreachable
 
-    _tell(state_dir, "stop", False, "finishing the round in hand, then leaving …", quiet=as_json)
+    _tell(state_dir, "stop", False, "finishing the current round, then stopping …", quiet=as_json)
     folder = as_state_dir(state_dir)
     if not wait_until_gone(folder, timeout):
-        raise Unreachable(f"{folder}: the node is still there after {timeout:g} s. Wait longer with --timeout, or look at `swarmd status`.")
+        raise Unreachable(f"{folder}: the node still runs after {timeout:g} s. Wait longer with --timeout, or look at `swarmd status`.")
     if as_json:
         print_json({"schema": 1, "stopped": True})
     else:
-        print("it is gone", file=sys.stderr)
+        print("Node stopped.", file=sys.stderr)
 
 
 def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, quiet: bool = False) -> None:
@@ -239,12 +239,12 @@ def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, q
 
 @app.command(epilog="Example: swarmd demo --nodes 3 --rounds 30")
 def demo(
-    nodes: Annotated[int, typer.Option(help="How many nodes.", min=1, max=16)] = 3,
-    rounds: Annotated[int, typer.Option(help="Rounds each of them trains.", min=2)] = 30,
+    nodes: Annotated[int, typer.Option(help="Number of nodes.", min=1, max=16)] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds each node trains.", min=2)] = 30,
     as_json: AsJson = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for everything the demo leaves.", show_default="demo-<time>")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the demo's files.", show_default="demo-<time>")] = None,
 ) -> None:
-    """A whole swarm on this machine: nodes and a judge, one node killed halfway and back again; ends with a table and a plot."""
+    """Run a swarm on this machine: nodes and a judge. One node is killed halfway and restarted. Ends with a table and a plot."""
     from swarmd.lab.demo.demo import run
 
     raise typer.Exit(run(nodes, rounds, out, as_json))
@@ -252,7 +252,7 @@ def demo(
 
 @app.command(epilog="Example: swarmd version --json")
 def version(as_json: AsJson = False) -> None:
-    """Versions of swarmd and of what a report of a fault should name."""
+    """Print the versions that a bug report should name."""
     from swarmd.state.logs import installed_version
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")

@@ -1,4 +1,4 @@
-"""`swarmd config` and `swarmd identity`: what a node would run with, and who it is."""
+"""`swarmd config` and `swarmd identity`: the configuration and the key of a node."""
 
 import os
 from pathlib import Path
@@ -8,8 +8,8 @@ import typer
 
 from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
 
-config_app = typer.Typer(help="What a node would be configured with.", no_args_is_help=True)
-identity_app = typer.Typer(help="Who this node is: one key, made at the first join.", no_args_is_help=True)
+config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
+identity_app = typer.Typer(help="The node's key and peer id.", no_args_is_help=True)
 
 
 def default_config_file() -> Path:
@@ -20,7 +20,7 @@ def default_config_file() -> Path:
 
 
 def config_file(given: Path | None) -> Path | None:
-    """The file to read: the given one, which must be there; else the user's, where there is one."""
+    """The file to read: the given one, which must exist; else the user's, if it exists."""
     if given is not None:
         return given.expanduser()
     return path if (path := default_config_file()).exists() else None
@@ -32,7 +32,7 @@ def check_config(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the configuration as `swarmd join` would, and tell every mistake in it. Exit code 2 where there is one."""
+    """Check the configuration as `swarmd join` reads it, and list every mistake. Exit code 2 if there is one."""
     from swarmd.config.sources import resolve
     from swarmd.errors import ConfigError
 
@@ -50,13 +50,13 @@ def check_config(
         print(
             f"{path}: no mistakes"
             if path
-            else f"no file at {default_config_file()}: the defaults and the environment hold, without mistakes"
+            else f"no file at {default_config_file()}: defaults and environment variables are used, without mistakes"
         )
 
 
 @config_app.command("show", epilog="Example: swarmd config show --json")
 def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
-    """Every key, the value a node would run with, and where it comes from."""
+    """Show every key, its value, and where the value comes from."""
     import json
 
     from swarmd.config.sources import flatten, resolve
@@ -74,7 +74,7 @@ def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
 
 @config_app.command("path", epilog="Example: $EDITOR $(swarmd config path)")
 def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
-    """The file a node's configuration is read from, whether it is there or not."""
+    """Print the path of the configuration file, whether it exists or not."""
     file = (config.expanduser() if config else default_config_file()).absolute()
     if as_json:
         print_json({"schema": 1, "file": str(file), "exists": file.exists(), "state_dir": str(as_state_dir(state_dir))})
@@ -84,7 +84,7 @@ def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: Sta
 
 @identity_app.command("show", epilog="Example: swarmd identity show --json")
 def show_identity(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """The peer id of this state folder's node, and its name for people."""
+    """Show the node's peer id, its nickname and its key file."""
     from p2p.identity import Identity, nickname
     from swarmd.state.folder import IDENTITY_FILE
 
@@ -102,7 +102,7 @@ def backup(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the key to a file that only you can read. Who has it is this node: keep it safe, and never run two nodes with it."""
+    """Copy the key to a file only you can read. Whoever has the key is this node: keep it safe, and never run two nodes with it."""
     from p2p.identity import Identity
     from swarmd.state.folder import IDENTITY_FILE
 

@@ -1,4 +1,4 @@
-"""`swarmd doctor model` and `swarmd export`: what a model will take before it trains, and the model that was trained."""
+"""`swarmd doctor model` and `swarmd export`: what a model needs on this machine, and the trained model as files."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from swarmd.cli.inspect import config_file
 from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
 
-doctor_app = typer.Typer(help="What this machine can do, and what stands in the way.", no_args_is_help=True)
+doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
 
 
 @doctor_app.command("model", epilog="Example: swarmd doctor model --model qwen2.5-0.5b --device cuda")
@@ -21,7 +21,7 @@ def doctor_model(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """What training the model takes on this machine, and what `swarmd join` will use. Fetches its configuration, never its weights."""
+    """Show what training the model needs on this machine, and what `swarmd join` will use. Downloads no weights."""
     from swarmd.config.sources import load
     from swarmd.policy.models.doctor import examine
 
@@ -34,14 +34,14 @@ def doctor_model(
 
 
 def export(
-    out: Annotated[Path, typer.Option(help="The folder to write; it must be new or empty.")] = Path("swarmd-export"),
-    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, as peft writes it.")] = False,
-    push: Annotated[str | None, typer.Option(help="Upload to this repository of the Hugging Face hub, owner/name.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write to, new or empty.")] = Path("swarmd-export"),
+    adapter: Annotated[bool, typer.Option("--adapter", help="Export the LoRA adapter only, in peft's format.")] = False,
+    push: Annotated[str | None, typer.Option(help="Also upload to this Hugging Face repository, owner/name.")] = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of the newest checkpoint as plain transformers loads it, with a model card. The node may go on running."""
+    """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
     from swarmd.config.sources import load
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export.export import FILES, base_of

@@ -1,4 +1,4 @@
-"""`swarmd bootstrap`, a node that only helps others find each other, and `swarmd doctor network`: whether others can reach this one."""
+"""`swarmd bootstrap`: run a bootstrap node. `swarmd doctor network`: check whether others can reach this node."""
 
 import os
 import sys
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 
 def bootstrap(
-    swarm: Annotated[str | None, typer.Option(help="The swarm's name; others never meet.", show_default="main")] = None,
+    swarm: Annotated[str | None, typer.Option(help="Name of the swarm. Swarms with other names are separate.", show_default="main")] = None,
     model: Annotated[
-        str | None, typer.Option(help="What those train whom --judge judges. All are helped, whatever they train.", show_default="tiny")
+        str | None, typer.Option(help="Model of the nodes that --judge evaluates. Nodes of all models are helped.", show_default="tiny")
     ] = None,
     listen: Annotated[
         list[str] | None,
-        typer.Option(help="Listen here, /ip4/…/tcp/<port>. May be given again.", show_default="port 4001, everywhere"),
+        typer.Option(help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="port 4001, everywhere"),
     ] = None,
     other: Annotated[
-        list[str] | None, typer.Option("--bootstrap", help="Another bootstrap node or member, to be one swarm with. May be given again.")
+        list[str] | None, typer.Option("--bootstrap", help="Address of another node of the swarm to connect to. Repeatable.")
     ] = None,
     judge: Annotated[
-        list[str] | None, typer.Option(help="Tell those who ask of this judge, https://…. May be given again.", show_default="none")
+        list[str] | None, typer.Option(help="URL of a judge to advertise, https://…. Repeatable.", show_default="none")
     ] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", envvar="SWARMD_STATE_DIR", help="The folder it keeps its key in.", show_default="one of its own"),
+        typer.Option("--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"),
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Help others find each other, and relay for those behind NAT, until stopped. Trains nothing. Prints the addresses to give away."""
+    """Run a bootstrap node: others find each other through it, and it relays for nodes behind NAT. Prints its addresses."""
     from swarmd.config.config import NodeConfig
     from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap
@@ -63,24 +63,22 @@ def bootstrap(
 
         code = run_bootstrap(node_config, state, announce, judges)
     if not as_json:
-        print("it is gone", file=sys.stderr)
+        print("Node stopped.", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def doctor_network(
     state_dir: StateDir = None,
     bootstrap: Annotated[
-        list[str] | None, typer.Option(help="A member to dial first, /ip4/…/tcp/…/p2p/<peer id>, where no node runs. May be given again.")
+        list[str] | None, typer.Option(help="If no node runs: a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
     ] = None,
     listen: Annotated[
-        list[str] | None, typer.Option(help="Listen here, /ip4/…/tcp/<port>, where no node runs.", show_default="as configured")
+        list[str] | None, typer.Option(help="If no node runs: address to listen on, /ip4/…/tcp/<port>.", show_default="as configured")
     ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether others can reach this node, and what to change. Asks the running node, else is a member for some seconds. Exit code 4
-    where it cannot take part.
-    """
+    """Check whether others can reach this node, and what to change. If no node runs, joins for some seconds. Exit code 4 if it cannot."""
     diagnosis, found = _examine(as_state_dir(state_dir), config, {"bootstrap": bootstrap, "listen": listen})
     if as_json:
         print_json(diagnosis.document(found))
@@ -91,7 +89,7 @@ def doctor_network(
 
 
 def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> "tuple[Diagnosis, Mapping[str, Any]]":
-    """The running node's own survey; where none runs, one that is made now, with the folder's key if it has one."""
+    """The running node's survey; if none runs, a survey made now, with the folder's key if it has one."""
     from p2p.errors import CannotListen, PortInUse
     from p2p.identity import Identity
     from swarmd.config.sources import load
@@ -119,7 +117,7 @@ def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> 
 
 
 def _announce(document: Mapping[str, Any], as_json: bool) -> None:
-    """The addresses on standard output, to paste; what else there is to know on standard error."""
+    """Addresses on standard output, to copy; everything else on standard error."""
     from swarmd.daemon.bootstrap import announcement
 
     if as_json:

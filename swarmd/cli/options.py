@@ -1,4 +1,4 @@
-"""Options that several commands share, and how they print."""
+"""Options shared by several commands, and JSON output."""
 
 import json
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ StateDir = Annotated[
     typer.Option(
         "--state-dir",
         envvar="SWARMD_STATE_DIR",
-        help="The folder a node keeps everything in; one node a folder.",
+        help="Folder of the node's key, checkpoints, metrics and logs. One node per folder.",
         show_default="the user's",
     ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", envvar="SWARMD_CONFIG", help="A TOML file; see `swarmd config path`.", show_default="the user's")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Answer as one JSON document with a `schema`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, with a `schema` number.")]
 
 
 def as_state_dir(given: Path | None) -> Path:
-    """The folder that is meant: --state-dir, else SWARMD_STATE_DIR (typer reads it), else the user's."""
+    """The state folder: --state-dir, else SWARMD_STATE_DIR (typer reads it), else the user's."""
     return (given or default_state_dir()).expanduser().absolute()
 
 

@@ -1,4 +1,4 @@
-"""`swarmd plan`: measure this machine, and say what to configure."""
+"""`swarmd plan`: measure this machine and suggest settings."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import typer
 from swarmd.cli.inspect import config_file
 from swarmd.cli.options import AsJson, ConfigFile, print_json
 
-app = typer.Typer(help="Measure this machine, and say what to configure.", no_args_is_help=True)
+app = typer.Typer(help="Measure this machine and suggest settings.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: swarmd plan replay --model qwen2.5-0.5b")
@@ -24,7 +24,7 @@ def replay(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether training several times on what was generated can pay here, and with which settings. Takes a few rounds; saves nothing."""
+    """Measure whether training several times on each rollout pays here, and with which settings. Saves nothing."""
     from swarmd.config.sources import load
     from swarmd.trainer.replay_plan import document, lines, plan_replay
 

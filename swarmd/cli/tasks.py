@@ -1,4 +1,4 @@
-"""`swarmd task`: look at the questions, and have answers to them scored by the contained verifier."""
+"""`swarmd task`: show questions of a curriculum, and score answers with the contained verifier."""
 
 import json
 import sys
@@ -11,13 +11,13 @@ from swarmd.cli.options import AsJson, print_json
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.types import Completion, TaskRef
 
-app = typer.Typer(help="The questions of a curriculum.", no_args_is_help=True)
+app = typer.Typer(help="Show questions of a curriculum, and score answers.", no_args_is_help=True)
 
 MAX_LINE = 2 * 1024 * 1024  # characters of a line: 16 for each of the longest completion's; JSON writes none in more than 12
 
 
 class BadCompletion(SwarmdError):
-    """A line of standard input is no completion. Give one JSON object a line: {"text": "…", "ended": true}."""
+    """A line of standard input is not a completion. Give one JSON object per line: {"text": "…", "ended": true}."""
 
 
 def _curricula() -> list[str]:
@@ -39,10 +39,10 @@ Number = Annotated[int, typer.Argument(metavar="N", help="Which question: Reason
 
 @app.command("list", epilog="Example: swarmd task list --curriculum tiny-9")
 def list_tasks(
-    curriculum: Annotated[str | None, typer.Option(help="Only this one.", show_default="all", autocompletion=_curricula)] = None,
+    curriculum: Annotated[str | None, typer.Option(help="Only this curriculum.", show_default="all", autocompletion=_curricula)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The curricula, their specialties, and how each is configured."""
+    """List the curricula, their specialties and how each is configured."""
     from swarmd.tasks.curriculum import CURRICULA
     from swarmd.tasks.curriculum import curriculum as named
 
@@ -61,7 +61,7 @@ def list_tasks(
 
 @app.command(epilog="Example: swarmd task show binary_matrix 7 --curriculum tiny-9")
 def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9", as_json: AsJson = False) -> None:
-    """A question as every node of the swarm would ask it, and a right answer."""
+    """Show a question as every node regenerates it, and a right answer."""
     _check(specialty, n, curriculum)
     from swarmd.tasks.grading import solution
     from swarmd.tasks.source import tasks_of
@@ -78,10 +78,9 @@ def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9",
 
 @app.command(epilog="""Example: echo '{"text": "<answer>7</answer>", "ended": true}' | swarmd task score bf 3""")
 def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9") -> None:
-    """Score completions, one JSON object a line on standard input ({"text": …, "ended": true}); for each, one line with reward and reason.
+    """Score completions from standard input, one JSON object per line. Prints reward and reason of each.
 
-    They are scored in the contained process that scores the rollouts of strangers: nothing they hold is run here. One that is too long
-    earns 0, and the next is scored.
+    The contained process that scores rollouts of other nodes scores them: no code in them runs here. One that is too long earns 0.
     """
     from swarmd.tasks.answers import GradeReason, Judgement
     from swarmd.tasks.scoring import Verifier

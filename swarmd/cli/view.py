@@ -1,6 +1,6 @@
-"""What a running node shows: a live page on a terminal, plain lines elsewhere, JSON lines for programs.
+"""Views of a running node: plain lines and JSON lines (the live page is in view_live.py), and the words they share.
 
-Data goes to standard output, talk to standard error. A view never stops the node: where nobody reads any more, it falls silent.
+Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone, it stops writing.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class PlainView:
         self._once("who", who(document))
         self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
         self._once("state", state_sentence(document))
-        self._once("trouble", trouble_sentence(document) or "all is well with the swarm again" * ("trouble" in self._said))
+        self._once("trouble", trouble_sentence(document) or "no problem with the swarm any more" * ("trouble" in self._said))
 
     def round(self, line: Mapping[str, Any]) -> None:
         self.talk(round_sentence(line))
@@ -46,7 +46,7 @@ class PlainView:
 
 
 class JsonView:
-    """Each round's line on `out`, with "schema"; what is said to people goes to `talk`."""
+    """Each round's line on `out`, with "schema"; messages for people go to `people`."""
 
     def __init__(self, out: IO[str], people: PlainView) -> None:
         self._out: IO[str] | None = out
@@ -62,7 +62,7 @@ class JsonView:
             print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
         except (OSError, ValueError):
             self._out = None
-            self._people.talk("nobody reads standard output any more; the node goes on, and metrics.jsonl has every round")
+            self._people.talk("nobody reads standard output any more; the node keeps running, and metrics.jsonl has every round")
             with contextlib.suppress(OSError, ValueError):  # else the interpreter fails at its end, flushing to nobody
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -82,7 +82,7 @@ def who(document: Mapping[str, Any]) -> str:
 
 
 def model_words(model: Mapping[str, Any]) -> str:
-    """The model's description, in a few words: its name, size, device and data type, as far as they are known."""
+    """Name, size, device and data type of the model, as far as known."""
     parameters = model.get("parameters")
     size = f"{parameters / 1e9:.1f} B" if parameters and parameters >= 1e9 else f"{parameters / 1e6:.1f} M" if parameters else None
     lora = f"LoRA of rank {model['lora']}" if model.get("lora") else None
@@ -97,7 +97,7 @@ def state_sentence(document: Mapping[str, Any]) -> str:
 
 
 def trouble_sentence(document: Mapping[str, Any]) -> str:
-    """Why nobody is heard, and what to do: empty where somebody is."""
+    """Why no peer is heard, and what to do; empty if one is."""
     return sentence(document.get("trouble") or {})
 
 
@@ -141,7 +141,7 @@ def number(value: float | None) -> str:
 
 
 def status_lines(document: Mapping[str, Any]) -> list[str]:
-    """The status document for people: one fact a line, nothing cut off."""
+    """The status document as text: one fact per line, in full."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
     rewards, trouble = recent(document.get("rewards") or ()), trouble_sentence(document)
@@ -162,7 +162,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
         *(("", f"{reason}: {remedy}") for reason, remedy in (document.get("advice") or {}).items()),
         ("judge", judge_words(judge) if judge else ""),
-        ("trainer", f"pid {trainer['pid']}" + (f", lost and started again: {trainer['restarts']}" if trainer.get("restarts") else ""))
+        ("trainer", f"pid {trainer['pid']}" + (f", restarts: {trainer['restarts']}" if trainer.get("restarts") else ""))
         if trainer
         else ("", ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
@@ -172,7 +172,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def peer_lines(document: Mapping[str, Any]) -> list[str]:
-    """The peers document for people: one peer a line, in columns."""
+    """The peers document as text: one peer per line, in columns."""
     rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "PEER ID", "ADDRESS")]
     for peer in document["peers"]:
         figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
@@ -186,12 +186,12 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def peers_words(document: Mapping[str, Any]) -> str:
-    """The peers that are heard, and how many connections there are: most are heard through others."""
+    """How many peers are heard, and how many are connected: most are heard through others."""
     return f"{document.get('peers', 0)} heard, {document.get('connected', 0)} connected"
 
 
 def workers_words(workers: Mapping[str, Any]) -> str:
-    """How those beside the trainer stand, and how old the weights were that its own rollouts came from; "" where there are none."""
+    """The worker processes, and how old the weights were that drew our own rollouts; "" if there are none."""
     if not workers:
         return ""
     kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
@@ -200,12 +200,12 @@ def workers_words(workers: Mapping[str, Any]) -> str:
     parts.append(f"{number(workers['tokens_per_second'])} tokens/s")
     parts.append(f"version {workers['version']}")
     parts.append(f"lag {number(workers['lag']['mean'])} versions, at most {workers['lag']['max']}")
-    parts += [f"lost and started again: {restarts}"] * bool(restarts)
+    parts += [f"restarts: {restarts}"] * bool(restarts)
     return printable(", ".join(parts))
 
 
 def exchange_words(exchange: Mapping[str, Any]) -> str:
-    """Empty while nothing was offered: small sets come whole."""
+    """Offers and fetches; empty while nothing was offered, as small sets come whole."""
     if not any(exchange.values()):
         return ""
     missed = f", {exchange['missed']} that nobody had in time" if exchange["missed"] else ""
@@ -214,7 +214,7 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:
-    """The score, and why there is no newer one."""
+    """The judge's score, and why there is no newer one."""
     grade = f"score {judge['score']:.3f} over {many(judge['n'], 'question')}" if judge.get("score") is not None else "no score yet"
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
     whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
@@ -223,5 +223,5 @@ def judge_words(judge: Mapping[str, Any]) -> str:
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:
-    """The finite ones of the last SMOOTH rounds; a round that asked nothing itself has none."""
+    """Mean rewards of the last SMOOTH rounds, without rounds that had no questions of their own."""
     return [reward for reward in rewards[-SMOOTH:] if reward is not None]

@@ -1,4 +1,4 @@
-"""The live page: who we are, how it goes, what came in and why anything was refused. Redrawn at most four times a second."""
+"""The live page of `swarmd join` and `swarmd status --watch`, drawn with rich at most four times a second."""
 
 import contextlib
 import math
@@ -29,7 +29,7 @@ _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round
 
 
 class LiveView:
-    """A page on the terminal's other screen, so that a resize leaves no torn frames. The last page stays on the ordinary one."""
+    """Shows the page on the terminal's alternate screen, so that a resize leaves no torn frames. The last page stays on the normal one."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
         self._page = Page(clock)
@@ -144,7 +144,7 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, list[Text]]]:
     if last and last.get("workers"):
         facts.append(("workers", _parts(workers_words(last["workers"]), ", ")))
     if trainer.get("restarts"):
-        facts.append(("trainer", [Text(f"lost and started again: {trainer['restarts']}", style="yellow")]))
+        facts.append(("trainer", [Text(f"restarts: {trainer['restarts']}", style="yellow")]))
     return facts
 
 

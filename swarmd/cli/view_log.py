@@ -1,4 +1,4 @@
-"""The node's story in its log: what it is, what happened to it, and once a minute how it goes."""
+"""Writes to swarmd.log what the view shows: events as they happen, and a line about rounds once a minute."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ LINES = 60  # of everything else, in a minute; more are counted
 
 
 class LogView:
-    """A view that writes to the log what it is told, and hands it on to the view on the terminal."""
+    """A view that logs, and passes everything on to the view on the terminal."""
 
     def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
         self._view, self._clock = view, clock

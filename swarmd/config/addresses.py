@@ -1,4 +1,4 @@
-"""The form of the addresses an operator types, as a configuration wants it: the text itself, or a ValueError. Nothing is resolved."""
+"""Validators of addresses in the configuration: they return the text, or raise ValueError. Nothing is resolved."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How a mistake in the configuration is worded: what was expected, what was found, what was probably meant."""
+"""Words for mistakes in the configuration: what was expected, what was found, what was probably meant."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _LONG = 120  # letters of a value worth quoting
 
 
 def expected(field: FieldInfo, *, element: bool = False) -> str:
-    """What may stand for a key, in words; `element`: for one of a list's values."""
+    """The values a key may have, in words; `element`: of one value of a list."""
     if field.description:
         return field.description.replace("a list of addresses", "an address") if element else field.description
     kind = kind_of(field)

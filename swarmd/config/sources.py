@@ -47,7 +47,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class _Given:
-    """One value somebody gave for one key."""
+    """A value for a key, and where it was given."""
 
     key: str
     value: Any

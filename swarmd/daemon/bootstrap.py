@@ -1,4 +1,4 @@
-"""A node that trains nothing: others find each other through it, and those behind NAT are relayed by it. Never imports torch.
+"""A bootstrap node: others find each other through it, and it relays for nodes behind NAT. It trains nothing; never imports torch.
 
 It is a member of shard 0 of the swarm of each curriculum under its swarm's name, so that it passes on what is said there after an inbox
 has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each other through it too.
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Bootstrapped:
-    """What a bootstrap node says of itself once others can dial it."""
+    """What a bootstrap node announces once others can connect to it."""
 
     member: Member
     engine: Choice
@@ -163,7 +163,7 @@ class BootstrapNode:
 def run_bootstrap(
     config: NodeConfig, state: StateFolder, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()
 ) -> int:
-    """Until stopped. `announce` is called once, when others can dial it. Returns the exit code; raises OperatorError."""
+    """Run until stopped. `announce` is called once, when others can connect. Returns the exit code; raises OperatorError."""
     set_up_logging(state.path / LOG_FILE, stderr=False)
     node = BootstrapNode(config, state.path, announce, judges)
     run(node.run)
@@ -171,14 +171,14 @@ def run_bootstrap(
 
 
 def relays(engine: Choice) -> dict[str, Any]:
-    """Whether a bootstrap node with this engine relays for those whom nobody can dial."""
+    """Whether a bootstrap node with this engine relays for nodes that accept no connections."""
     if engine.name == "hivemind":
         return {"on": True, "why": "at most 64 MiB for each pair of nodes"}
     return {"on": False, "why": f"the engine {engine.name} cannot; nodes behind NAT take part through the connections they make themselves"}
 
 
 def place(address: str) -> str:
-    """From where it can be dialled: "machine", "network" or "internet". What a router in between forwards, nobody can see in it."""
+    """From where an address can be reached: "machine", "network" or "internet", as far as the address tells."""
     endpoint = parse_endpoint(address)
     if endpoint is None or only_here(address):
         return "machine"
@@ -186,7 +186,7 @@ def place(address: str) -> str:
 
 
 def announcement(document: Mapping[str, Any]) -> list[str]:
-    """For people, beside the addresses: what this node is, and what its operator should know."""
+    """The announcement as text, without the addresses."""
     swarm, relay, addresses = document["swarm"], document["relay"], document["addresses"]
     lines = [
         f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}: {', '.join(swarm['curricula'])}",

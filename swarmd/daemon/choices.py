@@ -1,4 +1,4 @@
-"""What a state folder remembers of how its node was joined, so that the next `swarmd join` goes on without being told again.
+"""Choices a state folder remembers (model and judge), so that the next `swarmd join` needs no flags.
 
 The model is the one that the newest checkpoint was trained from. The judge is the last that a flag or a variable named (choices.json).
 What is configured overrides what is remembered, and that is said. Another model than the checkpoint's is refused before anything is loaded.
@@ -19,7 +19,7 @@ FILE: Final = "choices.json"
 
 
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
-    """The configuration to join with, and what to tell the operator. ConfigError where the folder's checkpoint is of another model."""
+    """The configuration to join with, and notes for the operator. ConfigError if the folder's checkpoint is of another model."""
     config, notes = resolved.config, []
     trained, revision = trained_from(folder)
     if trained is not None:
@@ -45,7 +45,7 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
 
 
 def remember(resolved: Resolved, folder: Path) -> None:
-    """Keep what was chosen for this folder. A file's choices are not: they are read again."""
+    """Remember what flags and variables chose. A file's choices are not remembered: it is read again."""
     if resolved.origins["judge.url"].startswith(("--", "SWARMD_")):
         try:
             write_atomically(folder / FILE, {"schema": 1, "judge": resolved.config.judge.url})
@@ -54,7 +54,7 @@ def remember(resolved: Resolved, folder: Path) -> None:
 
 
 def trained_from(folder: Path) -> tuple[str | None, str | None]:
-    """Model and revision that the newest checkpoint was trained from; (None, None) where there is none, or none that says it."""
+    """Model and revision the newest checkpoint was trained from; (None, None) if there is none, or it does not say."""
     saved = saved_in(folder / "checkpoints")
     base = _read(saved[-1] / "policy.json").get("base") if saved else None
     if not isinstance(base, dict) or not isinstance(base.get("source"), str) or not base["source"]:
@@ -64,7 +64,7 @@ def trained_from(folder: Path) -> tuple[str | None, str | None]:
 
 
 def _is_another(name: str, trained: str) -> bool:
-    """False also where it cannot be told without loading it: a folder may be a copy of what was trained from."""
+    """False also if only loading could tell: a folder may be a copy of the model that was trained."""
     from swarmd.policy.models.hub import REPOSITORIES, find_local
     from swarmd.policy.models.tiny import WEIGHTS
 

@@ -79,7 +79,7 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
 
 
 async def _converse(stream: "trio.SocketStream", handlers: Mapping[str, Handler], room: "trio.Semaphore") -> None:
-    """One connection: requests and replies in turn, until the caller closes it, is silent too long or sends what is no request."""
+    """One connection: requests and replies in turn, until the caller closes it, is idle too long or sends no valid request."""
     import trio
 
     buffer = bytearray()
@@ -121,7 +121,7 @@ async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
     except OperatorError as error:
         reply = {"ok": False, "error": str(error), "exit_code": error.exit_code}
     except Exception:
-        # A fault of ours in one handler: the log has the traceback, the caller is told, and the node goes on training.
+        # A bug in one handler: the traceback goes to the log, the caller is told, and the node goes on training.
         log.exception("a control request failed")
         reply = {"ok": False, "error": "The node failed to answer; its log says why. Please report it.", "exit_code": 1}
     message = json.dumps(reply).encode() + b"\n"

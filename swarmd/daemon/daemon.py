@@ -51,25 +51,25 @@ from swarmd.workers.restarts import Death
 
 log = logging.getLogger(__name__)
 
-REDRAW = 0.5  # seconds between two looks at the state
-SEEN_SWARM = 1.0  # seconds between two pieces of news for the trainer
+REDRAW = 0.5  # seconds between two updates of the view
+SEEN_SWARM = 1.0  # seconds between two reports about the swarm to the trainer
 GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
 
 
 def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
-    """Be a node until the rounds are done or someone says stop. Returns the exit code; raises OperatorError for what you can mend."""
+    """Run a node until its rounds are done or it is stopped. Returns the exit code; raises OperatorError."""
     set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
     try:
         daemon = Daemon(config, state.path, view)
         run(daemon.run)
     except OperatorError as error:
-        log.error("the node ends: %s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
+        log.error("node failed: %s", error)  # noqa: TRY400  the operator can mend it: no traceback
         raise
     except Exception:
-        log.exception("the node ends by a fault of its own")
+        log.exception("node failed: a bug in swarmd")
         raise
-    log.info("the node has stopped")
+    log.info("Node stopped.")
     return daemon.exit_code
 
 
@@ -121,9 +121,9 @@ class Daemon:
         self.evaluation = self._evaluation_by(config.judge.url) if config.judge.url and self.judge_search is None else None
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
-        self._advised: set[str] = set()  # reasons whose remedy was said
-        self._cannot_share = False  # what could not be shared has been said
-        self._behind: int | None = None  # rounds that the trainer has behind it; None: it has not said yet
+        self._advised: set[str] = set()  # reasons whose remedy was shown
+        self._cannot_share = False  # it was said that nothing can be shared
+        self._behind: int | None = None  # rounds the trainer has finished; None: not known yet
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
@@ -134,7 +134,7 @@ class Daemon:
         self.shutdown()
 
     async def startup(self, nursery: trio.Nursery) -> None:
-        """Start what goes on beside the trainer. Returns when signals and the control socket are attended to."""
+        """Start the network and the background tasks. Returns once signals are handled and the control socket answers."""
         self._nursery = nursery
         handlers: Mapping[str, control.Handler] = {
             "status": self._on_status,
@@ -173,7 +173,7 @@ class Daemon:
     # The network's side.
 
     def _on_frame(self) -> None:
-        """What came is on offer, or is for the trainer."""
+        """Frames were admitted: offers go to the gatherer, the rest to the trainer."""
         for envelope in self.member.received():
             if envelope.kind in (offers.KIND, wire.KIND):
                 self.status.roster.heard(envelope.author, time.time())
@@ -183,7 +183,7 @@ class Daemon:
                 self._give_trainer(envelope)
 
     def _is_newcomer(self, author: PeerId) -> bool:
-        """Whether it has no standing, or we did not see it serve."""
+        """Whether the author has no standing, or never served us a blob."""
         return not self.member.standing(author)[1] or not self.serving.serves(author)
 
     def _give_trainer(self, envelope: Envelope) -> None:
@@ -201,7 +201,7 @@ class Daemon:
             for peer in now_connected - connected:
                 self.view.talk(f"connected to {nickname(peer)} ({len(now_connected)} connected)")
             for peer in connected - now_connected:
-                self.view.talk(f"{nickname(peer)} is gone ({len(now_connected)} connected)")
+                self.view.talk(f"disconnected from {nickname(peer)} ({len(now_connected)} connected)")
             peers = self._peers()
             if refused or peers != told:
                 self.child.tell(link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()}))
@@ -234,15 +234,15 @@ class Daemon:
                 if self.evaluation is not None and self._nursery is not None:
                     self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
             case link.TrainerFailed() | link.Stopped():
-                self.status.say("stopping", "the trainer is done", "nothing to do")
+                self.status.say("stopping", "the trainer has finished", "nothing to do")
 
     def _publish(self, kind: str, body: bytes) -> None:
-        """What cannot be sealed is not sent, and said once: a full disk has no sequence number to give."""
+        """Seal and send. On a full disk no sequence number can be reserved: nothing is sent, and that is said once."""
         try:
             self.member.publish(kind, body)
         except StateUnwritable as error:
             if not self._cannot_share:
-                self.view.talk(f"nothing is shared for now: {error}")
+                self.view.talk(f"sharing is off for now: {error}")
             self._cannot_share = True
         else:
             self._cannot_share = False
@@ -273,15 +273,15 @@ class Daemon:
     def _on_trainer_exit(self, death: Death) -> None:
         self._behind = None
         wait = f"in {death.backoff:.0f} s" if death.backoff else "now"
-        self.status.say("restarting", f"the trainer was lost: {death.cause}", f"it starts again {wait}, from its last checkpoint")
-        self.view.talk(f"the trainer was lost: {death.cause}; it starts again {wait}")
+        self.status.say("restarting", f"the trainer died: {death.cause}", f"it restarts {wait}, from its last checkpoint")
+        self.view.talk(f"the trainer died: {death.cause}; it restarts {wait}")
 
     def _on_trainer_stuck(self, stuck: Stuck | None) -> None:
-        """The trainer is stuck; None: it goes on, with what it did before."""
+        """The trainer is stuck; None: it works again, in the state it had before."""
         if stuck is None:
             if self.status.state == "stuck":
                 self.status.say(*self._state_before)
-            self.view.talk("the trainer goes on")
+            self.view.talk("the trainer works again")
             return
         if self.status.state != "stuck":
             self._state_before = self.status.state, self.status.cause, self.status.remedy
@@ -296,7 +296,7 @@ class Daemon:
 
     async def _find_judge(self, judge_search: JudgeSearch) -> None:
         found = await judge_search.run()
-        self.view.talk(f"a judge, {found.url}, is advertised by {', '.join(map(nickname, found.by))}")
+        self.view.talk(f"found the judge {found.url}, advertised by {', '.join(map(nickname, found.by))}")
         self.evaluation = self._evaluation_by(found.url, public_addresses)
 
     def _judge_document(self) -> dict[str, Any] | None:
@@ -309,7 +309,7 @@ class Daemon:
     # The operator's side.
 
     def _peers(self) -> int:
-        """How many are heard, connected or not: the number of peers, wherever one is shown."""
+        """How many peers are heard, connected or not: the number of peers wherever one is shown."""
         return len(self.status.roster.present(time.time()))
 
     def _document(self) -> dict[str, Any]:
@@ -352,13 +352,13 @@ class Daemon:
         return {"schema": 1, "stopping": True}
 
     def _stop(self, why: str) -> None:
-        doing = "finishing the round in hand, then saving and leaving" if self.child.ready else "leaving; no round has begun"
-        self.status.say("stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to leave at once, without saving")
+        doing = "finishing the current round, then saving and stopping" if self.child.ready else "stopping; no round has begun"
+        self.status.say("stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to stop at once, without saving")
         self.view.talk(f"{why}: {doing}")
         self.child.stop()
 
     async def _watch_signals(self, *, task_status: Started) -> None:
-        """The first asks to stop, the second does not ask."""
+        """The first signal asks the trainer to stop, the second kills it."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started("")
             stopping = False

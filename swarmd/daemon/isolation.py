@@ -1,4 +1,4 @@
-"""Why a node hears nobody, or what else is wrong with its swarm, and what to do. From facts that `isolation_watch` gathers. Pure."""
+"""Diagnoses isolation: why a node hears no peer, or what else is wrong with its swarm, and what to do. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Of a node that has heard nobody for a minute."""
+    """What `isolation_watch` found out about a node that has heard no peer for a minute."""
 
     name: str  # the swarm's
     curriculum: str
@@ -35,7 +35,7 @@ class Facts:
 
 
 def why_alone(facts: Facts) -> Trouble:
-    """The likeliest cause of hearing nobody."""
+    """The most likely cause of hearing no peer."""
     if facts.others and not facts.companions:
         return _another_curriculum(facts)
     if not facts.connected:
@@ -44,17 +44,17 @@ def why_alone(facts: Facts) -> Trouble:
         return found
     if facts.helpers >= facts.connected:
         return Trouble(
-            f"nobody is heard: {_nodes(facts.connected, 'bootstrap node')} is connected, which trains nothing, and no other node of "
+            f"no peer is heard: {_nodes(facts.connected, 'bootstrap node')} is connected, which trains nothing, and no other node of "
             f"{facts.curriculum}",
             "wait: others are found as they come",
         )
     if facts.shards > 1:
         return Trouble(
-            f"nobody is heard in our part of the swarm, one of {facts.shards}: {_nodes(facts.connected, 'member')} connected",
+            f"no peer is heard in our part of the swarm, one of {facts.shards}: {_nodes(facts.connected, 'member')} connected",
             "wait: the node looks for the others by itself, which may take some minutes",
         )
     return Trouble(
-        f"nobody is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a minute",
+        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a minute",
         "wait: their rounds may be long, or they are paused; swarmd peers shows who they are",
     )
 
@@ -82,7 +82,7 @@ def _another_curriculum(facts: Facts) -> Trouble:
     known = [name for name in facts.others if " " not in name]
     remedy = f'wait for nodes of {facts.curriculum}, or train with those that are there: swarm.curriculum = "{known[0]}"' if known else ""
     return Trouble(
-        f"nobody is heard: in swarm {facts.name} there is only {there}, and this node is of {facts.curriculum}",
+        f"no peer is heard: in swarm {facts.name} there is only {there}, and this node is of {facts.curriculum}",
         remedy or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd",
     )
 
@@ -90,16 +90,16 @@ def _another_curriculum(facts: Facts) -> Trouble:
 def _nobody_connected(facts: Facts) -> Trouble:
     if not facts.bootstrap:
         return Trouble(
-            "nobody is heard: no bootstrap address is set, and no member was found on the local network",
+            "no peer is heard: no bootstrap address is set, and no member was found on the local network",
             "ask the swarm's people for an address, and start with --bootstrap",
         )
     dead = [entry for entry in facts.bootstrap if not entry["answers"]]
     if len(dead) == len(facts.bootstrap):
         trouble = dead_bootstrap(dead[0])
         more = f", and {_nodes(len(dead) - 1, 'other')} neither" if len(dead) > 1 else ""
-        return Trouble(f"nobody is heard: {trouble.cause}{more}", trouble.remedy)
+        return Trouble(f"no peer is heard: {trouble.cause}{more}", trouble.remedy)
     return Trouble(
-        f"nobody is heard: the bootstrap address answers, and no member of swarm {facts.name}, {facts.curriculum}, is connected",
+        f"no peer is heard: the bootstrap address answers, and no member of swarm {facts.name}, {facts.curriculum}, is connected",
         "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd: swarmd doctor network",
     )
 
@@ -110,7 +110,7 @@ def _main_reason(facts: Facts) -> Trouble | None:
         return None
     reason = max(refused, key=lambda reason: (refused[reason], reason.value))
     return Trouble(
-        f"nobody is heard: {_nodes(facts.connected, 'member')} connected, and what came was refused: {refused[reason]} {reason.value}",
+        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and what came was refused: {refused[reason]} {reason.value}",
         reason.remedy or "swarmd status counts what is refused; docs/admission.md says why",
     )
 

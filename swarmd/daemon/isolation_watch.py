@@ -1,5 +1,6 @@
-"""Watches whether a node hears anybody, and looks for the cause where it does not: it asks peers whom they see, and knocks at dead
-bootstrap addresses. What it found, `isolation` puts into words.
+"""Isolation detection: notices that a node hears no peer, and collects the facts: what peers see, and which bootstrap addresses answer.
+
+`isolation` turns the facts into cause and remedy.
 """
 
 import logging
@@ -17,10 +18,10 @@ from swarmd.daemon.isolation import Facts, Trouble, dead_bootstrap, twin_trouble
 from swarmd.daemon.reachability_survey import who_answers, whom_others_see
 from swarmd.daemon.roster import Roster
 
-LOOK = 2.0  # seconds
+CHECK_EVERY = 2.0  # seconds
 QUIET = 60.0  # seconds without anybody after which the node says so
 KNOCK_FIRST = 5.0  # seconds after the start at which bootstrap addresses that are not connected are tried by themselves
-INQUIRE = 30.0  # seconds between two looks for the cause, while nobody is heard
+INQUIRE = 30.0  # seconds between two searches for the cause, while no peer is heard
 KNOCK_EVERY = 600.0  # seconds, while somebody is heard
 CONNECTED = {"answers": True, "says": "connected", "refused": False}
 
@@ -61,10 +62,10 @@ class IsolationWatch:
             elif now - inquired >= INQUIRE:
                 inquired = knocked = now
                 self._say(why_alone(await self._facts()))
-            await trio.sleep(LOOK)
+            await trio.sleep(CHECK_EVERY)
 
     def document(self) -> dict[str, Any]:
-        """For the status: what is wrong, and the bootstrap addresses that do not answer."""
+        """For the status: the problem, and the bootstrap addresses that do not answer."""
         dead = [dead_bootstrap(entry) for entry in self._knocked.values() if not entry["answers"]]
         return {"trouble": self.trouble.document() if self.trouble else None, "bootstrap": [found.document() for found in dead]}
 
@@ -72,7 +73,7 @@ class IsolationWatch:
         if trouble != self.trouble and trouble is not None:
             log.warning("%s; %s", trouble.cause, trouble.remedy)
         elif trouble != self.trouble:
-            log.info("nothing is wrong with the swarm any more")
+            log.info("no problem with the swarm any more")
         self.trouble = trouble
 
     async def _facts(self) -> Facts:
@@ -88,7 +89,7 @@ class IsolationWatch:
         )
 
     async def _knock(self) -> None:
-        """At the bootstrap addresses whose peer is not connected. What changed is said, once."""
+        """Try the bootstrap addresses whose peer is not connected. A change is reported once."""
         connected = {peer.id for peer in self._member.peers()} | {self._member.identity.peer_id}
 
         async def one(address: str, peer: PeerId) -> None:

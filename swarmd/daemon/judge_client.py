@@ -39,7 +39,7 @@ _Id = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 
 
 class BadJudgeUrl(ConfigError):
-    """The judge's address is not one. Give http://host:port or https://host[:port], as its operator publishes it."""
+    """The judge's address is malformed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Graded:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """No evaluation this time. Normal weather: the node goes on training."""
+    """No evaluation this time: cause and remedy. Training continues."""
 
     cause: str
     remedy: str
@@ -168,7 +168,7 @@ class JudgeClient:
         if wait := self.wait():
             return Silence(f"the judge failed {self._failures} times in a row", f"nothing to do; it is asked again in {math.ceil(wait)} s")
         folder = model.startswith(("/", ".", "~")) or "\\" in model
-        shown = PureWindowsPath(model).name if folder else model  # a folder's path is nobody's business
+        shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
         name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL] or "unnamed"
         asked = await self._call("/v1/evaluations", {"round": round_number, "model": name, "curriculum": self._digest}, 201, _Asked)
         if isinstance(asked, Silence):

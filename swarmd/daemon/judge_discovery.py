@@ -1,4 +1,4 @@
-"""How a judge is found: who knows one says so in the DHT, under a key of the curriculum, and tells its address to whoever asks.
+"""Judge discovery: a node that knows a judge announces itself in the DHT, under a key of the curriculum, and tells its URL on request.
 
 Question: byte 2. Answer: up to 4 web addresses, each after its length as one byte. `swarmd bootstrap --judge` answers; a node with
 judge.url = "auto" asks. An address from a peer is a stranger's word: it is used only because the operator said so, only with https, and
@@ -101,7 +101,7 @@ def advertised(urls: Sequence[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise ConfigError(f"--judge {url!r} is not a judge's address: {error}; give https://host[:port]") from None
         if not usable(origins[-1], same_machine=True):
-            raise ConfigError(f"--judge {url}: nobody would use it: a judge is advertised with https and a public address")
+            raise ConfigError(f"--judge {url}: no node would use it: a judge is advertised with https and a public address")
     if len(origins) > MAX_URLS:
         raise ConfigError(f"--judge: at most {MAX_URLS} judges can be advertised")
     return tuple(origins)
@@ -189,7 +189,7 @@ class JudgeSearch:
         """For the status: beside the judge's own lines, or in place of them while there is none."""
         if self.found is not None:
             return {"advertised_by": [{"id": peer, "name": nickname(peer)} for peer in self.found.by]}
-        nobody = {"cause": "nobody in this swarm tells of a judge yet", "remedy": "wait, or set judge.url to one"}
+        nobody = {"cause": "no peer of this swarm advertises a judge yet", "remedy": "wait, or set judge.url to one"}
         return {"url": AUTO, "score": None, "n": 0, **nobody, "advertised_by": []}
 
 

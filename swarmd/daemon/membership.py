@@ -1,4 +1,4 @@
-"""What every process of ours that is a member of a swarm does alike: choose its engine, build it, and run until it is done."""
+"""Swarm membership, as the daemon, the bootstrap node and the doctor share it: choose an engine, build it, run it."""
 
 import logging
 import random
@@ -60,7 +60,7 @@ def engine_builder(
 
 
 def nearby(member: Member) -> Mdns:
-    """What finds members on the local network, and lets them find this one. Its `run` is for whoever runs the member."""
+    """mDNS: finds members on the local network, and lets them find this one. Run it beside the member."""
     return Mdns(member.topics, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
 
 

@@ -1,4 +1,4 @@
-"""What a survey of the network (`network_survey`) means, in plain words, with what to change. Pure."""
+"""The report of `swarmd doctor network`: what a survey (`reachability_survey`) means, and what to change. Pure."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ Survey = Mapping[str, Any]  # JSON, because it may come from the running node; k
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing we looked at. good: None where it is neither good nor bad."""
+    """One thing that was checked. good: None if it is neither good nor bad."""
 
     about: str
     good: bool | None
@@ -27,7 +27,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     reachable: bool | None  # from the internet; None: nobody could say
-    takes_part: bool  # whether it is, or could be, in the swarm at all
+    takes_part: bool  # whether it is, or could be, in the swarm
     summary: str
     findings: Sequence[Finding]
 
@@ -63,13 +63,13 @@ def diagnose(found: Survey) -> Diagnosis:
 
 
 def no_port(error: OperatorError, listen: Sequence[str]) -> Diagnosis:
-    """Where the member could not even listen."""
+    """The member could not listen."""
     finding = Finding("listening", False, str(error), "")
     return Diagnosis(None, False, f"the node cannot start: it cannot listen on {', '.join(listen)}", [finding])
 
 
 def no_network() -> Diagnosis:
-    """Where the operator wants none."""
+    """No network is configured."""
     finding = Finding("engine", None, 'swarm.engine is "none": the node opens no socket', 'to join a swarm set it to "auto"')
     return Diagnosis(None, True, "the node trains alone, as configured", [finding])
 
@@ -150,7 +150,7 @@ def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
         return "that node has a new key: ask its people for its address as it is now"
     if entry["refused"]:
         return "the machine is there and the node is not running, or has another port: ask its people"
-    return "is this machine online, and does no firewall here stop outgoing TCP connections to that port? Else that node is gone"
+    return "check that this machine is online and that no firewall stops outgoing TCP connections to that port; otherwise that node is down"
 
 
 def _company(found: Survey, bootstrap_answers: bool) -> Finding:
@@ -159,11 +159,11 @@ def _company(found: Survey, bootstrap_answers: bool) -> Finding:
         return Finding("members", True, f"connected to {peers['connected']} of swarm {found['swarm']['name']}")
     there = ", ".join(f"{count} of {name}" for name, count in sorted(seen["others"].items()))
     if there:
-        says = f"nobody of {found['curriculum']} is here, which this node trains; nodes that are here: {there}"
+        says = f"no node of {found['curriculum']} is here, which this node trains; nodes that are here: {there}"
         remedy = f"wait for nodes of {found['curriculum']}, or train what they train: --model or swarm.curriculum"
         return Finding("members", False, says, remedy)
     if peers["connected"]:
-        says = f"{peers['connected']} that only helps others meet, and nobody who trains {found['curriculum']}"
+        says = f"only bootstrap nodes ({peers['connected']}), and no node that trains {found['curriculum']}"
         return Finding("members", None, says, "wait: others are found as they come")
     remedy = "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd" if bootstrap_answers else ""
     return Finding("members", False if found["bootstrap"] else None, f"none of swarm {found['swarm']['name']} is connected", remedy)

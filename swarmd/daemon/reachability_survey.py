@@ -1,6 +1,6 @@
-"""Whether others can reach this node: the facts. What they mean is said by `network_doctor`.
+"""Reachability survey: collects the facts on whether others can reach this node. `reachability_report` says what they mean.
 
-The survey is made by whoever has the engine: the running node, or where none runs a member that lives for the question alone.
+The process with the engine makes it: the running node; if none runs, a member started for the survey alone.
 """
 
 import ipaddress

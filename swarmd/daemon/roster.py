@@ -1,8 +1,8 @@
-"""Authors heard lately, for `swarmd status` and `swarmd peers`. Bounded. Pure; `now` is an argument.
+"""Authors heard lately, for `swarmd status` and `swarmd peers`. Bounded in number. Pure; `now` is an argument.
 
 An author is **heard** while its last rollout set or offer is not much older than usual: 2.5 of its own gaps, at least a minute and at
-most a quarter of an hour. So the dead leave within a minute or two, and a slow node stays. A crowd of new names pushes out only each
-other: an author whose rollouts were of use is forgotten last.
+most a quarter of an hour. So a dead node leaves within a minute or two, and a slow one stays. Many new names push out only each
+other: an author whose rollouts were useful is forgotten last.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ _SHARE = 0.3  # of the newest gap in the mean
 class AuthorRecord:
     """What is known of one author."""
 
-    last: float  # when it was heard
+    last: float  # when it was heard last
     quiet: float = FIRST  # seconds after which it is no longer heard
     frames: int = 0  # let in
     rejected: int = 0  # let in, and then found bad by the trainer
@@ -32,7 +32,7 @@ class AuthorRecord:
 class Roster:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
-        self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()  # their rollouts were of use; heard last at the end
+        self._useful: OrderedDict[PeerId, AuthorRecord] = OrderedDict()  # authors of useful rollouts; the one heard last is at the end
         self._others: OrderedDict[PeerId, AuthorRecord] = OrderedDict()
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Roster:
         return self._useful.get(peer) or self._others.get(peer)
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """A rollout set or an offer of its was let in."""
+        """One of its rollout sets or offers was admitted."""
         author = self.get(peer)
         if author is None:
             author = self._others[peer] = AuthorRecord(now)
@@ -55,14 +55,14 @@ class Roster:
             self._others.popitem(last=False)
 
     def useful(self, peer: PeerId) -> None:
-        """The trainer found rollouts of its to be of use."""
+        """The trainer found its rollouts useful."""
         if (author := self._others.pop(peer, None)) is not None:
             self._useful[peer] = author
             if len(self._useful) > self._kept * 3 // 4:  # room for newcomers
                 self._useful.popitem(last=False)
 
     def bad(self, peer: PeerId) -> None:
-        """The trainer found what it sent to be bad."""
+        """The trainer refused something it sent."""
         if (author := self.get(peer)) is not None:
             author.rejected += 1
 
@@ -71,5 +71,5 @@ class Roster:
             author.round, author.model = round_number, model
 
     def present(self, now: float) -> Sequence[PeerId]:
-        """Those that are heard, the useful ones first."""
+        """Authors that are heard, the useful ones first."""
         return [peer for those in (self._useful, self._others) for peer, author in those.items() if now - author.last <= author.quiet]

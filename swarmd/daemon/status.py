@@ -1,4 +1,4 @@
-"""What `swarmd status` and `swarmd peers` say of a running node. Every state but "training" has a cause and a remedy."""
+"""The documents behind `swarmd status` and `swarmd peers`. Every state but "training" has a cause and a remedy."""
 
 import os
 import time
@@ -20,7 +20,7 @@ SHOWN = 500  # peers in one answer, at least; all that are connected are in it
 
 
 class StatusBoard:
-    """The daemon writes here what happened; documents are made from it on demand."""
+    """Collects what happens in the daemon; documents are made from it on demand."""
 
     def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None) -> None:
         self.config, self.folder, self.peer_id, self.topic, self.engine = config, folder, peer_id, topic, engine
@@ -39,12 +39,12 @@ class StatusBoard:
         self.state, self.cause, self.remedy = state, cause, remedy
 
     def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """The rounds of earlier lives, from metrics.jsonl."""
+        """Take up the rounds of earlier runs, from metrics.jsonl."""
         self.rewards.extend(line.get("reward_mean") for line in lines)
         self.round = lines[-1]["round"] if lines else 0
 
     def resumed(self, ready: link.TrainerReady) -> None:
-        """The trainer is there. Rounds that were lost with the one before it are run again."""
+        """The trainer is ready. Rounds that were lost with the trainer before it are run again."""
         for _ in range(min(self.round - ready.round, len(self.rewards))):
             self.rewards.pop()
         self.model, self.round, self.saved = ready.model, ready.round, ready.round
@@ -105,7 +105,7 @@ class StatusBoard:
 
 
 def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
-    """Connected peers first, then authors that are heard through others. left_out: how many more of these there are."""
+    """Connected peers first, then authors heard through others. left_out: how many more of these there are."""
     connected = {peer.id: peer for peer in peers}
     relayed = [author for author in roster.present(now) if author not in connected]
     shown = relayed[: max(0, SHOWN - len(connected))]

@@ -1,4 +1,4 @@
-"""The trainer as the daemon's child: started, spoken to, and started again when it dies. trio."""
+"""The trainer's process: started, sent messages, watched, and restarted when it dies (trio)."""
 
 import contextlib
 import logging
@@ -19,14 +19,14 @@ from swarmd.workers.restarts import LINGERS, Death, Deaths, exit_words
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.0  # seconds between two looks at whether it is stuck
+CHECK_EVERY = 1.0  # seconds between two checks whether it is stuck
 
 
 class TrainerChild:
-    """Runs `python -m swarmd.trainer.trainer` until it ends of its own accord, is told to stop, or dies too often.
+    """Runs `python -m swarmd.trainer.trainer` until it finishes, is stopped, or dies too often.
 
-    `on_message` is called for every message, in order; `on_death` when it died and will be started again; `on_stuck` when it is stuck
-    (then it is killed in the end), and with None when it goes on.
+    `on_message` is called for every message, in order; `on_death` when it died and will be restarted; `on_stuck` when it is stuck
+    (it is killed if that lasts), and with None when it works again.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class TrainerChild:
         self._wake = trio.Event()
 
     def tell(self, message: link.ToTrainer) -> None:
-        """Queue a message; returns at once. What a dead trainer was told is told to its successor."""
+        """Queue a message; returns at once. What a dead trainer did not read goes to the next one."""
         self._outbox.put(message)
         self._wake.set()
 
     def stop(self) -> None:
-        """Let it finish the round in hand, save and leave; at once where it has not begun, for then there is nothing to save."""
+        """Let it finish the current round, save and exit; kill it if it has not begun, for then there is nothing to save."""
         if not self.ready:
             self.kill()
             return
@@ -67,7 +67,7 @@ class TrainerChild:
         self.tell(link.Stop())
 
     def kill(self) -> None:
-        """At once. The rounds since the last checkpoint are lost."""
+        """Kill it. The rounds since the last checkpoint are lost."""
         self._stopping = True
         self._told_to_stop.set()
         if self.pid is not None:
@@ -75,7 +75,7 @@ class TrainerChild:
                 os.kill(self.pid, 9)
 
     async def run(self) -> None:
-        """Until the trainer is done, or stopped, or there is no use in starting it again: then `failed` says why."""
+        """Until the trainer has finished, or was stopped, or died too often: then `failed` says why."""
         while True:
             status = await self._once()
             if self.finished or self._stopping or self.failed is not None:
@@ -93,7 +93,7 @@ class TrainerChild:
             self.restarts += 1
 
     async def _once(self) -> int:
-        """One life of the trainer; returns its exit status."""
+        """Run one trainer process; returns its exit status."""
         self.ready = False
         ours, theirs = socket.socketpair()
         with contextlib.suppress(FileNotFoundError):  # the last life's, kept for whoever wants to know how it ended
@@ -138,7 +138,7 @@ class TrainerChild:
     async def _watch(self, pid: int) -> None:
         self._watchdog.started(trio.current_time())
         while True:
-            await trio.sleep(LOOK)
+            await trio.sleep(CHECK_EVERY)
             stuck = self._watchdog.check(trio.current_time(), stopped=_is_stopped(pid))
             if stuck != self._stuck:
                 self._stuck = stuck
@@ -178,7 +178,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _cause(status: int, log_file: Path) -> str:
-    """The exit status in words, with the last line the trainer wrote where it ended by itself."""
+    """The exit status in words, with the last line of the log if it was not killed."""
     if status < 0:
         return exit_words(status)
     with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""Tells a trainer that is stuck from one that is slow. Pure.
+"""Watchdog: tells a stuck trainer from a slow one. Pure.
 
 Two signs. The trainer's process speaks every few seconds from a thread of its own, whatever its loop does (`link.Alive`): where it is
-silent, it is stopped, or the machine starves it. And rounds end: a loop that ends none for many times as long as its slowest of late hangs.
+silent, it is stopped, or the machine is overloaded. And rounds end: a loop hangs if no round ends for many times its slowest of late.
 
-Time is added up look by look, at most COUNTED seconds for each. So a daemon that was itself suspended or starved in between, with the
-machine, blames nobody for it.
+Time is added up check by check, at most COUNTED seconds for each. So time in which the daemon itself was suspended, with the machine,
+does not count.
 """
 
 from collections import deque
@@ -13,18 +13,18 @@ from typing import Final
 
 from swarmd import link
 
-COUNTED: Final = 2.0  # seconds that one look may add
+COUNTED: Final = 2.0  # seconds that one check may add
 _RECENT: Final = 20  # rounds
 
 
 @dataclass(frozen=True)
 class StuckLimits:
-    """Seconds, and rounds as long as the slowest of late. Both have to be over."""
+    """Limits in seconds, and in rounds as long as the slowest of late. Both must be exceeded."""
 
-    silent: float = 15.0  # of the process, until it is said
+    silent: float = 15.0  # without a word from the process, until it counts as stuck
     importing: float = 300.0  # the same before it has spoken for the first time: Python imports much
     silent_end: float = 300.0  # until it is killed
-    hanging: float = 300.0  # without the end of a round, until it is said
+    hanging: float = 300.0  # without the end of a round, until it counts as stuck
     hanging_end: float = 1800.0  # until it is killed
     rounds: float = 5.0
     rounds_end: float = 20.0  # of a loop that hangs while its process speaks
@@ -38,7 +38,7 @@ class Stuck:
 
 
 class Watchdog:
-    """Of one daemon, over all lives of its trainer."""
+    """Watches the trainers of one daemon, one after the other."""
 
     def __init__(self, limits: StuckLimits = StuckLimits()) -> None:
         self._limits = limits
@@ -47,7 +47,7 @@ class Watchdog:
         self.started(0.0)
 
     def started(self, now: float) -> None:
-        """A trainer's process begins."""
+        """A trainer process starts."""
         self._looked = now
         self._silent = self._without_round = 0.0  # seconds
         self._spoke = self._training = False
@@ -62,7 +62,7 @@ class Watchdog:
                 self._without_round = 0.0
 
     def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
-        """Whether it is stuck now. To be called about once a second. stopped: the system says that its process is."""
+        """Whether it is stuck now. To be called about once a second. stopped: the operating system says so of its process."""
         passed, self._looked = min(COUNTED, max(0.0, now - self._looked)), now
         self._silent += passed
         if self._training:

@@ -1,4 +1,4 @@
-"""The folder in which a node keeps everything it owns, and the lock by which one node at a time does."""
+"""The state folder of a node and its lock: one node at a time owns it. Also the seed kept there."""
 
 import contextlib
 import errno
@@ -21,13 +21,13 @@ from swarmd.errors import ConfigError, StateFolderInUse
 
 log = logging.getLogger(__name__)
 
-RUN_FILE = "run.json"  # who runs here and on which socket it answers; gone when nobody does
+RUN_FILE = "run.json"  # the running node's pid and control socket; removed when it stops
 LOCK_FILE = "lock"
 IDENTITY_FILE = "identity.key"
 METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
 LOG_FILE = "swarmd.log"
-_PATIENCE = 0.2  # seconds; `in_use` holds the lock for an instant to look, and that is no owner
+_LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner
 
 
 def default_state_dir() -> Path:
@@ -89,7 +89,7 @@ class StateFolder:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a living node owns the folder. Takes the lock for an instant where nobody holds it."""
+    """Whether a running node owns the folder. Takes the lock for an instant if it is free."""
     try:
         lock = _open_lock(path)
     except (OSError, ConfigError):
@@ -110,7 +110,7 @@ class _Drawn(msgspec.Struct):
 
 
 def node_seed(configured: int | None, folder: Path) -> int:
-    """The configured seed; else the one drawn when this folder was first used. ConfigError where it can neither be read nor written."""
+    """The configured seed, or the one drawn when this folder was first used. ConfigError if its file cannot be used."""
     if configured is not None:
         return configured
     path = folder / SEED_FILE
@@ -134,7 +134,7 @@ def _drawn(path: Path) -> int:
 
 
 def _open_lock(folder: Path, create: int = 0) -> int:
-    """Our own plain file, whoever put something else there: it is written to. Raises OSError and ConfigError."""
+    """Open the lock file, which must be a plain file of our own, as it is written to. Raises OSError and ConfigError."""
     path = folder / LOCK_FILE
     try:
         lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | create, 0o600)
@@ -158,8 +158,8 @@ def _lock_now(lock: int) -> bool:
 
 
 def _take(lock: int) -> str | None:
-    """None where the lock is ours now, and our pid in it; else who has it, in words."""
-    until = time.monotonic() + _PATIENCE
+    """Take the lock and write our pid into it: None. Otherwise the owner, in words."""
+    until = time.monotonic() + _LOCK_WAIT
     while not _lock_now(lock):
         if time.monotonic() > until:
             pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()

@@ -107,7 +107,7 @@ def test_a_neighbour_could_not_get_in() -> None:
 @pytest.mark.parametrize(
     "entry, remedy",
     [
-        (SILENT, "firewall here"),
+        (SILENT, "no firewall stops"),
         ({**SILENT, "says": "nothing listens on that port", "refused": True}, "the node is not running"),
         ({**SILENT, "says": "another peer answers there, 12D3KooWX"}, "a new key"),
     ],
@@ -128,9 +128,9 @@ def test_a_bootstrap_node_of_another_swarm() -> None:
 def test_members_that_train_something_else_or_nothing() -> None:
     alone = {"peers": {"connected": 1, "relayed": 0}}
     others = about(diagnose(survey(**alone, seen={"helpers": 1, "companions": 0, "others": {"tiny-9": 3}})), "members")
-    assert others.startswith("False nobody of sapo-9 is here") and "3 of tiny-9" in others and "swarm.curriculum" in others
+    assert others.startswith("False no node of sapo-9 is here") and "3 of tiny-9" in others and "swarm.curriculum" in others
     helper = about(diagnose(survey(**alone, seen={"helpers": 1, "companions": 0, "others": {}})), "members")
-    assert helper.startswith("None 1 that only helps others meet") and "wait" in helper
+    assert helper.startswith("None only bootstrap nodes (1), and no node that trains") and "wait" in helper
     company = about(diagnose(survey(**alone, seen={"helpers": 1, "companions": 2, "others": {"tiny-9": 3}})), "members")
     assert company.startswith("True connected to 1")
 

@@ -92,7 +92,7 @@ def test_the_page_says_who_how_and_why() -> None:
     for said in (
         "brave-otter", PEER, "● training", "round 120 of 300", "up 3:12", "tiny 0.9 M cpu float32", "reward 0.429",
         "generate 2.13", "4 own + 3 of others", "pool 17, 5 new", "2 without advantage dropped", "gradient –",
-        "12 already seen, 3 bad signature", "0.310 over 120 questions", "/ip4/192.0.2.7/tcp/40123", "lost and started again: 1",
+        "12 already seen, 3 bad signature", "0.310 over 120 questions", "/ip4/192.0.2.7/tcp/40123", "restarts: 1",
         "event 1", "swarm main 3f2a9c00",
     ):  # fmt: skip
         assert said in text, said

@@ -116,7 +116,7 @@ async def test_an_evaluation() -> None:
         assert question == Question(ID, "1 + 1?", expires=60.0)
         assert isinstance(question, Question)
         assert await evaluated.answer(question, Completion("2", True)) == Graded(1.0, "correct", "bf", 0.625, 4)
-    assert b'"model":"tiny"' in seen[0]  # a folder's path is nobody's business
+    assert b'"model":"tiny"' in seen[0]  # a folder's path is private
     assert b"/home/me" not in seen[0]
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answer HTTP/1.1".encode())
 

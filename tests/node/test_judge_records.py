@@ -203,7 +203,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
             bootstrap = bootstrap or list(addresses or [])
             members.append(member)
         advertiser, search = JudgeAdvertiser(members[1], [url]), JudgeSearch(members[2], ())
-        assert search.document()["url"] == "auto" and "nobody in this swarm tells" in search.document()["cause"]
+        assert search.document()["url"] == "auto" and "no peer of this swarm advertises" in search.document()["cause"]
         members[1].answers[PeerRequest.JUDGES] = advertiser.answer
         nursery.start_soon(advertiser.run)
         with trio.fail_after(60):

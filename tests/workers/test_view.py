@@ -17,5 +17,5 @@ WORKERS = {
 def test_workers_in_words() -> None:
     assert workers_words({}) == ""
     assert workers_words(WORKERS) == (
-        "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3, lost and started again: 1"
+        "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3, restarts: 1"
     )
