@@ -23,7 +23,7 @@ CHECK_EVERY = 1.0  # seconds between two checks whether it is stuck
 
 
 class TrainerChild:
-    """Runs `python -m swarmd.trainer.trainer` until it finishes, is stopped, or dies too often.
+    """Runs `python -m swarmd.trainer` until it finishes, is stopped, or dies too often.
 
     `on_message` is called for every message, in order; `on_death` when it died and will be restarted; `on_stuck` when it is stuck
     (it is killed if that lasts), and with None when it works again.
@@ -100,7 +100,7 @@ class TrainerChild:
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
         with self.log_file.open("wb") as output, theirs:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "swarmd.trainer.trainer", str(theirs.fileno())],
+                [sys.executable, "-m", "swarmd.trainer", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

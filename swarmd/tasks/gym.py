@@ -3,6 +3,7 @@
 cellpylib is imported when it is first used.
 """
 
+import gc
 import importlib
 import sys
 from types import ModuleType
@@ -22,7 +23,12 @@ class Deferred(ModuleType):
 
 sys.modules.setdefault("cellpylib", Deferred("cellpylib"))
 
+_collecting = gc.isenabled()
+gc.disable()  # what imports make is no garbage, and the search for some takes a third of their time
 import reasoning_gym  # noqa: E402
 from reasoning_gym.arithmetic import basic_arithmetic  # noqa: E402
+
+if _collecting:
+    gc.enable()
 
 __all__ = ["basic_arithmetic", "reasoning_gym"]

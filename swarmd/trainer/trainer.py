@@ -1,14 +1,8 @@
-"""The trainer process: the one place that builds a node, its loop, and its end.
-
-The daemon starts it as `python -m swarmd.trainer.trainer FD`.
-"""
+"""What the trainer process runs: the one place that builds a node, its loop, and its end."""
 
 import itertools
 import logging
 import math
-import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -20,14 +14,13 @@ from typing import Any
 from p2p.types import PeerId
 from swarmd import link
 from swarmd.config.config import CheckpointConfig, NodeConfig
-from swarmd.errors import CannotRecord, SwarmdError
+from swarmd.errors import CannotRecord
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.replay_theory import compute_ratio
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import FILES
 from swarmd.state.folder import METRICS_FILE
-from swarmd.state.logs import set_up_logging
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
@@ -251,7 +244,7 @@ class Trainer:
 
 
 @contextmanager
-def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink) -> Iterator[Trainer]:
+def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: Verifier) -> Iterator[Trainer]:
     """Build everything; resume from the newest whole checkpoint, without asking."""
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
@@ -262,11 +255,7 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink) -> Iterator
     def told(download: str) -> None:
         daemon.tell(link.TrainerState("starting", download, "wait; Ctrl-C leaves at once, and the next start goes on from there"))
 
-    with (
-        Verifier(curriculum.name) as verifier,
-        Saver(checkpoints) as saver,
-        closing(_open_policy(config, start.seed, told)) as policy,
-    ):
+    with Saver(checkpoints) as saver, closing(_open_policy(config, start.seed, told)) as policy:
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         behind, notes = resume(checkpoints, node, policy)
@@ -324,23 +313,3 @@ def reuse_figures(report: RoundReport, generating: float | None = None) -> tuple
         return None, None
     mu = (generate / report.generated) / (train / trained)
     return mu, compute_ratio(mu, report.generated, trained)
-
-
-def main() -> None:
-    """The daemon ended: so do we, at once. Whatever was saved is whole."""
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    daemon = link.TrainerLink(sock, on_eof=lambda: os._exit(1))
-    start = daemon.open()
-    set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
-    try:
-        with open_trainer(start, daemon) as trainer:
-            trainer.run()
-    except SwarmdError as error:
-        log.error("%s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
-        daemon.tell(link.TrainerFailed(str(error), error.exit_code))
-    finally:
-        daemon.close()
-
-
-if __name__ == "__main__":
-    main()

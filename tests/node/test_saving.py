@@ -16,7 +16,9 @@ import pytest
 from p2p.identity import Identity
 from swarmd import link
 from swarmd.config.config import NodeConfig
+from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.metrics import read_metrics
+from swarmd.tasks.scoring import Verifier
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
 from swarmd.types import Completion, Generation
@@ -136,7 +138,7 @@ def trainer_in(
     daemon = link.TrainerLink(theirs, on_eof=lambda: None)
     ours.sendall(link.pack(link.StartTrainer(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)))
     try:
-        with node.open_trainer(daemon.open(), daemon) as trainer:
+        with Verifier(curriculum_of(config)) as verifier, node.open_trainer(daemon.open(), daemon, verifier) as trainer:
             yield trainer, ours
     finally:
         daemon.close()

@@ -1,0 +1,46 @@
+"""The trainer process, `python -m swarmd.trainer FD`, as the daemon starts it: FD is the socket to the daemon.
+
+The verifier starts first, and loads while this process imports torch and transformers, which takes longest of all.
+"""
+
+import gc
+import logging
+import os
+import socket
+import sys
+
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.errors import SwarmdError
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.state.logs import set_up_logging
+from swarmd.tasks.scoring import Verifier
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Train until the rounds are done or the daemon says stop. Ends at once if the daemon does: what was saved is whole."""
+    gc.disable()  # what imports make is no garbage, and the search for some takes a quarter of their time
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    daemon = link.TrainerLink(sock, on_eof=lambda: os._exit(1))
+    start = daemon.open()
+    set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
+    try:
+        with Verifier(curriculum_of(NodeConfig.model_validate_json(start.config))) as verifier:
+            from swarmd.trainer.trainer import open_trainer
+
+            with open_trainer(start, daemon, verifier) as trainer:
+                gc.freeze()  # nor does what is loaded become garbage
+                gc.enable()
+                trainer.run()
+    except SwarmdError as error:
+        log.error("%s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
+        daemon.tell(link.TrainerFailed(str(error), error.exit_code))
+    finally:
+        daemon.close()
+        gc.freeze()  # the end of a process looks through the rest: more than a second
+
+
+if __name__ == "__main__":
+    main()
