@@ -16,19 +16,19 @@ import json
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import trio
 
-from benchmarks.probe import lines, say
+from benchmarks.probe import build_engine, lines, options, say
 from p2p.blobs.fetch import Want
-from p2p.engines import engine
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Envelope, Handlers
+from p2p.types import Envelope
 from swarmd.exchange import offers
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board
@@ -51,8 +51,8 @@ class Node:
         self._up, self._heard = 0.0, False
         self.member = Member(
             self._identity,
-            Topic("exchange", arguments.digest),
-            self._engine,
+            Topic(arguments.swarm, arguments.digest),
+            partial(build_engine, arguments, self._identity),
             sequence=itertools.count(int(time.time() * 1000)),
             clock=time.time,
             admitted=self._on_admitted,
@@ -139,30 +139,10 @@ class Node:
             say(cpu=cpu, pids=[me.pid, *(child.pid for child in children)])
             await trio.sleep(0.5)
 
-    def _engine(self, handlers: Handlers) -> Engine:
-        return engine(self._arguments.engine)(
-            self._identity,
-            self.member_topic,
-            handlers,
-            listen=[self._arguments.listen],
-            bootstrap=self._arguments.bootstrap,
-            addressbook=None,
-            clock=time.time,
-            rng=random.Random(self._identity.peer_id),
-        )
-
-    @property
-    def member_topic(self) -> Topic:
-        return Topic("exchange", self._arguments.digest)
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange_node", description="one node of benchmarks.exchange")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--digest", default="0")
-    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0")
-    parser.add_argument("--bootstrap", action="append", default=[])
-    parser.add_argument("--engine", default="libp2p")
+    parser = options("benchmarks.exchange_node", "one node of benchmarks.exchange")
+    parser.set_defaults(swarm="exchange")
     parser.add_argument("--wanted", type=int, default=4, help="rollouts to gather each round")
     trio.run(Node(parser.parse_args()).run)
 

@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Probe:
         self.member = Member(
             self._identity,
             self._topic,
-            self._engine,
+            partial(build_engine, arguments, self._identity, addressbook=folder / "peers.json"),
             sequence=self._numbers(SequenceFile(folder / "sequence", time.time)),
             clock=time.time,
             admitted=self._admitted,
@@ -103,18 +104,6 @@ class Probe:
         for envelope in self.member.received():
             say(got=envelope.sequence, author=envelope.author, bytes=len(envelope.body), at=now, delay=now - envelope.sent_at)
 
-    def _engine(self, handlers: Handlers) -> Engine:
-        return engine(choose(self._arguments.engine).name)(
-            self._identity,
-            self._topic,
-            handlers,
-            listen=[self._arguments.listen],
-            bootstrap=self._arguments.bootstrap,
-            addressbook=self._arguments.folder / "peers.json",
-            clock=time.time,
-            rng=random.Random(self._identity.peer_id),
-        )
-
     def _numbers(self, numbers: Iterator[int]) -> Iterator[int]:
         for self._last in numbers:
             yield self._last
@@ -134,14 +123,29 @@ def say(**message: Any) -> None:
     sys.stdout.flush()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description="one member of a swarm that trains nothing")
+def options(module: str, about: str) -> argparse.ArgumentParser:
+    """Of a process that `ProbeProcess` starts."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("--folder", type=Path, required=True, help="where its key, sequence numbers and known peers are kept")
     parser.add_argument("--swarm", default="probe", help="name of the swarm")
     parser.add_argument("--digest", default="0", help="digest of the swarm")
-    parser.add_argument("--listen", default="/ip4/0.0.0.0/tcp/0", help="multiaddress")
+    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help="multiaddress")
     parser.add_argument("--bootstrap", action="append", default=[], help="multiaddress ending in /p2p/<peer id>; may be repeated")
     parser.add_argument("--engine", default="libp2p", choices=["auto", "libp2p", "hivemind"], help="what moves the frames")
+    return parser
+
+
+def build_engine(given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None) -> Engine:
+    """The engine that the options ask for."""
+    return engine(choose(given.engine).name)(
+        identity, Topic(given.swarm, given.digest), handlers, listen=[given.listen], bootstrap=given.bootstrap, addressbook=addressbook,
+        clock=time.time, rng=random.Random(identity.peer_id),
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = options("benchmarks.probe", "one member of a swarm that trains nothing")
+    parser.set_defaults(listen="/ip4/0.0.0.0/tcp/0")
     parser.add_argument("--report", type=float, default=0.2, help="seconds between reports")
     try:
         trio.run(Probe(parser.parse_args()).run)

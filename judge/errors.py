@@ -17,5 +17,5 @@ class DatabaseInUse(JudgeError):
     exit_code = 5
 
 
-class CannotListen(JudgeError):
+class JudgeCannotListen(JudgeError):
     """The judge cannot listen at its address."""

@@ -35,7 +35,7 @@ from judge.config import (
 from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
 from judge.refusals import BUSY, FAULT, UNHEALTHY, Refusal, Refused
-from judge.sessions import Asker, OpenQuestion, Room, Sessions
+from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
 from p2p.rate_limit import TokenBuckets
@@ -120,7 +120,7 @@ class JudgeService:
         if wait := self._buckets.of(signed.peer, now := self._monotonic()).wait(now):
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
-        asker = Asker(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)
+        asker = Requester(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)
         await self.expire()
         now = self._monotonic()
         outcome = self._sessions.ask(signed.peer, asker, now)

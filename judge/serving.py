@@ -22,7 +22,7 @@ from judge.config import (
     TAKE_SECONDS,
     JudgeSettings,
 )
-from judge.errors import CannotListen
+from judge.errors import JudgeCannotListen
 from judge.limits import SlowReaders, network_of
 from judge.service import open_service
 
@@ -148,18 +148,18 @@ async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Cal
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bound, not yet listening. Raises CannotListen."""
+    """Bound, not yet listening. Raises JudgeCannotListen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:  # socket.gaierror is one
-        raise CannotListen(f"{host} is not an address of this machine: {error.strerror}; give another one with --host") from None
+        raise JudgeCannotListen(f"{host} is not an address of this machine: {error.strerror}; give another one with --host") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise CannotListen(
+        raise JudgeCannotListen(
             f"cannot listen on {host} port {port}: {error.strerror}; give another --port (0 takes any free one) or --host"
         ) from None
     return listener

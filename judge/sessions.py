@@ -28,11 +28,11 @@ class OpenQuestion:
     task: Task
     asked: float  # monotonic seconds
     deadline: float  # monotonic seconds
-    asker: "Asker"
+    asker: "Requester"
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """The limits that apply to a peer depend on this."""
 
     network: str
@@ -61,14 +61,14 @@ class Sessions:
         self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of those without a record
-        self._held: Counter[Asker] = Counter()
+        self._held: Counter[Requester] = Counter()
         self._of_peer: dict[PeerId, str] = {}
         self._closed: OrderedDict[str, tuple[PeerId, Refusal]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def ask(self, peer: PeerId, asker: Asker, now: float) -> AskResult | Refusal:
+    def ask(self, peer: PeerId, asker: Requester, now: float) -> AskResult | Refusal:
         """The peer's question, and whether it is new. Call `expire` first: open questions count as in time."""
         if peer in self._of_peer:
             return AskResult(self._open[self._of_peer[peer]], False)

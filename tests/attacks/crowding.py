@@ -11,13 +11,12 @@ import time
 
 import trio
 
-from benchmarks.probe import say
+from benchmarks.probe import build_engine, options, say
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.shards.shards import Estimate, encode_estimate
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Verdict
-from tests.attacks.nodes import build_engine, options
 
 KIND = "presence"  # that nobody knows
 LIE = encode_estimate(Estimate(300, 42))
@@ -49,7 +48,7 @@ async def attack(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("crowding", "plays a crowd; give it only your own nodes")
+    parser = options("tests.attacks.crowding", "plays a crowd; give it only your own nodes")
     parser.add_argument("--keys", type=int, default=300)
     parser.add_argument("--rate", type=float, default=RATE, help="frames a second")
     trio.run(attack, parser.parse_args())

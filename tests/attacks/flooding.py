@@ -23,12 +23,12 @@ from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from benchmarks.probe import say
+from benchmarks.probe import options, say
 from p2p.engines.libp2p.stack import MESHSUB, _host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
-from tests.attacks.nodes import key_of, options, subscribe, swallow
+from tests.attacks.nodes import key_of, subscribe, swallow
 
 KINDS = {
     "frames": "frames of ours, new and well signed",
@@ -129,7 +129,7 @@ async def attack_all(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("flooding", "floods nodes with messages; give it only your own")
+    parser = options("tests.attacks.flooding", "floods nodes with messages; give it only your own")
     parser.add_argument("--kind", choices=KINDS, default="frames", help="; ".join(f"{kind}: {what}" for kind, what in KINDS.items()))
     parser.add_argument("--rate", type=float, default=10_000.0, help="messages a second to each victim")
     parser.add_argument("--batch", type=int, default=100, help="messages in one RPC")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.probe import lines, say
+from benchmarks.probe import build_engine, lines, options, say
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
@@ -30,7 +30,6 @@ from swarmd.exchange.serving import Serving
 from swarmd.experience.caps import Author, Ration
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Rollout, TaskRef
-from tests.attacks.nodes import build_engine, options
 
 WANTED, SHARED = 4, 8  # rollouts a round
 BYTES = 4096  # of one rollout
@@ -134,7 +133,7 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("gathering_node", "a node that trains nothing")
+    parser = options("tests.attacks.gathering_node", "a node that trains nothing")
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round")
     parser.add_argument("--suspects", default="[]", help="peer ids whose standing is told, as JSON")
     trio.run(run, parser.parse_args())

@@ -1,8 +1,5 @@
 """Real processes for the attacks: honest nodes on loopback, and what hostile ones have in common."""
 
-import argparse
-import random
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,9 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines import engine
 from p2p.engines.libp2p.stack import MESHSUB
 from p2p.identity import Identity
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers
 
 
 def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
@@ -33,26 +28,6 @@ def cpu(probe: ProbeProcess) -> float:
     """CPU seconds of a node and of its p2pd."""
     process = psutil.Process(probe.process.pid)
     return sum(sum(part.cpu_times()[:2]) for part in (process, *process.children(recursive=True)))
-
-
-def options(module: str, about: str) -> argparse.ArgumentParser:
-    """Of a process that `ProbeProcess` starts."""
-    parser = argparse.ArgumentParser(prog=f"python -m tests.attacks.{module}", description=about)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--listen", default="/ip4/127.0.0.1/tcp/0", help=argparse.SUPPRESS)
-    parser.add_argument("--engine", default="libp2p", help=argparse.SUPPRESS)
-    parser.add_argument("--bootstrap", action="append", default=[], help="a node's multiaddress; may be repeated")
-    parser.add_argument("--swarm", default="probe")
-    parser.add_argument("--digest", default="0", help="of the swarm")
-    return parser
-
-
-def build_engine(given: argparse.Namespace, identity: Identity, handlers: Handlers) -> Engine:
-    """What the options ask for, with this identity."""
-    return engine(given.engine)(
-        identity, Topic(given.swarm, given.digest), handlers, listen=[given.listen], bootstrap=given.bootstrap, addressbook=None,
-        clock=time.time, rng=random.Random(identity.peer_id),
-    )  # fmt: skip
 
 
 def key_of(seed: int, number: int) -> Identity:

@@ -15,14 +15,14 @@ from functools import partial
 
 import trio
 
-from benchmarks.probe import lines, say
+from benchmarks.probe import build_engine, lines, options, say
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9
-from tests.attacks.nodes import build_engine, key_of, options
+from tests.attacks.nodes import key_of
 
 KEYS, IDS, RATE = 10, 44, 14.0  # keys; ids in an offer; offers a second of all keys together
 
@@ -71,7 +71,7 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("offering", "offers what it has not; give it only your own nodes")
+    parser = options("tests.attacks.offering", "offers what it has not; give it only your own nodes")
     parser.add_argument("--how", choices=["deny", "gone", "fresh"], default="deny")
     parser.add_argument("--rate", type=float, default=RATE, help="offers a second")
     parser.add_argument("--ids", type=int, default=IDS, help="in each")

@@ -20,12 +20,12 @@ import multiaddr
 import trio
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
-from benchmarks.probe import lines, say
+from benchmarks.probe import lines, options, say
 from p2p.engines.libp2p.stack import MESHSUB, _host
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.topic import Topic
-from tests.attacks.nodes import options, subscribe, swallow
+from tests.attacks.nodes import subscribe, swallow
 
 BYTE = 1.0  # seconds
 
@@ -104,7 +104,7 @@ async def run(given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = options("stalling", "stalls nodes; give it only your own")
+    parser = options("tests.attacks.stalling", "stalls nodes; give it only your own")
     parser.add_argument("--seed", type=int, default=2)
     trio.run(run, parser.parse_args())
 

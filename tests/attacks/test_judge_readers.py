@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_SECONDS
-from judge.sessions import Asker, OpenQuestion
+from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
 from p2p.identity import Identity
 from swarmd.daemon.judge_client import Graded, JudgeClient, Question
@@ -34,7 +34,8 @@ LONG = Identity.from_seed(b"\x4c" * 32).peer_id  # whose page it is
 def fill(folder: Path, answers: int) -> None:
     with closing(Store(folder / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for number in range(answers):
-            asked = OpenQuestion(f"{number:032x}", LONG, Task(TaskRef("bf", 10**9 + number), "?", {}), 0.0, 60.0, Asker("", record=True))
+            task = Task(TaskRef("bf", 10**9 + number), "?", {})
+            asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, Requester("", record=True))
             store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
             answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
             store.graded(asked, answer, Judgement(GradeReason.WRONG), 0.5, 2 * number + 1, 0.0)

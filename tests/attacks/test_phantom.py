@@ -141,7 +141,7 @@ def play(folder: Path, honest: int, keys: int, minutes: float, age: float, pace:
 def _crowd(nodes: Sequence[LocalNode], keys: int, folder: Path) -> "subprocess.Popen[bytes]":
     status = nodes[0].status()
     assert status is not None
-    command = [sys.executable, "-m", "tests.attacks.crowding", "--keys", str(keys)]
+    command = [sys.executable, "-m", "tests.attacks.crowding", "--folder", str(folder), "--keys", str(keys)]
     command += ["--swarm", status["swarm"]["name"], "--digest", status["swarm"]["digest"]]
     for node in nodes:
         listen = node.command[list(node.command).index("--listen") + 1]

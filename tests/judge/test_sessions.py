@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 
 from judge.limits import SlowReaders, network_of
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
-from judge.sessions import Asker, AskResult, OpenQuestion, Room, Sessions
+from judge.sessions import AskResult, OpenQuestion, Requester, Room, Sessions
 from p2p.types import PeerId
 from swarmd.types import Task, TaskRef
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")
-NEWCOMER, KNOWN = Asker("192.0.2.0/24", record=False), Asker("192.0.2.0/24", record=True)
+NEWCOMER, KNOWN = Requester("192.0.2.0/24", record=False), Requester("192.0.2.0/24", record=True)
 
 
 def sessions(deadline: float = 60.0, limit: int = 100) -> Sessions:
     return Sessions(lambda rng: Task(TaskRef("bf", rng.randrange(2**31)), "?", {}), random.Random(7), deadline, Room(limit, 64, 80))
 
 
-def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Asker = NEWCOMER) -> OpenQuestion:
+def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Requester = NEWCOMER) -> OpenQuestion:
     outcome = open_questions.ask(peer, asker, now)
     assert isinstance(outcome, AskResult)
     return outcome.question
@@ -70,7 +70,7 @@ def test_a_network_has_so_much_room_and_another_its_own() -> None:
     known = [judge.ask(PeerId(f"known {i}"), KNOWN, 0.0) for i in range(81)]
     assert all(isinstance(asked, AskResult) and asked.displaced is None for asked in known[:80])
     assert known[80] is CROWDED
-    ask(judge, ALICE, 0.0, Asker("198.51.100.0/24", record=False))
+    ask(judge, ALICE, 0.0, Requester("198.51.100.0/24", record=False))
     first = newcomers[0]
     assert isinstance(first, AskResult)
     assert judge.take(first.question.id, first.question.peer, 1.0) == first.question

@@ -10,7 +10,7 @@ import pytest
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, Record
-from judge.sessions import Asker, OpenQuestion
+from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason, Judgement
@@ -26,7 +26,7 @@ def opened(folder: Path, curriculum: str = "tiny-9 0123") -> Store:
 
 
 def question(number: int, peer: PeerId = ALICE) -> OpenQuestion:
-    return OpenQuestion(f"{number:032x}", peer, Task(TaskRef("bf", number), "?", {}), 0.0, 60.0, Asker("", record=False))
+    return OpenQuestion(f"{number:032x}", peer, Task(TaskRef("bf", number), "?", {}), 0.0, 60.0, Requester("", record=False))
 
 
 def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE) -> None:
