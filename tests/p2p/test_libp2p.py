@@ -604,7 +604,7 @@ async def test_members_of_a_shard_find_each_other_in_a_large_swarm(monkeypatch: 
         await until(lambda: ends[2].me in {peer.id for peer in ends[0].peers()})
         for end in ends:
             end.subscribe(())
-        await until(lambda: not any(end._discovery and end._discovery._neighbours._made for end in ends))
+        await until(lambda: not any(end._discovery and end._discovery._shard_peers._made for end in ends))
         nursery.cancel_scope.cancel()
 
 
