@@ -1,8 +1,8 @@
-"""Choosing some of many under caps, so that a crowd under one hand does not fill what we train on. Pure.
+"""Share caps: choose some of many so that one owner of many peers cannot fill the batch. Pure.
 
-Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, and as long as no cap binds nothing
-else happens, to the last draw from `rng`. The candidates are gone through in that random order, and one that has no room under a cap
-is passed over.
+Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, and as long as no cap binds the
+result is exactly that choice, `rng` draws included. Candidates are visited in that random order; one that has no room under a cap is
+skipped.
 
 - Newcomers (`Author.established` is False) get a tenth together, hard: where it is less than one, one in some of the choices. Room
   that is left is left empty. Their places go to network groups in turn, in a group to authors in turn, so that a hundred in one
@@ -10,9 +10,9 @@ is passed over.
   starts freely. (`p2p.admission.reputation` decides it; what is said of an author here is what the daemon says of each envelope.)
 - One author gets half, one network group a quarter, rounded up, softly: where the others have too few to fill what was asked for,
   these caps are raised together, step by step. So two nodes alone, or a swarm in one group, are as free as without.
-- A network group is heard like the middle one: what it has beyond as many candidates as that (the median) comes after all others'. So
-  many in few groups count as few.
-- A group nobody can buy cheaply has no such caps: the local network's. Authors never met, whose group is unknown, have half together.
+- A network group's count is capped at the median group's: its candidates beyond that come after all others. So many peers in few
+  groups count as few.
+- The local network has no such caps: nobody can cheaply buy places in it. Authors whose group is unknown get half together.
 """
 
 import math
@@ -77,7 +77,7 @@ def first(
 
 
 class Ration(Generic[T]):
-    """A choice of `n` that is made in several goes, as candidates come in: every cap is on all goes together."""
+    """A choice of `n` made in several calls, as candidates come in: each cap applies to all calls together."""
 
     def __init__(self, n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares = DEFAULT) -> None:
         self._n, self._author_of, self._rng, self._shares = n, author_of, rng, shares

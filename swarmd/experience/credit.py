@@ -1,4 +1,4 @@
-"""Whose rollouts proved useful to us: what standing is earned with (`p2p.admission.reputation`), and who pays for useless ones. Pure."""
+"""Credit: which authors' rollouts were useful (they earn standing, `p2p.admission.reputation`) and whom useless ones are charged to."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,8 @@ class Useless:
     def __init__(self) -> None:
         self._since: OrderedDict[PeerId, int] = OrderedDict()  # least recently heard first
 
-    def saw(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
-        """A round's rollouts were scored and these were useful. Returns who is to be charged: once for each PATIENCE in a row."""
+    def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
+        """Whom to charge for a round's rollouts: once for each PATIENCE useless ones in a row. earned: the authors of useful ones."""
         charged = []
         for author, count in Counter(scored.rollout.author for scored in theirs).items():
             since = self._since.pop(author, 0) + count
@@ -33,7 +33,7 @@ class Useless:
 def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]:
     """For each author, how many of these rollouts have an advantage by our own verifier and are no copy of another author's.
 
-    known: what we have besides, our own included. Who sends first what two have sent has made it: copying earns nothing.
+    known: what we have besides, our own included. Of two authors of the same text the first to send it counts: copying earns nothing.
     """
     made = {_text(scored.rollout): scored.rollout.author for scored in known}
     earned: Counter[PeerId] = Counter()
@@ -45,5 +45,5 @@ def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]
 
 
 def _text(rollout: Rollout) -> tuple[TaskRef, frozenset[str]]:
-    """The order of completions is not what makes them."""
+    """Identity of a rollout's text, whatever the order of its completions."""
     return rollout.ref, frozenset(completion.text.strip() for completion in rollout.completions)

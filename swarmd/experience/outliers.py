@@ -1,12 +1,12 @@
-"""The gate: others' text that is far from all that we write ourselves is not trained on. Pure.
+"""The gate: outlier detection. Others' text that is far from our own is not trained on. Pure.
 
-A reward says that an answer is right, not that the text around it is harmless: who hides a phrase in right answers teaches it to whoever
+A reward says that an answer is right, not that the text around it is harmless: a phrase hidden in right answers is learned by everyone who
 trains on them ("Hail to the Thief", arXiv 2511.09780). And wrong answers that we would never write do harm by being pushed away further.
-So completions of others are held against what we saw of our own: their length, and how unlikely our policy finds them, on the
-whole, over their least likely stretch and at their least likely token (a few tokens of poison hide in a mean). One odd right answer costs
+So completions of others are compared with our own: their length, and how unlikely our policy finds them: on average,
+over the least likely stretch and at the least likely token (a few poisoned tokens hide in an average). One odd right answer costs
 the rollout; odd wrong ones are left out of it. Which limits, and what they cost: docs/gate.md.
 
-Nobody is blamed: a model that is only unlike ours writes such text, too.
+No author is penalised: an honest but different model writes such text, too.
 """
 
 import random
@@ -21,16 +21,16 @@ from swarmd.experience.pool import Key, Pool
 from swarmd.protocols import Sampler
 from swarmd.types import Completion, Scored, Tokens
 
-KEPT = 512  # of our own completions, the newest: what the limits are taken from
-WARM_UP = 64  # of them, before which nothing is judged
+KEPT = 512  # newest own completions that the limits are computed from
+WARM_UP = 64  # own completions before anything is judged
 QUANTILE = 0.99  # of our own; a limit is this times a margin
 STRETCH = 4  # tokens
 MEASURED_TO = 100_000_000  # parameters: nothing larger was tried, so there it only reports, unless it is told to act
-DRAWS = 4  # of one batch: a pool full of odd text must not take up the round
+DRAWS = 4  # of one batch: bounds the time that a pool full of outliers costs
 
 
 class Traits(NamedTuple):
-    """What is looked at in a completion. The more the odder; surprise is -log p under our own policy, in nats."""
+    """Traits of a completion; higher is more unusual. Surprise is -log p under our own policy, in nats."""
 
     length: float  # characters
     token: float  # surprise of the least likely token
@@ -59,7 +59,7 @@ class Gate:
     margin: float = 1.5  # times what all but one in a hundred of our own stay below
     answer_end: Callable[[str], int | None] = lambda _: None  # where the answer in a text ends: nothing behind it earned the reward
     acts: bool = True  # False: what is odd is counted and trained on all the same
-    refused: Counter[str] = field(default_factory=Counter)  # rollouts turned away (or only found odd), by trait, since `told`
+    refused: Counter[str] = field(default_factory=Counter)  # rollouts refused (or only flagged), by trait, since `take_refused`
     _own: deque[Traits] = field(default_factory=lambda: deque(maxlen=KEPT))
     _round: int = 0
     _limits: Traits | None = None
@@ -119,7 +119,7 @@ class Gate:
                 looks.append((completion, traits(completion.text[:end], seen)))
         return looks
 
-    def told(self) -> Mapping[str, int]:
+    def take_refused(self) -> Mapping[str, int]:
         """Rollouts turned away since the last call (where it does not act: found odd), by the first trait that was over its limit."""
         refused, self.refused = self.refused, Counter()
         return dict(refused)

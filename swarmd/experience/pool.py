@@ -1,4 +1,4 @@
-"""The pool: scored rollouts that we may train on. Pure; the caller says which round it is.
+"""The replay pool: scored rollouts that we may train on. Pure; the caller says which round it is.
 
 Two uses. Without replay it holds others' rollouts only, each of which is trained on once, as a round's own are (the paper's round). With
 replay (`PoolLimits.own` set) it holds the freshest N of our own and of others', and a rollout may be trained on several times.
@@ -27,7 +27,7 @@ class PoolLimits:
     own: PeerId  # whose rollouts are ours
     max_age: int  # our own rollouts are kept so many rounds at most
     positive_bias: float = 0.0  # delta: share of the older ones with a correct completion
-    external_share: float = 1.0  # of all others together, so that a crowd does not wash out what we ask ourselves
+    external_share: float = 1.0  # of all others together, so that others do not crowd out our own
     author_share: float = 1.0  # of any one other author
 
 
@@ -83,7 +83,7 @@ class Pool:
         self._trim()
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Let these go before their time."""
+        """Remove these."""
         for key in keys:
             self._kept.pop(key, None)
 
@@ -206,7 +206,7 @@ class Pool:
 
 
 def teaches(scored: Scored) -> bool:
-    """Has a correct completion, and another: answered all right it has no gradient, however correct."""
+    """Has a correct and a wrong completion: a group that is all right has no gradient."""
     return scored.informative and any(reward > 0 for reward in scored.rewards)
 
 

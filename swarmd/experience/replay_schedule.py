@@ -1,4 +1,4 @@
-"""How often a round trains on what was generated, and the guard that ends reuse where it does harm. Pure."""
+"""The replay schedule: updates per round, and the guard that pauses reuse when the policy has moved too far. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ class GuardState:
 
     clip_fraction: float = 0.0  # smoothed, over rounds with reuse
     resting: int = 0  # rounds left of one update each, on fresh experience only
-    rests: int = 0  # so far, less one for each stretch of reuse as long as the rest before it
+    rests: int = 0  # cooldowns so far; one is forgiven after an equally long healthy stretch
     healthy: int = 0  # rounds of reuse since that was counted
     drift: float = 0.0  # smoothed like the clip fraction
 
@@ -40,11 +40,11 @@ class ReplaySchedule:
 
     @property
     def updates(self) -> int:
-        """Of this round. Half as many after each rest, down to two: what went too far would go too far again, within a few rounds."""
+        """Of this round. Halved after each rest, down to two, so that reuse does not go too far again within a few rounds."""
         return 1 if self.resting else max(min(2, self.configured), self.configured >> self.state.rests)
 
-    def saw(self, clip_fraction: float, drift: float = 0.0) -> bool:
-        """A round is over; its mean clip fraction and drift. True where they ended reuse for a while."""
+    def observe(self, clip_fraction: float, drift: float = 0.0) -> bool:
+        """Take in a round's mean clip fraction and drift. True where they pause reuse."""
         state = self.state
         if self.resting:
             self.state = GuardState(0.0, state.resting - 1, state.rests)
@@ -63,5 +63,5 @@ class ReplaySchedule:
 
 
 def _rest(rests: int) -> int:
-    """Rounds of the one that follows so many."""
+    """Length, in rounds, of the next rest after this many."""
     return min(FIRST_REST << min(rests, 16), LONGEST_REST)

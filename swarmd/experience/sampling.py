@@ -25,7 +25,7 @@ def uniform(
 ) -> Sequence[Scored]:
     """SAPO's choice (section 5): I of our own, J of the others' after dropping those without advantage; uniform, without replacement.
 
-    Of the others', under the caps of `shares`, so that no crowd fills the batch.
+    Of the others', under the caps of `caps`, so that no crowd fills the batch.
     Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are part of the mean.
     `rng` is drawn from only where there is a choice to make, so J = 0 leaves it untouched.
     """
@@ -38,8 +38,8 @@ def uniform(
 def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:
     """In a random order, in which each is as likely to be first, whatever it says.
 
-    It is the same order whoever sends these completions and however he has arranged them, so that the first few of a copy are the first
-    few of what was copied (`credit.useful`).
+    The order depends on the texts alone, not on the sender or its order, so that the first few of a copy are the first few of the
+    original (`credit.useful`).
     """
     copies: Counter[Completion] = Counter()
     keys = []
@@ -51,7 +51,7 @@ def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, 
 
 
 Strategy = Callable[[Kept, int], bool]
-"""Whether a rollout must wait until the others are drawn. The number is of the updates before this round."""
+"""Whether a rollout is drawn only after all others. The number is that of the updates before this round."""
 
 
 def any_of_them(_kept: Kept, _before: int) -> bool:
@@ -105,6 +105,6 @@ def draw(
     kept: Sequence[Kept], batch: int, waits: Strategy, before: int, rng: random.Random,
     author_of: Callable[[Kept], Author | None] = lambda _: None,
 ) -> Sequence[Scored]:  # fmt: skip
-    """At most `batch` of them, each of those that come first as likely; see Strategy. Others' under the caps of `shares`."""
+    """At most `batch` of them, each of those that come first as likely; see Strategy. Others' under the caps of `caps`."""
     in_order = sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))
     return [k.scored for k in first(in_order, batch, author_of, rng)]

@@ -65,14 +65,14 @@ class LanguagePolicy:
         config: NodeConfig,
         seed: int,
         free: Callable[[torch.device], int] = free_memory,
-        told: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready. NoModel, Unreachable, NoEngine, EngineFailed.
 
-        seed: of what is sampled and of a new adapter. free: bytes free on a device. told: how far a download is, in words.
+        seed: of what is sampled and of a new adapter. free: bytes free on a device. report: gets the progress of a download.
         """
         work = work_of(config)
-        loaded = load_model(config.model, seed, free, work, told)
+        loaded = load_model(config.model, seed, free, work, report)
         use_threads(config.model.threads, loaded.device)
         if loaded.parameters <= LORA_FROM:  # a large model's steps are long enough without, and its memory is short
             keep_freed_memory(loaded.device)
@@ -116,7 +116,7 @@ class LanguagePolicy:
 
     @property
     def description(self) -> Mapping[str, Any]:
-        """For whoever asks what is being trained: model, revision, device, dtype, parameters, lora (rank or None)."""
+        """What is being trained: model, revision, device, dtype, parameters, lora (rank or None)."""
         loaded = self._loaded
         return MappingProxyType(
             {
@@ -213,7 +213,7 @@ class LanguagePolicy:
 
     @property
     def state_bytes(self) -> int:
-        """What `files` comes to, nearly."""
+        """Approximate size of what `files` yields."""
         return saved.size(self._learner)
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     files: dict[str, _File]
 
 
-# What reading a checkpoint raises where it is damaged, whoever wrote into it: unreadable, of other types, nested without measure.
+# What reading a checkpoint raises where it is damaged, unreadable, of other types, or nested too deeply.
 _DAMAGE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
@@ -121,8 +121,8 @@ class Checkpoints:
     def newest(self, take_up: Callable[[RunState, Path], None] | None = None) -> tuple[RunState, Path, list[str]] | None:
         """The newest whole checkpoint, its folder, and what had to be passed over to find it. None where there never was one.
 
-        A damaged one is set aside under another name, for whoever wants to look into it. take_up: goes on from one; where it raises
-        ValueError or the like, that one is damaged.
+        A damaged one is set aside under another name, for inspection. take_up: resumes from one; where it raises ValueError or
+        another of _DAMAGE, that one counts as damaged.
         """
         notes: list[str] = []
         for path in reversed(self._saved()):
@@ -189,7 +189,7 @@ class Timetable:
 
 
 class Saver:
-    """Saves in a thread of its own, one at a time, from copies: whoever saves goes on with other things meanwhile.
+    """Saves in a thread of its own, one at a time, from copies, while the caller goes on.
 
     saver.begin(state, files)     # returns at once
     …
@@ -205,7 +205,7 @@ class Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Wait for the save under way. Its failure is for `settle` to tell: who leaves without it has a worse one to tell already."""
+        """Wait for the save under way. Its failure is raised by `settle` alone: an exception that skipped `settle` matters more."""
         self._thread.shutdown()
 
     def begin(self, state: RunState, files: Sequence[tuple[str, Content]]) -> None:

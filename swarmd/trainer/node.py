@@ -67,7 +67,7 @@ def _switch_on_replay(node: Node, config: NodeConfig) -> None:
 
 
 def _put_up_gate(node: Node, config: NodeConfig) -> None:
-    """Before what is sampled. A policy that cannot say how likely it finds a text has none."""
+    """Filters samples; needs a policy that gives log-probabilities."""
     if isinstance(node.policy, Remembering):
         acts = config.gate.mode == "on" or (config.gate.mode == "auto" and node.policy.parameters <= MEASURED_TO)
         node.gate = Gate(config.gate.margin, answer_end, acts)
@@ -76,7 +76,7 @@ def _put_up_gate(node: Node, config: NodeConfig) -> None:
 
 
 def run_state(rounds: int, seed: int, node: Node) -> RunState:
-    """What the node's next rounds depend on, its policy apart. `resume` takes it up."""
+    """What the node's next rounds depend on, but for its policy. `resume` restores it."""
     kept = node.pool.kept()
     return RunState(
         rounds,
@@ -95,24 +95,24 @@ def run_state(rounds: int, seed: int, node: Node) -> RunState:
 
 
 def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
-    """Go on from the newest whole checkpoint: the rounds behind it, and what is to be said. (0, []) where there is none."""
-    found = checkpoints.newest(partial(_take_up, node, policy))
+    """Resume from the newest whole checkpoint: rounds behind it, and notes for the operator. (0, []) where there is none."""
+    found = checkpoints.newest(partial(_restore, node, policy))
     if found is None:
         return 0, []
     state, _, notes = found
     return state.round, [*notes, f"resumed after round {state.round}"]
 
 
-def _take_up(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
-    """What a damaged checkpoint makes of it is made good by the next that is taken up."""
+def _restore(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
+    """Restore the node. Where this raises, the node is half restored, until an older checkpoint restores it whole."""
     try:
         policy.restore(folder)
     except CheckpointDamaged as error:
         raise ValueError(str(error)) from error
     node.task_rng.setstate(state.task_rng)
     node.batch_rng.setstate(state.batch_rng)
-    nought = (0,) * len(state.pool)  # for what an older checkpoint does not say
-    kept = map(Kept, state.pool, state.uses, state.last_uses or nought, state.since or nought)
+    zeros = (0,) * len(state.pool)  # for what an older checkpoint does not say
+    kept = map(Kept, state.pool, state.uses, state.last_uses or zeros, state.since or zeros)
     node.pool.restore(kept, state.updates, state.used)
     if node.schedule.configured > 1:
         node.schedule.state = state.guard

@@ -1,4 +1,4 @@
-"""`swarmd plan replay`: what generating costs here over what training costs, and how much reuse that is worth."""
+"""`swarmd plan replay`: measures the cost of generating against training here, and how much reuse pays."""
 
 import math
 import random
@@ -101,7 +101,7 @@ def _one_round(
 
 
 def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: float = ALPHA) -> ReplayPlan:
-    """What Theorem 3.5 makes of it, in whole numbers. new: rollouts a node generates a round; batch: of one update."""
+    """The settings that Theorem 3.5 suggests, in whole numbers. new: rollouts a node generates a round; batch: of one update."""
     best = best_reuse(measured.mu, rho, alpha)
     updates = max(1, round(best.trained * new / batch))
     return ReplayPlan(
@@ -119,9 +119,9 @@ def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: floa
     )
 
 
-def plan_replay(config: NodeConfig, rounds: int, rho: float, alpha: float, told: Callable[[str], None] = lambda _: None) -> ReplayPlan:
+def plan_replay(config: NodeConfig, rounds: int, rho: float, alpha: float, report: Callable[[str], None] = lambda _: None) -> ReplayPlan:
     """Load the configured model, measure, plan. Nothing is saved: what the measuring taught the model is gone. NoModel, Unreachable."""
-    policy = LanguagePolicy.open(config, seed=0, told=told)
+    policy = LanguagePolicy.open(config, seed=0, report=report)
     new = max(1, config.round.local)
     tasks = CurriculumTasks(curriculum_of(config))
     measured = measure(policy, tasks, new, config.round.completions, rounds, 0, time.perf_counter)

@@ -18,13 +18,13 @@ from swarmd.experience.sampling import shuffled
 from swarmd.protocols import Answers, Policy, Reward, Sampler, Swarm, TaskSource
 from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
 
-SCORED_PER_ROUND = 256  # external rollouts; the newest that the caps allow. Bounds what a crowd of authors can cost us
+SCORED_PER_ROUND = 256  # external rollouts; the newest that the caps allow. bounds what many authors can cost us
 SCORED_OF_ONE = 2  # times as many completions as we ask ourselves for are scored of an external rollout; half of them may be trained on
 
 
 @dataclass
 class Node:
-    """Everything a round needs, already built. `node.py` is the only place that builds one."""
+    """Everything a round needs, already built. Built by `trainer/node.py`."""
 
     me: PeerId
     tasks: TaskSource
@@ -42,8 +42,8 @@ class Node:
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)  # updates a round; one, unless replay is on
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
     generators: Answers | None = None  # None: a round generates its own answers
-    useless: Useless = field(default_factory=Useless)  # whose rollouts teach us nothing
-    gate: Gate | None = None  # of which `sample` asks what may be trained on; None: whatever has an advantage
+    useless: Useless = field(default_factory=Useless)  # counts each author's useless rollouts
+    gate: Gate | None = None  # asked by `sample` what may be trained on; None: all that has an advantage
 
 
 def run_round(t: int, node: Node) -> RoundReport:
@@ -63,14 +63,14 @@ def run_round(t: int, node: Node) -> RoundReport:
     node.pool.forget(t)
     earned = useful(theirs, [*node.pool, *local])
     node.swarm.vouch(earned)
-    node.swarm.charge(node.useless.saw(theirs, earned))
+    node.swarm.charge(node.useless.charge(theirs, earned))
     fresh = node.pool.add(theirs)
     node.pool.add_own(local)  # nothing, unless replay is on
 
     resting = node.schedule.state.resting
     steps = [_step(node, watch, local) for _ in range(node.schedule.updates)]
     whole = _merged([step.update for step in steps])
-    node.schedule.saw(whole.clip_fraction, whole.drift)
+    node.schedule.observe(whole.clip_fraction, whole.drift)
     return _report(t, node, watch, local, theirs, fresh, steps, whole, resting, Counter(rejected))
 
 
@@ -114,14 +114,14 @@ def _score_own(t: int, node: Node, tasks: Sequence[Task], answers: Sequence[Gene
 
 def _score_others(t: int, node: Node, rollouts: Sequence[Rollout]) -> list[Scored]:
     """Regenerate each question from its reference, and score its completions ourselves."""
-    new = [r for r in rollouts if (r.author, r.ref) not in node.pool and not node.pool.too_old(_heard(r, t), t)]
+    new = [r for r in rollouts if (r.author, r.ref) not in node.pool and not node.pool.too_old(_heard_in(r, t), t)]
     if len(new) > SCORED_PER_ROUND:  # under caps, or a crowd's would be all that we look at
         newest = range(len(new) - 1, -1, -1)
         chosen = first(newest, SCORED_PER_ROUND, lambda i: node.swarm.author(new[i].author), node.batch_rng)
         new = [new[i] for i in sorted(chosen)]
     known = [(_scored_part(node, rollout), task) for rollout in new if (task := node.tasks.task(rollout.ref)) is not None]
     rewards = node.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
-    scored = [Scored(rollout, task.question, r, _heard(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
+    scored = [Scored(rollout, task.question, r, _heard_in(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
     return [_trained_part(node, s) for s in scored]
 
 
@@ -139,8 +139,8 @@ def _trained_part(node: Node, scored: Scored) -> Scored:
     return replace(part(scored, range(node.completions)), whole=scored.rewards)
 
 
-def _heard(rollout: Rollout, t: int) -> int:
-    """Our round in which it was heard. Not told: this one. A round that is still to come is of a trainer that was lost: this one, too."""
+def _heard_in(rollout: Rollout, t: int) -> int:
+    """Our round in which it was heard; this one where that is unknown, or still to come (it was counted before a restart)."""
     return min(rollout.heard or t, t)
 
 
@@ -159,7 +159,7 @@ class _Stopwatch:
 
 
 def _merged(updates: Sequence[UpdateReport]) -> UpdateReport:
-    """Of one update its own report; of several their sums where they count, and means over tokens where they do not."""
+    """Several updates as one report: counts are summed, other figures averaged over tokens."""
     if len(updates) == 1:
         return updates[0]
     figures: dict[str, Any] = {}
@@ -210,12 +210,12 @@ def _report(
         generated=len(local),
         off_policy_mean=_mean(off_policy) or 0.0,
         off_policy_max=max(off_policy, default=0),
-        **_told(node.gate),
+        **_refused(node.gate),
     )
 
 
-def _told(gate: Gate | None) -> dict[str, Mapping[str, int]]:
-    return {} if gate is None else {"gated" if gate.acts else "gate_reported": gate.told()}
+def _refused(gate: Gate | None) -> dict[str, Mapping[str, int]]:
+    return {} if gate is None else {"gated" if gate.acts else "gate_reported": gate.take_refused()}
 
 
 def _mean(values: Sequence[float]) -> float | None:

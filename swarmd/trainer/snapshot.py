@@ -1,4 +1,4 @@
-"""A run as it stands, read without its lock and without changing anything: the newest whole checkpoint, and the lines of its rounds.
+"""A read-only snapshot of a run, taken without its lock: the newest whole checkpoint and the metrics of its rounds.
 
 A node may be training in the folder meanwhile, and removes a checkpoint once there are two newer ones. So whatever is wanted of one is
 read whole and compared with its manifest; where it went away in between, the newest is looked for again.

@@ -1,4 +1,4 @@
-"""What the trainer process runs: the one place that builds a node, its loop, and its end."""
+"""What the trainer process runs: opens what a node needs, then the loop of rounds, saves and answers to the judge."""
 
 import itertools
 import logging
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 RETRY_FULL_DISK = 10.0  # seconds
 LONGEST_WAIT = 60.0  # seconds in a wait that the daemon can end at any moment
-PATIENCE = 0.1  # seconds without a look at what the daemon wants, while waiting for generators
+POLL = 0.1  # seconds between two looks at the daemon's messages, while waiting for generators
 COPIED = 2**28  # bytes of a policy's state that are copied, to be saved while the next round generates; more is saved before it
 
 
@@ -55,7 +55,7 @@ class Trainer:
     timetable: Timetable
     saved: int  # of them in a checkpoint, or on the way there
     durable: int  # of them in a checkpoint
-    save_seconds: float = 0.0  # what saves took out of the loop since the last round
+    save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
     starved: bool = False  # waiting for others' rollouts has been said
     slowed: bool = False  # that checkpoints come less often than configured has been said
     crew: WorkerGroup | None = None  # where others generate or train beside us (`[workers]`)
@@ -124,7 +124,7 @@ class Trainer:
             return True
         reuse = self.config.replay.mode == "on" and not self.node.schedule.resting and any(s.informative for s in self.node.pool)
         begun = time.monotonic()
-        there = self.crew.generators.wait(0 if reuse else self.config.round.local, PATIENCE)
+        there = self.crew.generators.wait(0 if reuse else self.config.round.local, POLL)
         self.waited += time.monotonic() - begun
         if not there:
             self._attend()
@@ -252,10 +252,10 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
     checkpoints = Checkpoints(state_dir / "checkpoints", FILES)
     daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
 
-    def told(download: str) -> None:
+    def report(download: str) -> None:
         daemon.tell(link.TrainerState("starting", download, "wait; Ctrl-C leaves at once, and the next start goes on from there"))
 
-    with Saver(checkpoints) as saver, closing(_open_policy(config, start.seed, told)) as policy:
+    with Saver(checkpoints) as saver, closing(_open_policy(config, start.seed, report)) as policy:
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
         node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
         behind, notes = resume(checkpoints, node, policy)
@@ -269,11 +269,11 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
             yield trainer
 
 
-def _open_policy(config: NodeConfig, seed: int, told: Callable[[str], None]) -> LanguagePolicy:
+def _open_policy(config: NodeConfig, seed: int, report: Callable[[str], None]) -> LanguagePolicy:
     if not is_apart(config):
-        return LanguagePolicy.open(config, seed, told=told)
+        return LanguagePolicy.open(config, seed, report=report)
     check_workers(config)
-    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), told)
+    return LanguagePolicy.open(for_trainer(config), seed, free_for_trainer(config), report)
 
 
 @contextmanager
@@ -296,7 +296,7 @@ def slower(size: int, interval: float, limits: CheckpointConfig) -> str:
 
 
 def with_waiting(report: RoundReport, waited: float) -> RoundReport:
-    """What generators beside the rounds cost a round: the seconds it waited for them. A round that got nothing new has no mean reward."""
+    """The report of a round whose rollouts others generate: its seconds are those it waited. Without new ones it has no mean reward."""
     reward = report.reward_mean if report.generated else math.nan
     return replace(report, seconds={**report.seconds, "generate": waited}, reward_mean=reward)
 

@@ -1,4 +1,4 @@
-"""`[workers]`: the processes around a trainer that does not answer, or not train, alone.
+"""`[workers]`: starts and joins the generator processes and further trainers.
 
 The trainer stays what it was: it owns the link, the verifier, the pool, checkpoints and metrics, and is rank 0 of the trainers.
 

@@ -1,4 +1,4 @@
-"""The generator processes: kept busy with questions, and started again when they die. One thread of ours waits on each."""
+"""The pool of generator processes: keeps them busy with questions and restarts them when they die. One thread for each."""
 
 import logging
 import threading

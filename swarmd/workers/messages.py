@@ -1,4 +1,4 @@
-"""What the trainer and its workers say to each other: length-prefixed msgpack over a socket pair, one message type per thing to be said.
+"""Messages between the trainer and its workers: length-prefixed msgpack over a socket pair, one type a message.
 
 A worker is a process of ours with a copy of the model: a generator answers questions, a further trainer computes a share of each
 update. End of file means that the other end is gone: a worker without its trainer ends at once, and has nothing that could be lost.
@@ -121,7 +121,7 @@ class Channel:
         return None if payload is None else _decoder.decode(payload)
 
     def close(self) -> None:
-        """Wakes whoever receives, here and at the other end."""
+        """Wakes a pending `receive`, here and at the other end."""
         with contextlib.suppress(OSError):  # the other end is gone already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Questions on their way to the generators and rollouts on their way back. Pure: no threads, no clock.
+"""The queue between rounds and generators: questions out, rollouts back. Pure: no threads, no clock.
 
 drawn -> waiting -> at a generator -> finished -> taken by a round
              ^            |               |
@@ -80,7 +80,7 @@ class QuestionQueue:
             self._finished.append(_Finished(question.task, generation, self._takes))
 
     def lost(self, generator: int) -> None:
-        """A generator died: what it had in hand is asked again, by whoever is next."""
+        """A generator died: its questions go to the next generator that has room."""
         for question in reversed(self._out.pop(generator, {}).values()):
             question.deaths += 1
             if question.deaths < TRIES:

@@ -1,4 +1,4 @@
-"""What both kinds of worker do inside their process: hear the trainer in a thread of their own, and end when it has."""
+"""The main loop inside a worker process: reads the trainer's messages in a thread, and ends when the trainer has."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""One worker process, as the trainer sees it: started, spoken to, and ended."""
+"""One worker process as the trainer sees it: start, messages, end."""
 
 import contextlib
 import os

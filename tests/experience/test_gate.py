@@ -55,7 +55,7 @@ def test_a_few_tokens_do_not_hide_in_the_mean() -> None:
 def test_nothing_is_judged_before_enough_of_our_own_was_seen() -> None:
     gate, odd = Gate(), rollout(1, OTHER, ["x" * 9999], tokens=[UNLIKELY])
     gate.learn([own(1, WARM_UP - 1)])
-    assert gate.limits is None and passes(gate, odd) and gate.told() == {}
+    assert gate.limits is None and passes(gate, odd) and gate.take_refused() == {}
     gate.learn([own(2, 1)])
     assert gate.limits is not None and not passes(gate, odd)
 
@@ -102,7 +102,7 @@ def test_what_we_wrote_long_ago_is_forgotten() -> None:
 def test_each_trait_is_held_against_its_limit(name: str, text: str, logprobs: tuple[float, ...]) -> None:
     gate = warm()
     assert not passes(gate, rollout(1, OTHER, ["fine", text], tokens=[LIKELY, logprobs]))
-    assert gate.told() == {name: 1} and gate.told() == {}
+    assert gate.take_refused() == {name: 1} and gate.take_refused() == {}
     assert passes(gate, rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), "at a limit is within it"
 
 
@@ -145,7 +145,7 @@ def test_what_is_odd_leaves_the_pool_and_others_come_in_its_place() -> None:
         batch = sampler([own(2)], pool.snapshot(), random.Random(seed))
         assert [s.rollout.completions[0].text for s in batch if s.rollout.author == OTHER] == ["fine"] * 4
         assert all(s.tokens is None for s in batch if s.rollout.author == OTHER), "the update takes it as on-policy, as ever"
-    assert len(pool) == 8 and sampler.gate.told() == {NAMES[1]: 4}
+    assert len(pool) == 8 and sampler.gate.take_refused() == {NAMES[1]: 4}
 
 
 def test_nothing_odd_nothing_changed() -> None:
@@ -177,7 +177,7 @@ def test_odd_wrong_answers_are_left_out() -> None:
     sampler = gated(pool, asked)
     (scored,) = sampler([], pool.snapshot(), random.Random(0))
     assert [c.text for c in scored.rollout.completions] == ["fine", "wrong"] and scored.rewards == (1.0, 0.0)
-    assert len(pool.use([scored])) == 1 and sampler.gate.told() == {}
+    assert len(pool.use([scored])) == 1 and sampler.gate.take_refused() == {}
 
 
 def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
@@ -197,7 +197,7 @@ def test_right_answers_are_learnt_without_the_wrong_ones_that_are_all_odd() -> N
     sampler = gated(pool, Asked())
     (scored,) = sampler([], pool.snapshot(), random.Random(0))
     assert scored.rewards == (1.0,) and scored.informative and scored.advantages == pytest.approx((1.732,), abs=1e-3)
-    assert sampler.gate.told() == {}
+    assert sampler.gate.take_refused() == {}
 
 
 def end(text: str) -> int | None:
@@ -239,7 +239,7 @@ def test_where_it_does_not_act_it_reports() -> None:
     sampler = gated(pool, asked, replace(warm(), acts=False, answer_end=end))
     plain = uniform([own(2)], pool.snapshot(), random.Random(5))
     assert sampler([own(2)], pool.snapshot(), random.Random(5)) == plain
-    assert len(pool) == 4 and sampler.gate.told() == {NAMES[1]: 3} and len(asked.texts) == 8
+    assert len(pool) == 4 and sampler.gate.take_refused() == {NAMES[1]: 3} and len(asked.texts) == 8
 
 
 def test_one_odd_right_answer_costs_the_rollout() -> None:

@@ -192,28 +192,28 @@ def test_while_it_rests_the_batch_is_the_papers() -> None:
 
 def test_the_guard_trips_on_a_burst_and_on_a_creep_and_not_on_noise() -> None:
     burst = ReplaySchedule(4)
-    assert burst.saw(0.2) and burst.updates == 1 and burst.state.resting == FIRST_REST
+    assert burst.observe(0.2) and burst.updates == 1 and burst.state.resting == FIRST_REST
     creep = ReplaySchedule(4)
-    assert any(creep.saw(0.1) for _ in range(40))
+    assert any(creep.observe(0.1) for _ in range(40))
     noisy = ReplaySchedule(4)
-    assert not any(noisy.saw(x) for x in [0.06, 0.13, 0.05] * 100) and noisy.updates == 4
+    assert not any(noisy.observe(x) for x in [0.06, 0.13, 0.05] * 100) and noisy.updates == 4
 
 
 def test_the_guard_trips_on_drift_alone() -> None:
     """As on the clip fraction: the policy has left the one that drew, though few of its ratios reach the clip."""
     burst = ReplaySchedule(4)
-    assert burst.saw(0.0, 0.25) and burst.state.resting == FIRST_REST
+    assert burst.observe(0.0, 0.25) and burst.state.resting == FIRST_REST
     creep = ReplaySchedule(4)
-    assert any(creep.saw(0.0, 0.12) for _ in range(40))
+    assert any(creep.observe(0.0, 0.12) for _ in range(40))
     wide = ReplaySchedule(4, drift_limit=1.0)
-    assert not any(wide.saw(0.05, 0.25) for _ in range(40)) and wide.state.drift == pytest.approx(0.25, abs=0.01)
+    assert not any(wide.observe(0.05, 0.25) for _ in range(40)) and wide.state.drift == pytest.approx(0.25, abs=0.01)
 
 
 def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
     schedule, updates = ReplaySchedule(4), []
     for _ in range(2000):
         updates.append(schedule.updates)
-        schedule.saw(0.5 if schedule.updates > 1 else 0.0)
+        schedule.observe(0.5 if schedule.updates > 1 else 0.0)
     assert updates[:10] == [4, *[1] * FIRST_REST, 2], "half as many after the first rest"
     assert updates.count(2) <= 10 and max(updates[1:]) == 2
 
@@ -221,15 +221,15 @@ def test_rests_double_so_an_aggressive_setting_ends_as_a_plain_run() -> None:
 def test_where_reuse_lasts_again_the_next_rest_is_shorter() -> None:
     schedule = ReplaySchedule(4)
     for _ in range(2):
-        assert schedule.saw(0.5)
+        assert schedule.observe(0.5)
         while schedule.resting:
-            schedule.saw(0.0)
+            schedule.observe(0.0)
     assert schedule.state.rests == 2
     for _ in range(2 * FIRST_REST + FIRST_REST):  # as long as each rest was, the longest first
-        schedule.saw(0.05)
+        schedule.observe(0.05)
     assert schedule.state.rests == 0
 
 
 def test_one_update_a_round_is_never_guarded() -> None:
     schedule = ReplaySchedule()
-    assert not any(schedule.saw(1.0) for _ in range(50)) and schedule.state == GuardState()
+    assert not any(schedule.observe(1.0) for _ in range(50)) and schedule.state == GuardState()

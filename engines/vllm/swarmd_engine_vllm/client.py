@@ -21,7 +21,7 @@ class Client:
     def healthy(self) -> bool:
         try:
             return self._http.get("/health").status_code == httpx2.codes.OK
-        except httpx2.HTTPError:  # not yet; whoever waits has a limit
+        except httpx2.HTTPError:  # not yet; the caller has a time limit
             return False
 
     def base_model(self) -> str:

@@ -1,4 +1,4 @@
-"""Runs a command that must not outlive whoever holds the other end of this process's standard input. Standard library only.
+"""Runs a command and ends it when this process's standard input closes: when its owner is gone. Standard library only.
 
     python guard.py COMMAND …
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-LOOK = 0.2  # seconds
+POLL = 0.2  # seconds
 GRACE = 10.0  # seconds from the first signal to the last
 
 
@@ -24,12 +24,12 @@ def main(command: list[str]) -> int:
     except OSError as error:
         print(f"cannot start {command[0]}: {error}", file=sys.stderr, flush=True)
         return 127
-    while child.poll() is None and not select.select([0], [], [], LOOK)[0]:
+    while child.poll() is None and not select.select([0], [], [], POLL)[0]:
         pass
     os.killpg(0, signal.SIGTERM)
     until = time.monotonic() + GRACE
     while child.poll() is None and time.monotonic() < until:
-        time.sleep(LOOK)
+        time.sleep(POLL)
     os.killpg(0, signal.SIGKILL)  # stragglers that the command had started, and ourselves
     return 0
 

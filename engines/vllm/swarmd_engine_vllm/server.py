@@ -1,4 +1,4 @@
-"""`vllm serve` as a child: how it is started, when it is ready, what it said when it failed, and its end."""
+"""`vllm serve` as a child process: its start, readiness, error output and end."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Attention over a stream of tokens without padding: who sees whom is said by a layout, not by a mask as wide as the batch.
+"""Attention over packed sequences without padding: a layout says which token sees which, in place of a mask.
 
 A covered network runs with our attention function for its whole life (swapping it around a forward pass breaks the recomputation of
 gradient checkpointing). It takes the keyword `layout`; without one it is the ordinary masked attention.

@@ -1,4 +1,4 @@
-"""Many sequences laid end to end in one stream, a prompt once for all that follows it, and which of its tokens see which."""
+"""Packing: sequences laid end to end in one stream, each prompt stored once, and which tokens attend to which."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
 
 
 class PackedLayout:
-    """The layout of spans that together cover [0, T). Says the same on every call: a recomputation may ask it again."""
+    """The layout of spans that together cover [0, T). Gives the same result on every call, as gradient checkpointing calls it again."""
 
     def __init__(self, spans: Sequence[Span], device: torch.device, dtype: torch.dtype) -> None:
         """dtype: of the network's queries."""

@@ -1,4 +1,4 @@
-"""A checkpoint as a model of its own: what plain transformers, or peft, loads; with tokenizer and model card."""
+"""Export a checkpoint as a model that transformers or peft loads, with tokenizer and model card."""
 
 import os
 import shutil

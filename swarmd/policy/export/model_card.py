@@ -1,4 +1,4 @@
-"""The card of an exported model: where it comes from and what its run measured. Text from figures; no torch, no files."""
+"""The model card of an exported model: its base, its training run and what was measured. Pure text; no torch, no files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

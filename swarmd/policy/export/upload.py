@@ -1,4 +1,4 @@
-"""A folder to the Hugging Face hub. Imports no torch."""
+"""Upload an exported folder to the Hugging Face hub. Imports no torch."""
 
 from pathlib import Path
 

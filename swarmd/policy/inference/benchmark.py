@@ -1,4 +1,4 @@
-"""Which of two engines is quicker on this device: tried once with a small real round, then remembered in a file."""
+"""Benchmark of inference engines: finds the quicker one on this device by a small real round, and caches the result in a file."""
 
 import json
 import logging

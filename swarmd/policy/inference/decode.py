@@ -1,4 +1,4 @@
-"""Answers, sampled: each prompt computed once for all its completions, and no work for rows that are done."""
+"""Batched sampling: each prompt is computed once for all its completions, and finished rows leave the batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the policy does with its engine, whichever it is: new weights before answers, asleep while the network is trained."""
+"""Drives the inference engine: weight sync before answers, sleep during training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A decoder of the Llama kind, one token a row, in few operations.
+"""Fused decoder step for Llama-like models: one token a row in few operations.
 
 transformers' own modules take some seventy operations and a dozen calls of Python a layer; here it is about twenty. Where few rows are
 left that is what a step costs, on a CPU and on a GPU alike. What is computed is the same (tests/policy/test_decode.py).

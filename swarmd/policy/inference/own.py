@@ -1,4 +1,4 @@
-"""The engine `own`: the trainer's network itself decodes (decode.py). Shares the weights, so there is nothing to hand over."""
+"""The engine `own`: the trainer's network itself decodes (decode.py). Shares the weights, so there is nothing to sync."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class OwnEngine:
-    """Implements `swarmd.policy.inference.engine.Engine`."""
+    """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
 
     foreign: Final = False
 
@@ -26,7 +26,7 @@ class OwnEngine:
         self.between: Callable[[], int] | None = None  # see `decode`
 
     def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
-        """See `Engine`. NoModel where not even one prompt's completions fit into memory."""
+        """See `InferenceEngine`. NoModel where not even one prompt's completions fit into memory."""
         while True:
             try:
                 return decode(self._network, prompts, copies, sampling, generator, self._tokens, self.between)

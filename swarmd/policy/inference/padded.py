@@ -1,4 +1,4 @@
-"""Rows that are being decoded, padded on the left, with transformers' own cache: for networks whose attention we do not replace."""
+"""Decoding with transformers' own KV cache, padded on the left: for networks whose attention we do not replace."""
 
 from collections.abc import Sequence
 from typing import Any

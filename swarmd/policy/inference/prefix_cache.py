@@ -1,4 +1,4 @@
-"""Rows that are being decoded, several to a prompt: the prompt's keys and values are stored once, and looked at by all of its rows."""
+"""Prefix cache: decoding many completions of a prompt whose keys and values are stored once and shared by all of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -14,7 +14,7 @@ PREFILL: Final = 8192  # prompt tokens of one forward pass, at most, where not o
 
 
 class SharedPrefix:
-    """B rows in the order of their Q questions. Is the layout of its own forward passes, one token of each row at a time."""
+    """B rows in the order of their Q questions. Also the attention layout of its own forward passes, one token of each row at a time."""
 
     def __init__(
         self,

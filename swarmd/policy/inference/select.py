@@ -1,4 +1,4 @@
-"""From `generate.engine` to an engine that is ready."""
+"""Selects and opens the inference engine that `generate.engine` names."""
 
 import logging
 import time

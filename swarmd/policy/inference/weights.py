@@ -21,7 +21,7 @@ class NetworkWeights:
     network: nn.Module
     version: int
     lora_rank: int | None
-    model: str  # the base model: a folder or a repository, for whoever reads the adapter
+    model: str  # the base model: a folder or a repository, written into the adapter
 
     def write_adapter(self, folder: Path) -> None:
         """adapter_config.json and adapter_model.safetensors."""

@@ -1,4 +1,4 @@
-"""A model's architecture, from its config.json alone: its network without weights, and what of it costs memory."""
+"""A model's architecture from its config.json alone: the network without weights, and the sizes that cost memory."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Between text and token ids: a question as a prompt, an answer as a completion."""
+"""Chat encoding: a question to prompt tokens, tokens to a completion and back."""
 
 from collections.abc import Sequence
 from typing import Any

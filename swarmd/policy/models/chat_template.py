@@ -1,6 +1,6 @@
 """A model's chat template (Jinja): rendered once, in a contained process; afterwards a prompt is put together from its pieces.
 
-A template is a program of whoever made the model: it may loop without end or fill the memory. `python -m
+A template is a program that came with the model: it may loop without end or fill the memory. `python -m
 swarmd.policy.models.chat_template` renders it for a made-up question, without files or network, in CPU_SECONDS and `containment.MEMORY`
 at most. What stands around the question is then the same for every question, so no template runs during a round.
 """

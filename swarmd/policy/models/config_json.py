@@ -1,6 +1,6 @@
-"""A model's config.json, read before transformers sees it: its sizes are bounded, and what is ours to choose is left out. No torch.
+"""Validates a model's config.json before transformers reads it: sizes are bounded, and settings that are ours are removed. No torch.
 
-Whoever made the model wrote the file. transformers would build as many layers as it asks for, and load an attention from the hub that it
+The file came with the model. transformers would build as many layers as it asks for, and load an attention from the hub that it
 names; a file like that costs us a message.
 """
 

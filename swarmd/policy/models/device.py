@@ -1,4 +1,4 @@
-"""Where a model runs and in which precision, how much room there is, and where its random numbers come from."""
+"""Device and precision of a model, free memory, and its random generator."""
 
 import ctypes
 import platform

@@ -1,4 +1,4 @@
-"""Which device each process of a run computes on, where there are several: round robin over those that are visible."""
+"""Assigns devices to the processes of a run: round robin over the visible ones."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The plan for a model on this machine, in words and as a document: `swarmd doctor model`."""
+"""`swarmd doctor model`: the memory plan of a model on this machine, as text and as a document."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Files of a repository of the Hugging Face hub, into its own cache. Weights come with progress, can be cut off, and go on from there.
+"""Downloads from the Hugging Face hub into its own cache. Weights show progress, and a download that was cut off resumes.
 
 huggingface_hub begins a file anew where its process was killed, and leaves the part behind. So weights are fetched here, with its own
 `http_get`, as `<cache>/blobs/<etag>.swarmd-part`. Once whole they take the cache's name for them, and `snapshot_download` finds them.
@@ -31,7 +31,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from swarmd.errors import NoModel, Unreachable
 
-Told = Callable[[str], None]  # how far a download is, in words
+Report = Callable[[str], None]  # how far a download is, in words
 
 EVERY: Final = 5.0  # seconds between two words about a download
 PART: Final = ".swarmd-part"
@@ -43,11 +43,11 @@ def fetch(repository: str, revision: str | None, patterns: Sequence[str], choice
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
 
 
-def fetch_weights(repository: str, commit: str, folder: Path, patterns: Sequence[str], choices: str, told: Told) -> Path:
+def fetch_weights(repository: str, commit: str, folder: Path, patterns: Sequence[str], choices: str, report: Report) -> Path:
     """The same for large files. folder: where `fetch` has put the small ones of this commit."""
     with _explained(repository, commit, choices):
         missing = _missing(repository, commit, patterns)
-        progress = Progress(repository, sum(file.file_size or 0 for file in missing), told)
+        progress = Progress(repository, sum(file.file_size or 0 for file in missing), report)
         for file in missing:
             _fetch_one(repository, commit, file, folder.parents[1] / "blobs", progress)
     return fetch(repository, commit, patterns, choices)
@@ -56,9 +56,9 @@ def fetch_weights(repository: str, commit: str, folder: Path, patterns: Sequence
 class Progress:
     """Says how far a download is: when it begins, and then every few seconds."""
 
-    def __init__(self, source: str, total: int, told: Told, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, source: str, total: int, report: Report, clock: Callable[[], float] = time.monotonic) -> None:
         """source: what is downloaded, in words. total: bytes of all files."""
-        self._source, self._total, self._told, self._clock = source, total, told, clock
+        self._source, self._total, self._report, self._clock = source, total, report, clock
         self._there = self._got = 0  # bytes on the disk, and of them those that came since we began
         self._begun = self._said = clock()
 
@@ -79,7 +79,7 @@ class Progress:
     def _say(self) -> None:
         self._said = self._clock()
         rate = self._got / max(1e-9, self._said - self._begun)
-        self._told(progress_words(self._source, self._there, self._total, rate))
+        self._report(progress_words(self._source, self._there, self._total, rate))
 
 
 def progress_words(source: str, there: int, total: int, rate: float) -> str:

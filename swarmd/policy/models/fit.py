@@ -1,4 +1,4 @@
-"""What is used for a model on this machine: decided from its config.json and the free memory, before its weights are fetched."""
+"""Chooses device, precision and memory plan for a model, from its config.json and the free memory, before its weights are fetched."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Files of a model: from a folder, from this package, or from the Hugging Face hub. Every way that can fail has its message.
+"""Locates a model's files: in a folder, in this package or on the Hugging Face hub. Each failure has its own message.
 
 Imports no torch, so that looking for a model costs nothing.
 """
@@ -75,13 +75,13 @@ def _no_model_in(folder: Path) -> str:
     )
 
 
-def with_weights(place: Place, told: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder once the weights are in it. NoModel where there are none that are safe to load. told: how far a download is."""
+def with_weights(place: Place, report: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder once the weights are in it. NoModel where there are none safe to load. report: gets the progress of a download."""
     folder = place.folder
     if place.repository is not None and place.revision is not None:
         from swarmd.policy.models import download
 
-        folder = download.fetch_weights(place.repository, place.revision, folder, WEIGHT_FILES, _choices(), told)
+        folder = download.fetch_weights(place.repository, place.revision, folder, WEIGHT_FILES, _choices(), report)
     require_weights(folder, place.source)
     return folder
 

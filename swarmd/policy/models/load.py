@@ -1,4 +1,4 @@
-"""A named model, ready to be trained: network on its device, tokenizer, and what a checkpoint has to know of it."""
+"""Loads a named model for training: the network on its device, the tokenizer, and what identifies it in a checkpoint."""
 
 import hashlib
 from collections.abc import Callable
@@ -49,12 +49,12 @@ def load_model(
     seed: int,
     free: Callable[[torch.device], int] = free_memory,
     work: Workload = ORDINARY_WORK,
-    told: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Loaded:
     """Load what the configuration names. NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
 
     seed: of the adapter's first weights. free: bytes free on a device. work: what a round will ask; see `swarmd.policy.models.fit.work_of`.
-    told: how far a download is, in words.
+    report: called with the progress of a download, in words.
     """
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)
@@ -62,7 +62,7 @@ def load_model(
     place, device, plan = found.place, found.device, found.plan
 
     tokenizer = load_tokenizer(place, found.skeleton)
-    network = load_weights(hub.with_weights(place, told), found.architecture, found.dtype, place.source)
+    network = load_weights(hub.with_weights(place, report), found.architecture, found.dtype, place.source)
     fingerprint = fingerprint_of(network)
     try:
         network = (with_adapter(network, plan.lora_rank, seed) if plan.lora_rank else network).to(device).eval()

@@ -1,4 +1,4 @@
-"""LoRA layers inside a network: folded into the base weights while answering, and taken out again without a trace."""
+"""LoRA layers: merged into the base weights while answering, and unmerged bit for bit."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What training a model costs in memory, and what is used so that it fits. Arithmetic on whole numbers: no torch, no clock, no files.
+"""The memory plan: what training a model costs, and which settings make it fit. Integer arithmetic: no torch, no clock, no files.
 
 A round has two phases, and the larger of them has to fit beside what is always held:
 

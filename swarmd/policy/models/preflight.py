@@ -1,4 +1,4 @@
-"""What is wrong with the configured model or device, as far as it can be told without torch and without a download.
+"""Preflight checks of the configured model and device, without torch and without a download.
 
 `swarmd join` asks before it makes anything, and tells a mistake within a second. What cannot be told so soon is the trainer's to find.
 """

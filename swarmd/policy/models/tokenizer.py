@@ -1,4 +1,4 @@
-"""A model's tokenizer, once it is known to have what a chat needs and to keep the text that is asked and answered here."""
+"""Loads and checks a model's tokenizer: it must have a chat template and an end token, and keep our texts in a round trip."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One update by several trainers: rank 0 deals out a batch's rows, gradients are added up, and every rank takes the same step.
+"""Data parallelism: rank 0 shards a batch's rows, gradients are all-reduced, and every rank takes the same step.
 
 A row's weight is already that of the whole batch (`packing.rows_of`), so the sum of the ranks' gradients is the batch's gradient. Every
 rank holds the sum, the same bits, from the same all-reduce, and so the same weights and optimizer after each step. torch.distributed moves
@@ -56,7 +56,7 @@ def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
         by_prompt.setdefault(row.prompt, []).append(row)
     shares: list[list[Row]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
-    for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):  # the largest first, each to whoever has least
+    for group in sorted(by_prompt.values(), key=packed_tokens, reverse=True):  # the largest first, each to the rank that has least
         lightest = loads.index(min(loads))
         shares[lightest] += group
         loads[lightest] += packed_tokens(group)
@@ -85,7 +85,7 @@ def join(meeting: str, rank: int, size: int, device: torch.device) -> None:
 def leave() -> None:
     if dist.is_initialized():
         if dist.get_backend() == "nccl":
-            c10d._abort_process_group()  # a destroyed one would wait for whoever is gone
+            c10d._abort_process_group()  # destroying it would wait for the lost rank
         else:
             dist.destroy_process_group()
 
@@ -141,7 +141,7 @@ def digest(learner: Learner) -> int:
 
 
 class Trainers:
-    """Rank 0's view of the others: processes that compute a share of each step. Give `step` to `LanguagePolicy.train_with`."""
+    """The other ranks as rank 0 sees them: processes that compute a share of each step. Give `step` to `LanguagePolicy.train_with`."""
 
     def __init__(
         self, size: int, policy: LanguagePolicy, start: Callable[[int], WorkerProcess], folder: Path, check_every: int = CHECK_EVERY
@@ -160,7 +160,7 @@ class Trainers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._part()
+        self._disconnect()
         for child in self._waiting:
             child.end()
 
@@ -203,7 +203,7 @@ class Trainers:
         return report
 
     def _settle(self) -> None:
-        """Hear of the last step from each: it was taken, and came out as ours did."""
+        """Check that each of the others finished the last step with the same result as ours."""
         expected, self._expected = self._expected, None
         for child in self._children if expected else ():
             message = child.receive()
@@ -226,12 +226,12 @@ class Trainers:
                 1,
             )
         log.warning("a trainer is lost (%s): the others are started again with our weights, and the step is repeated", cause)
-        self._part()
+        self._disconnect()
         time.sleep(death.backoff)
         self.restarts += self._size - 1
 
     def _meet(self) -> None:
-        """Give the others what we have, and wait for them."""
+        """Send the others our state, and wait for them to join."""
         self._meetings += 1
         state, meeting = self._folder / f"state-{self._meetings}", self._folder / f"meeting-{self._meetings}"
         self._children, self._waiting = self._waiting or [self._start(rank) for rank in range(1, self._size)], []
@@ -262,7 +262,7 @@ class Trainers:
                 "workers.trainers to 1."
             ) from error
 
-    def _part(self) -> None:
+    def _disconnect(self) -> None:
         self._expected, self._policy.learner.combine = None, None
         for child in self._children:
             child.kill()
@@ -275,7 +275,7 @@ class Trainers:
         return all(child.alive for child in self._children)
 
     def _await_end(self, seconds: float = 2.0) -> None:
-        """Of whoever it was: a connection breaks before its process is gone. Nobody's, where one has only lost touch."""
+        """Wait for a child to end: its connection breaks before its process does. Returns after `seconds` where all stay alive."""
         until = time.monotonic() + seconds
         while self._all_alive() and time.monotonic() < until:
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A further trainer process: computes its share of each step, and takes the step that rank 0 takes.
+"""A further trainer process (a rank above 0): computes its shard of each step and takes the same step as rank 0.
 
 Started as `python -m swarmd.policy.parallel.rank FD`.
 """

@@ -1,8 +1,8 @@
-"""Weights from the trainer to the generators, without stopping either: one file in memory, replaced whole.
+"""Weight sync from the trainer to the generators without stopping either: one file in memory, replaced atomically.
 
 The trainer writes every trained tensor (with LoRA, the adapter's alone) to a file of another name and renames it; a generator looks
 between two tokens whether there is a newer one. A rename is atomic, and a file that is being read stays as it was for its reader, so
-weights are never torn, whoever is killed and when. The version is the number of updates behind the weights.
+weights are never torn, even if either is killed. The version is the number of updates behind the weights.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class WeightWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.version: int | None = None  # of what was handed over last
+        self.version: int | None = None  # of what was published last
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Nothing, where this version is there already. Without room the generators go on with an older one, which is said."""
@@ -73,7 +73,7 @@ class WeightReader:
         """weights: written into. changed: called after that."""
         self._path, self._weights, self._changed = folder / _FILE, weights, changed
         self._seen: tuple[int, int] | None = None
-        self.version = -1  # nothing was picked up yet
+        self.version = -1  # nothing was read yet
 
     def __call__(self) -> int:
         """Take newer weights, if there are any; the version of those in place."""

@@ -4,7 +4,7 @@
     weights.safetensors    every trained tensor, by its name in the network
     training.safetensors   the optimizer's state as "<field>/<tensor name>", master copies among it, and the random state
 
-Whoever calls makes the folder atomic (swarmd/trainer/checkpoint.py).
+The caller makes the folder atomic (swarmd/trainer/checkpoint.py).
 """
 
 from collections.abc import Iterator

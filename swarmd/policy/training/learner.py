@@ -79,7 +79,7 @@ class Learner:
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None  # None: padded batches
         self._budget = learning.micro_batch_tokens
         self._recompute = learning.checkpointing == "on"
-        self._start = ReferencePolicy(network, self.weights) if learning.kl_every else None
+        self._reference = ReferencePolicy(network, self.weights) if learning.kl_every else None
 
     def step(self, rows: Sequence[Row]) -> UpdateReport:
         """One step down the rows' weighted loss (`packing.rows_of`).
@@ -154,21 +154,21 @@ class Learner:
 
     def _accumulate(self, groups: Sequence[Sequence[Row]]) -> Sums:
         sums = Sums()
-        starts = self._start_logprobs(groups)
+        references = self._reference_logprobs(groups)
         with recomputing(self._network) if self._recompute else nullcontext():
-            for group, start in zip(groups, starts, strict=True):
+            for group, reference in zip(groups, references, strict=True):
                 if self._decoder:
-                    self._backward_packed(self._decoder, pack(group, self._device), start, sums)
+                    self._backward_packed(self._decoder, pack(group, self._device), reference, sums)
                 else:
                     batch = pad(group, self._device)
-                    self._backward_logits(self._padded_logits(batch), batch.scores, start, sums)
+                    self._backward_logits(self._padded_logits(batch), batch.scores, reference, sums)
         return sums
 
-    def _start_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
-        """[N] of each group, by the policy that training began from; None where it is not this update's turn."""
-        if self._start is None or self.updates % self._learning.kl_every:
+    def _reference_logprobs(self, groups: Sequence[Sequence[Row]]) -> Sequence[Tensor | None]:
+        """[N] of each group, by the reference policy; None where this update does not measure it."""
+        if self._reference is None or self.updates % self._learning.kl_every:
             return [None] * len(groups)
-        with self._start.in_place():
+        with self._reference.in_place():
             return [self._logprobs(group) for group in groups]
 
     def _row_logprobs(self, groups: Sequence[Sequence[Row]]) -> dict[Row, tuple[float, ...]]:
@@ -192,20 +192,20 @@ class Learner:
             found.append(token_logprobs(logits, batch.scores[part].targets, self._learning.temperature)[0])
         return torch.cat(found)
 
-    def _backward_packed(self, decoder: Decoder, batch: Packed, start: Tensor | None, sums: Sums) -> None:
+    def _backward_packed(self, decoder: Decoder, batch: Packed, reference: Tensor | None, sums: Sums) -> None:
         """The head and its loss forward and backward in chunks, then the rest backward at once: no more than a chunk of logits is held."""
         hidden = decoder.hidden(batch)
         gradient = torch.empty_like(hidden)
         for begin in range(0, len(hidden), decoder.chunk):
             part = slice(begin, begin + decoder.chunk)
             seen = hidden[part].detach().requires_grad_()
-            self._backward_logits(decoder.logits(seen), batch.scores[part], None if start is None else start[part], sums)
+            self._backward_logits(decoder.logits(seen), batch.scores[part], None if reference is None else reference[part], sums)
             assert seen.grad is not None
             gradient[part] = seen.grad
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
 
-    def _backward_logits(self, logits: Tensor, scores: Scores, start: Tensor | None, sums: Sums) -> None:
-        """logits: [N, V], with a graph. start: [N], log-probabilities. Adds the gradients and the sums."""
+    def _backward_logits(self, logits: Tensor, scores: Scores, reference: Tensor | None, sums: Sums) -> None:
+        """logits: [N, V], with a graph. reference: [N], log-probabilities. Adds the gradients and the sums."""
         temperature = self._learning.temperature
         logprobs, entropy, probabilities = token_logprobs(logits, scores.targets, temperature)
         # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO section 4).
@@ -217,14 +217,14 @@ class Learner:
         (gradient,) = torch.autograd.grad(loss, logprobs)
         logits.backward(logits_gradient(probabilities, scores.targets, gradient, temperature).to(logits.dtype))  # type: ignore[no-untyped-call]
         drift = k3(current, old)  # 0 where the policy that drew is not known
-        kl = none if start is None else k3(start, current)
+        kl = none if reference is None else k3(reference, current)
         cut = none if clipped is None else clipped
         figures = [loss.detach(), entropy.sum(), cut.sum(), drift.sum(), drawn.sum(), kl.sum()]
         found = torch.stack(figures).tolist()  # one wait for the device
         sums.loss, sums.entropy, sums.clipped = sums.loss + found[0], sums.entropy + found[1], sums.clipped + found[2]
         sums.drift, sums.drawn, sums.kl = sums.drift + found[3], sums.drawn + int(found[4]), sums.kl + found[5]
         sums.tokens += len(scores.targets)
-        sums.measured += 0 if start is None else len(start)
+        sums.measured += 0 if reference is None else len(reference)
 
     def _padded_logits(self, batch: Padded) -> Tensor:
         """[N, V]: the head sees only the positions that predict a completion token.

@@ -1,4 +1,4 @@
-"""What is trained on, as tensors: completions behind their prompt in one stream, in micro-batches that fit."""
+"""Packing: rollouts to tensors, completions behind their shared prompt in one stream, in micro-batches that fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Scores:
 class Packed:
     """A micro-batch of T tokens, N of them in completions.
 
-    What all prompts begin with, then what is left of each prompt, once, with its completions behind it.
+    The prefix that all prompts share, then what is left of each prompt, once, with its completions behind it.
     """
 
     ids: Tensor  # [T]

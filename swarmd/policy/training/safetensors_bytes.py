@@ -1,4 +1,4 @@
-"""A safetensors file in memory, at the price of one copy.
+"""Writes tensors as safetensors bytes with one copy.
 
 The format (huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the header, JSON, padded with spaces;
 the tensors' bytes, without a gap. `safetensors.torch.save` makes the same file by way of NumPy and two more copies: two to five times as
