@@ -33,7 +33,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.sequence import SequenceFile
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, PeerId
+from p2p.types import Handlers, P2pEngine, PeerId
 
 
 class Probe:
@@ -135,7 +135,7 @@ def options(module: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def build_engine(given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None) -> Engine:
+def build_engine(given: argparse.Namespace, identity: Identity, handlers: Handlers, addressbook: Path | None = None) -> P2pEngine:
     """The engine that the options ask for."""
     return engine(choose(given.engine).name)(
         identity, Topic(given.swarm, given.digest), handlers, listen=[given.listen], bootstrap=given.bootstrap, addressbook=addressbook,

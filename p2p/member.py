@@ -26,7 +26,7 @@ from p2p.peers.twins import MAX_CARD, NOTHING, Twin, TwinCards, TwinSession
 from p2p.shards.sharding import Sharding
 from p2p.shards.shards import Shards
 from p2p.topic import Topic
-from p2p.types import Answer, Engine, Envelope, Handlers, Peer, PeerId, PeerRequest, Reason, Rejected, Started, Unanswered, Verdict
+from p2p.types import Answer, Envelope, Handlers, P2pEngine, Peer, PeerId, PeerRequest, Reason, Rejected, Started, Unanswered, Verdict
 
 LOOK_EVERY = 10.0  # seconds between looks at whom we are connected to
 TWINS_EVERY = 5.0  # seconds between two looks for another node with our key
@@ -49,7 +49,7 @@ class Member:
         self,
         identity: Identity,
         topic: Topic,
-        build_engine: Callable[[Handlers], Engine],
+        build_engine: Callable[[Handlers], P2pEngine],
         *,
         sequence: Iterator[int],
         clock: Callable[[], float],
@@ -101,7 +101,7 @@ class Member:
         """How many frames were refused for which reason, the trainer's reports included, since the start."""
         return sum((inbox.counts for inbox in self._also.values()), self.inbox.counts + self.reports)
 
-    async def run(self, task_status: Started | None = None) -> None:
+    async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
         """Be in the swarm until cancelled (trio). With `nursery.start`, returns the addresses once others can reach us."""
         now = self._clock()
         for peer, seconds in self.reputation.banned(now).items():
@@ -219,7 +219,7 @@ class Member:
         self._told = Counter(self.inbox.counts)
         return refused
 
-    async def _be_there(self, task_status: Started | None) -> None:
+    async def _be_there(self, task_status: Started) -> None:
         """The engine's life. Beside another node with our key that started earlier it is short looks at whether that one is still there:
         at every member that both are connected to, each would else end the other's connections.
         """
@@ -228,11 +228,11 @@ class Member:
             log.warning("another node runs with our key and started earlier: staying away, and looking again in %.0f s", AWAY)
             await trio.sleep(AWAY)
             try:
-                await self._stay_until_sent_away(None)
+                await self._stay_until_sent_away(trio.TASK_STATUS_IGNORED)
             except OperatorError as error:
                 log.warning("could not come back: %s", error)
 
-    async def _stay_until_sent_away(self, task_status: Started | None) -> None:
+    async def _stay_until_sent_away(self, task_status: Started) -> None:
         with trio.CancelScope() as self._stay:
             await self.engine.run(task_status)
 

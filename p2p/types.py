@@ -129,12 +129,6 @@ class Transport(Protocol):
         """How many frames were refused at admission since the last call, by reason."""
 
 
-class Started(Protocol):
-    """What `trio.Nursery.start` hands to a task that reports when it is ready."""
-
-    def started(self, value: Sequence[str]) -> None: ...
-
-
 # Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, the peer that handed it over
 # where the engine knows, and the shard that it came in. Must be quick.
 Deliver = Callable[[bytes, PeerId | None, int], Verdict]
@@ -142,7 +136,7 @@ PassOn = Callable[[bytes, PeerId | None], Verdict]  # the same as Deliver, for o
 Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
 Answer = Callable[[PeerId, bytes], bytes]  # our answer to a peer's question of at most MAX_QUESTION bytes; must be quick
 MAX_QUESTION = 4096  # bytes
-Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]  # `Engine.request`: peer, question, most bytes of the answer
+Ask = Callable[[PeerId, bytes, int], Awaitable[bytes]]  # `P2pEngine.request`: peer, question, most bytes of the answer
 
 
 class PeerRequest(IntEnum):
@@ -181,12 +175,18 @@ class Unanswered(Exception):
     """A peer could not be asked, hung up, or said more than it should. Normal weather: the message is for the log."""
 
 
-class Engine(Protocol):
+class Started(Protocol):
+    """What `trio.Nursery.start` hands to a task that reports when it is ready. As trio's own, which its type stubs do not name."""
+
+    def started(self, value: Sequence[str]) -> None: ...
+
+
+class P2pEngine(Protocol):
     """Moves frames between the members of one swarm. Built with `Handlers`; judged by one contract test suite."""
 
     me: PeerId
 
-    async def run(self, task_status: Started | None = None) -> None:
+    async def run(self, task_status: Started = ...) -> None:
         """Be in the swarm until cancelled (trio). Reports its addresses once others can reach it; raises OperatorError until then."""
 
     def subscribe(self, shards: Collection[int]) -> None:

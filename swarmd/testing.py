@@ -19,7 +19,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers
+from p2p.types import Handlers, P2pEngine
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 
 NOW = 1_700_000_000.0  # seconds since the epoch: when a test begins
@@ -66,7 +66,7 @@ def memory_member(
     clock: Callable[[], float],
     *,
     topic: Topic = TOPIC,
-    engine: Callable[[Handlers], Engine] | None = None,
+    engine: Callable[[Handlers], P2pEngine] | None = None,
     **options: Any,
 ) -> Member:
     """A real `Member` over the memory engine. options: those of `Member`. engine: another one, where the test needs its own."""

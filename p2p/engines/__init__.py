@@ -1,11 +1,11 @@
-"""What moves frames. An engine's module is imported only when it is chosen: libp2p and hivemind cannot live in one process."""
+"""The p2p engines by name: what moves frames. One is imported only when it is chosen: libp2p and hivemind cannot live in one process."""
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2p.errors import EngineMissing, NoSuchEngine
-from p2p.types import Engine
+from p2p.types import P2pEngine
 
 ENGINES = {
     "libp2p": "p2p.engines.libp2p.engine:Libp2pEngine",
@@ -16,7 +16,7 @@ ENGINES = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine that goes over the network, and why it is this one, in words for the operator."""
+    """A network engine, and why it was chosen, in words for the operator."""
 
     name: str
     why: str
@@ -38,11 +38,11 @@ def choose(wanted: str) -> Choice:
     return Choice("libp2p", reason)
 
 
-def engine(name: str) -> Callable[..., Engine]:
+def engine(name: str) -> Callable[..., P2pEngine]:
     """The class of an engine. Raises NoSuchEngine; ImportError where its library is not installed."""
     try:
         module, _, attribute = ENGINES[name].partition(":")
     except KeyError:
         raise NoSuchEngine(f"no p2p engine is called {name!r}; there are {', '.join(ENGINES)}") from None
-    loaded: Callable[..., Engine] = getattr(importlib.import_module(module), attribute)
+    loaded: Callable[..., P2pEngine] = getattr(importlib.import_module(module), attribute)
     return loaded

@@ -74,7 +74,7 @@ class MemorySwarm:
 
 
 class MemoryEngine:
-    """One member of a MemorySwarm. Implements `Engine`; it is a member from construction until `leave`."""
+    """One member of a MemorySwarm. Implements `P2pEngine`; it is a member from construction until `leave`."""
 
     def __init__(self, swarm: MemorySwarm, me: PeerId, handlers: Handlers) -> None:
         self.swarm, self.me, self.handlers = swarm, me, handlers
@@ -82,10 +82,9 @@ class MemoryEngine:
         self._shut_out: set[PeerId] = set()  # for good: there is no clock here
         swarm._members[me] = self
 
-    async def run(self, task_status: Started | None = None) -> None:
+    async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
         self.swarm._members.setdefault(self.me, self)  # it may have left before
-        if task_status is not None:
-            task_status.started(self.addresses())
+        task_status.started(self.addresses())
         try:
             await trio.sleep_forever()
         finally:

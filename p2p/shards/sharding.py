@@ -9,7 +9,7 @@ import trio
 from p2p.errors import StateUnwritable
 from p2p.netgroup import LOCAL, group_of
 from p2p.shards.shards import MAX_ESTIMATE, Shards
-from p2p.types import Engine, Envelope, PeerId, PeerRequest, Unanswered
+from p2p.types import Envelope, P2pEngine, PeerId, PeerRequest, Unanswered
 
 LOOK_EVERY = 5.0  # seconds
 KEPT = 8  # bodies that wait until we know where to publish
@@ -24,7 +24,7 @@ class Sharding:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: P2pEngine,
         shards: Shards | None,
         clock: Callable[[], float],
         seal: Callable[[str, bytes, int], bytes],

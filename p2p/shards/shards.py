@@ -138,7 +138,7 @@ def share_of(shard: int) -> float:
 @dataclass(frozen=True, slots=True)
 class Placement:
     home: int | None  # where to publish; None: not known yet, keep the newest until it is
-    listening: frozenset[int]  # besides shard 0, as `Engine.subscribe` takes it
+    listening: frozenset[int]  # besides shard 0, as `P2pEngine.subscribe` takes it
 
 
 class Shards:

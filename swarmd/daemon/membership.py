@@ -15,7 +15,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers.mdns import Mdns
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers
+from p2p.types import Handlers, P2pEngine
 from swarmd.config.config import SwarmConfig
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import Curriculum
@@ -31,14 +31,14 @@ def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
 
 def engine_builder(
     choice: Choice | None, identity: Identity, topic: Topic, config: SwarmConfig, folder: Path | None, *, public: bool = False
-) -> Callable[[Handlers], Engine]:
+) -> Callable[[Handlers], P2pEngine]:
     """For `Member`. choice: None for no network. The address book is in the folder, or nowhere.
 
     public: the operator says that others can dial this node, so that it relays at once, where its engine can, and does not wait for
     others to find that out.
     """
 
-    def build(handlers: Handlers) -> Engine:
+    def build(handlers: Handlers) -> P2pEngine:
         if choice is None:
             from p2p.engines.memory import MemorySwarm
 

@@ -24,7 +24,8 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
 from benchmarks.probe import options, say
-from p2p.engines.libp2p.stack import MESHSUB, _host
+from p2p.engines.libp2p.pubsub import MESHSUB
+from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
@@ -76,7 +77,7 @@ class Flood:
         self.cut: float | None = None  # seconds after the first message
 
     async def run(self, identity: Identity, written: Iterator[bytes], seconds: float) -> None:
-        host = _host(identity)
+        host = make_host(identity)
         host.set_stream_handler(MESHSUB[0], swallow)
         with trio.move_on_after(seconds):
             async with host.run(listen_addrs=[]):

@@ -21,7 +21,7 @@ from benchmarks.probe import build_engine, lines, options, say
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Envelope, Handlers, PeerId
+from p2p.types import Envelope, Handlers, P2pEngine, PeerId
 from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
@@ -43,7 +43,7 @@ class Node:
         self,
         identity: Identity,
         topic: Topic,
-        build_engine: Callable[[Handlers], Engine],
+        build_engine: Callable[[Handlers], P2pEngine],
         clock: Callable[[], float],
         rng: random.Random,
         folder: Path | None = None,

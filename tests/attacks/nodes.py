@@ -9,7 +9,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.libp2p.stack import MESHSUB
+from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.identity import Identity
 from p2p.topic import Topic
 

@@ -21,7 +21,8 @@ import trio
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
 from benchmarks.probe import lines, options, say
-from p2p.engines.libp2p.stack import MESHSUB, _host
+from p2p.engines.libp2p.pubsub import MESHSUB
+from p2p.engines.libp2p.stack import make_host
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.topic import Topic
@@ -89,7 +90,7 @@ class Stalling:
 
 async def run(given: argparse.Namespace) -> None:
     identity = Identity.from_seed(given.seed.to_bytes(32, "big"))
-    host = _host(identity)
+    host = make_host(identity)
     hostile = Stalling(host, [info_from_p2p_addr(multiaddr.Multiaddr(victim)) for victim in given.bootstrap])
     host.set_stream_handler(MESHSUB[0], swallow)
     host.set_stream_handler(PROTOCOL, hostile.answer)

@@ -123,11 +123,11 @@ def test_what_is_no_message_is_paid_for(amount: float) -> None:
     meter = Meter(RateLimit(), lambda: now[0], lambda peer, why: cut.append(peer))
     for n in range(20_000):  # as many a second as a busy peer has, and the attacker
         now[0] = n / RATE
-        assert n % 100 or meter.talks("busy", amount)
-        if not meter.talks("flood", amount):
+        assert n % 100 or meter.charge_other("busy", amount)
+        if not meter.charge_other("flood", amount):
             break
     assert cut == ["flood"] and now[0] < 2.0
-    assert not meter.pays("flood") and meter.pays("busy")
+    assert not meter.charge_messages("flood") and meter.charge_messages("busy")
 
 
 @pytest.mark.net

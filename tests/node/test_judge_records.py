@@ -16,7 +16,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, PeerId, PeerRequest
+from p2p.types import Handlers, P2pEngine, PeerId, PeerRequest
 from swarmd.daemon import judge_discovery
 from swarmd.daemon.judge_discovery import (
     MAX_URLS,
@@ -160,15 +160,15 @@ def test_no_swarm_shares_the_judges_topic() -> None:
 HERE = "http://127.0.0.1:8400"
 
 
-def build_memory() -> Callable[[Identity, Sequence[str]], Callable[[Handlers], Engine]]:
+def build_memory() -> Callable[[Identity, Sequence[str]], Callable[[Handlers], P2pEngine]]:
     swarm = MemorySwarm()
     return lambda identity, bootstrap: lambda handlers: swarm.join(identity.peer_id, handlers)
 
 
-def build_real(*names: str) -> Callable[[Identity, Sequence[str]], Callable[[Handlers], Engine]]:
+def build_real(*names: str) -> Callable[[Identity, Sequence[str]], Callable[[Handlers], P2pEngine]]:
     turn = itertools.cycle(names)
 
-    def build(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handlers], Engine]:
+    def build(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handlers], P2pEngine]:
         options: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": bootstrap, "addressbook": None}
         kind = engine(next(turn))
         return lambda handlers: kind(identity, TOPIC, handlers, clock=time.time, rng=random.Random(1), **options)

@@ -28,13 +28,14 @@ from p2p.engines import choose, engine
 from p2p.engines.hivemind import p2pd as p2pd_module
 from p2p.engines.hivemind.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
 from p2p.engines.libp2p.stack import Stack
-from p2p.errors import BadAddress, CannotListen, EngineMissing, PortInUse
+from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, PeerId, Verdict
+from p2p.types import Handlers, P2pEngine, PeerId, Verdict
+from swarmd.testing import until
 from tests.p2p.hostile import hostile_stack
-from tests.p2p.waiting import SECONDS, heard, until
+from tests.p2p.waiting import SECONDS, heard
 
 NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 pytestmark = pytest.mark.trio
@@ -62,7 +63,7 @@ def build(name: str, n: int, handlers: Handlers = QUIET, **options: Any) -> Any:
 
 
 def member(n: int, name: str = "hivemind", **options: Any) -> Member:
-    def build_engine(handlers: Handlers) -> Engine:
+    def build_engine(handlers: Handlers) -> P2pEngine:
         return build(name, n, handlers, **options)  # type: ignore[no-any-return]
 
     numbers = itertools.count(int(time.time() * 1000))
@@ -74,41 +75,6 @@ def children() -> list[psutil.Process]:
 
 
 # The child process.
-
-
-@with_p2pd
-async def test_a_port_in_use_an_address_not_ours_and_what_is_no_address_are_named() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(PortInUse, match=rf"port {port} .*swarm.listen"):
-            await build("hivemind", 1, listen=[f"/ip4/127.0.0.1/tcp/{port}"]).run()
-    with pytest.raises(CannotListen, match=r"203\.0\.113\.7.*swarm.listen"):
-        await build("hivemind", 1, listen=["/ip4/203.0.113.7/tcp/0"]).run()
-    with pytest.raises(BadAddress, match="one looks like /ip4/"):
-        build("hivemind", 1, bootstrap=["nonsense"])
-    assert not children()
-
-
-@with_p2pd
-async def test_two_nodes_do_not_share_a_port() -> None:
-    first = build("hivemind", 1)
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(first.run)
-        with pytest.raises(PortInUse):
-            await build("hivemind", 2, listen=[addresses[0].split("/p2p/")[0]]).run()
-        nursery.cancel_scope.cancel()
-
-
-@with_p2pd
-async def test_listening_everywhere_gives_addresses_that_can_be_dialled() -> None:
-    node = build("hivemind", 1, listen=["/ip4/0.0.0.0/tcp/0"])
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(node.run)
-        assert addresses[0].startswith("/ip4/127.0.0.1/tcp/") and not any("0.0.0.0" in address for address in addresses)
-        assert all(address.endswith("/p2p/" + node.me) for address in addresses)
-        nursery.cancel_scope.cancel()
 
 
 @with_p2pd
@@ -194,18 +160,18 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 @with_p2pd
-@pytest.mark.slow
 async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Path) -> None:
-    """p2pd ends itself when nobody speaks to it within half a minute."""
+    """p2pd ends itself when nobody speaks to it within the time for its start."""
     program = (
-        "import os, signal; from pathlib import Path; from p2p.engines import p2pd; from p2p.identity import Identity\n"
+        "import os, signal; from pathlib import Path; from p2p.engines.hivemind import p2pd; from p2p.identity import Identity\n"
+        "p2pd.START_TIMEOUT = 2\n"
         f"process = p2pd._start(Path({str(tmp_path)!r}), Identity.from_seed(bytes(32)), ['-hostAddrs=/ip4/127.0.0.1/tcp/0'])\n"
         "print(process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
     child = psutil.Process(int(done.stdout))
-    assert psutil.wait_procs([child], p2pd_module.START_TIMEOUT + 20)[0]
+    assert psutil.wait_procs([child], SECONDS)[0]
 
 
 # Its peers.
@@ -213,7 +179,7 @@ async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Pa
 
 @with_p2pd
 async def test_a_machine_that_sends_one_hostile_peer_after_another_is_hung_up_on() -> None:
-    """p2pd lets in whoever dials; who is new from there is not kept, though nobody shut him out. Those who are here stay."""
+    """p2pd lets in whoever dials; a new peer from there is not kept, though it is not banned. Those that are here stay."""
     a = member(1)
 
     async def offend(stack: Stack, target: Any) -> None:
@@ -221,7 +187,9 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_hung_up_on
         await hung_up_on(stack, target)
 
     async def hung_up_on(stack: Stack, target: Any) -> None:
-        await until(lambda: not stack.host.get_network().get_connections(target))
+        network = stack.host.get_network()
+        before = set(network.get_connections(target))
+        await until(lambda: not before & {*network.get_connections(target)})  # its DHT may dial again
 
     async with trio.open_nursery() as nursery:
         await nursery.start(a.run)
@@ -233,56 +201,6 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_hung_up_on
         await hostile_stack(TOPIC, a.addresses(), hung_up_on, 70, meet=False)
         await heard(b, a)
         assert [peer.id for peer in a.peers()] == [b.identity.peer_id]
-        nursery.cancel_scope.cancel()
-
-
-@with_p2pd
-async def test_a_dead_bootstrap_does_not_matter_and_one_that_comes_late_is_found(tmp_path: Path) -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    late = member(1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
-    book = tmp_path / "peers.json"
-    lone = member(2, bootstrap=[f"/dns4/localhost/tcp/{port}/p2p/{late.identity.peer_id}"], addressbook=book)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(lone.run)
-        await trio.sleep(1.5)  # it has dialled, and failed
-        assert not lone.peers()
-        await nursery.start(late.run)
-        await until(lone.peers)
-        assert [peer.direction for peer in lone.peers()] == ["outbound"]
-        await heard(lone, late)
-        await heard(late, lone)
-        nursery.cancel_scope.cancel()
-    assert late.identity.peer_id in book.read_text() and f"/ip4/127.0.0.1/tcp/{port}" in book.read_text()
-
-
-@with_p2pd
-async def test_a_known_peer_is_found_again_without_a_bootstrap(tmp_path: Path) -> None:
-    a, book = member(1), tmp_path / "peers.json"
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        for name, bootstrap in (("hivemind", addresses[:1]), ("libp2p", []), ("hivemind", [])):  # one book for both engines
-            b = member(2, name, bootstrap=bootstrap, addressbook=book)
-            async with trio.open_nursery() as inner:
-                await inner.start(b.run)
-                await until(b.peers)
-                inner.cancel_scope.cancel()
-        nursery.cancel_scope.cancel()
-
-
-@with_p2pd
-@pytest.mark.parametrize("names", [("hivemind", "libp2p"), ("libp2p", "hivemind"), ("hivemind", "hivemind")], ids="-".join)
-async def test_members_who_know_only_the_bootstrap_find_each_other(names: tuple[str, str]) -> None:
-    """By Kademlia, which both engines speak."""
-    middle = member(1, "hivemind")
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(middle.run)
-        ends = [member(n, name, bootstrap=addresses[:1]) for n, name in enumerate(names, 2)]
-        for end in ends:
-            await nursery.start(end.run)
-        for end, other in itertools.permutations(ends):
-            await until(lambda end=end, other=other: other.identity.peer_id in {peer.id for peer in end.peers()}, 60)
         nursery.cancel_scope.cancel()
 
 
@@ -325,40 +243,6 @@ async def test_the_swarms_provider_record_is_one_for_both_engines() -> None:
                     await stack.dht.add_peer(info_from_p2p_addr(multiaddr.Multiaddr(address)).peer_id)
                     lookup = ProviderStore(host=stack.host, peer_routing=stack.dht.peer_routing)
                     found = {str(info.peer_id) for info in await lookup.find_providers(key)}
-        nursery.cancel_scope.cancel()
-
-
-@with_p2pd
-async def test_who_sends_what_is_no_frame_is_cut_off_before_it_costs_us_our_neighbours() -> None:
-    """A neighbour with the other engine charges us for what we passed on, and has had too little of it to cut us off."""
-    from libp2p.peer.peerinfo import info_from_p2p_addr
-
-    from p2p.engines.libp2p.stack import open_stack
-
-    a = member(1)
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        b = member(2, "libp2p", bootstrap=addresses[:1])
-        await nursery.start(b.run)
-        await heard(b, a)
-        hostile, cut = Identity.from_seed(bytes([66]) * 32), False
-        listen = [parse_listen("/ip4/127.0.0.1/tcp/0")]
-        with trio.fail_after(SECONDS):
-            async with open_stack(hostile, [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
-                target = info_from_p2p_addr(multiaddr.Multiaddr(addresses[0]))
-                await stack.host.connect(target)
-                await stack.pubsub.wait_for_peer(target.peer_id, 20)
-                for n in itertools.count():
-                    await stack.pubsub.publish(str(TOPIC), b"no frame" + n.to_bytes(4, "big"))
-                    await trio.sleep(0.02)
-                    if cut := target.peer_id not in stack.pubsub.peers:
-                        break
-        assert cut and sum(a.rejected.values()) <= 20  # what comes after the cut is not looked at
-        assert hostile.peer_id not in {peer.id for peer in a.peers()} and b.peers()
-        await until(lambda: {peer.id for peer in a.peers()} == {b.identity.peer_id})
-        await heard(b, a)
-        await heard(a, b)
-        assert a.engine.restarts == 0  # type: ignore[attr-defined]
         nursery.cancel_scope.cancel()
 
 

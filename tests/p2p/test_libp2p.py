@@ -1,15 +1,14 @@
 """What only the libp2p engine has to withstand: bad input from the operator, from peers, and from its own library."""
 
+import contextlib
 import itertools
 import logging
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import multiaddr
@@ -20,22 +19,23 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.admission.host_bans import PEERS
+from p2p.engines.common import discovery
 from p2p.engines.common.request_response import SERVED_EACH
+from p2p.engines.libp2p import connections
 from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
 from p2p.engines.libp2p.network import Network
 from p2p.engines.libp2p.stack import STREAMS, Stack, open_stack
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
-from p2p.errors import BadAddress, CannotListen, OperatorError, PortInUse
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.peers import outbound, shard_peers
-from p2p.peers.listen import dialable
 from p2p.topic import Topic
-from p2p.types import Engine, Handlers, PeerId, Verdict
+from p2p.types import Handlers, P2pEngine, PeerId, Verdict
+from swarmd.testing import until
 from tests.p2p.hostile import hostile_stack
-from tests.p2p.waiting import SECONDS, heard, until
+from tests.p2p.waiting import SECONDS, heard
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
 TOPIC = Topic("main", "0123456789abcdef")
@@ -53,112 +53,12 @@ def engine(n: int, handlers: Handlers = QUIET, **options: Any) -> Libp2pEngine:
 def member(n: int, **options: Any) -> tuple[Member, Libp2pEngine]:
     built: list[Libp2pEngine] = []
 
-    def build(handlers: Handlers) -> Engine:
+    def build(handlers: Handlers) -> P2pEngine:
         built.append(engine(n, handlers, **options))
         return built[0]
 
     numbers = itertools.count(int(time.time() * 1000))
     return Member(Identity.from_seed(bytes([n]) * 32), TOPIC, build, sequence=numbers, clock=time.time), built[0]
-
-
-async def test_a_port_in_use_is_named() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(PortInUse, match=rf"port {port} .*swarm.listen"):
-            await engine(1, listen=[f"/ip4/127.0.0.1/tcp/{port}"]).run()
-
-
-async def test_two_nodes_do_not_share_a_port() -> None:
-    first = engine(1)
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(first.run)
-        with pytest.raises(PortInUse):
-            await engine(2, listen=[addresses[0].split("/p2p/")[0]]).run()
-        nursery.cancel_scope.cancel()
-
-
-async def test_an_address_that_is_not_ours_is_named() -> None:
-    with pytest.raises(CannotListen, match=r"203\.0\.113\.7.*swarm.listen"):
-        await engine(1, listen=["/ip4/203.0.113.7/tcp/0"]).run()
-
-
-async def test_errors_at_the_start_reach_the_one_who_starts() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        node, _ = member(1, listen=[f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}"])
-        caught = None
-        async with trio.open_nursery() as nursery:
-            try:
-                await nursery.start(node.run)
-            except OperatorError as error:
-                caught = error
-        assert isinstance(caught, PortInUse)
-
-
-@pytest.mark.parametrize("text", ["example.org:4001", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWnotapeer", ""])
-async def test_a_bootstrap_address_that_is_not_one_is_named(text: str) -> None:
-    with pytest.raises(BadAddress, match="one looks like /ip4/"):
-        engine(1, bootstrap=[text])
-    with pytest.raises(BadAddress, match="one looks like /ip4/"):
-        engine(1, listen=[text + "x"])
-
-
-async def test_listening_everywhere_gives_addresses_that_can_be_dialled() -> None:
-    node = engine(1, listen=["/ip4/0.0.0.0/tcp/0"])
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(node.run)
-        assert addresses[0].startswith("/ip4/127.0.0.1/tcp/") and not any("0.0.0.0" in address for address in addresses)
-        for address in addresses:
-            _, endpoint = parse_bootstrap(address)
-            await (await trio.open_tcp_stream(endpoint.host, endpoint.port)).aclose()
-        nursery.cancel_scope.cancel()
-    assert dialable(["/ip4/192.0.2.1/tcp/1"]) == ["/ip4/192.0.2.1/tcp/1"]
-
-
-async def test_names_are_resolved() -> None:
-    a, _ = member(1)
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        b, _ = member(2, bootstrap=[addresses[0].replace("/ip4/127.0.0.1/", "/dns4/localhost/")])
-        await nursery.start(b.run)
-        await until(b.peers)
-        nursery.cancel_scope.cancel()
-
-
-async def test_a_dead_bootstrap_does_not_matter_and_one_that_comes_late_is_found(tmp_path: Path) -> None:
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-    late, _ = member(1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
-    book = tmp_path / "peers.json"
-    lone, _ = member(2, bootstrap=[f"/ip4/127.0.0.1/tcp/{port}/p2p/{late.identity.peer_id}"], addressbook=book)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(lone.run)
-        await trio.sleep(1.5)  # it has dialled, and failed
-        assert not lone.peers()
-        await nursery.start(late.run)
-        await until(lone.peers, 12)
-        await heard(lone, late)
-        await heard(late, lone)
-        nursery.cancel_scope.cancel()
-    assert late.identity.peer_id in book.read_text()
-
-
-async def test_a_known_peer_is_found_again_without_a_bootstrap(tmp_path: Path) -> None:
-    a, _ = member(1)
-    book = tmp_path / "peers.json"
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        for bootstrap in (addresses[:1], []):
-            b, _ = member(2, bootstrap=bootstrap, addressbook=book)
-            async with trio.open_nursery() as inner:
-                await inner.start(b.run)
-                await until(b.peers)
-                inner.cancel_scope.cancel()
-        nursery.cancel_scope.cancel()
 
 
 async def test_who_told_of_a_peer_is_noted() -> None:
@@ -259,7 +159,6 @@ async def garbage_on_every_protocol(stack: Stack, target: Any) -> None:
                 await stream.close()
             except Exception:  # the victim may hang up: that is its right
                 continue
-    await trio.sleep(0.5)
 
 
 async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
@@ -280,7 +179,6 @@ async def messages_the_library_raises_on(stack: Stack, target: Any) -> None:
     )
     queue.push(rpc_pb2.RPC(control=control))
     queue.push(rpc_pb2.RPC(senderRecord=b"\xff\xff\xff"))
-    await trio.sleep(1.0)
 
 
 @pytest.mark.parametrize("attack", [garbage_on_every_protocol, messages_the_library_raises_on])
@@ -291,7 +189,13 @@ async def test_what_a_peer_sends_breaks_nothing(attack: Callable[[Stack, Any], A
         b, b_engine = member(2, bootstrap=addresses[:1])
         await nursery.start(b.run)
         await heard(b, a)
-        await hostile_stack(TOPIC, addresses, attack)
+
+        async def attack_and_wait(stack: Stack, target: Any) -> None:
+            await attack(stack, target)
+            await stack.pubsub.publish(str(TOPIC), b"no frame")  # comes last
+            await until(lambda: a.rejected or not stack.host.get_network().get_connections(target))
+
+        await hostile_stack(TOPIC, addresses, attack_and_wait)
         assert a_engine.restarts == b_engine.restarts == 0
         assert b.identity.peer_id in {peer.id for peer in a.peers()}  # the honest connection stood
         await heard(b, a)
@@ -300,51 +204,22 @@ async def test_what_a_peer_sends_breaks_nothing(attack: Callable[[Stack, Any], A
 
 
 async def test_a_stream_that_breaks_does_not_unsubscribe_the_peer() -> None:
-    a, a_engine = member(1)
+    a, _ = member(1)
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(a.run)
 
         async def break_one(stack: Stack, target: Any) -> None:
             me = str(stack.host.get_id())
             await until(lambda: me in {peer.id for peer in a.peers()})
-            assert a_engine._discovery is not None
             for _ in range(3):
                 stream = await stack.host.new_stream(target, ["/meshsub/1.1.0"])
                 await stream.write(b"\xff\xff\xff\x7f")  # announces far too much
-                await stream.close()
-                for _ in range(20):
-                    await trio.sleep(0.02)
-                    assert me in a_engine._discovery.members()
+                with trio.move_on_after(5), contextlib.suppress(Exception):
+                    while await stream.read(1000):  # until it is reset
+                        pass
+                assert me in {peer.id for peer in a.peers()}
 
         await hostile_stack(TOPIC, addresses, break_one)
-        nursery.cancel_scope.cancel()
-
-
-async def test_who_floods_is_cut_off_and_the_honest_are_heard() -> None:
-    a, a_engine = member(1)
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        b, _ = member(2, bootstrap=addresses[:1])
-        await nursery.start(b.run)
-        await heard(b, a)
-        a_engine._rate_limit.frames.rate, a_engine._rate_limit.frames.burst = 20.0, 60.0  # the sender is a slow one
-        started, cut = time.monotonic(), 0.0
-
-        async def flood(stack: Stack, target: Any) -> None:
-            nonlocal cut
-            for n in itertools.count():
-                if target not in stack.pubsub.peers:
-                    cut = time.monotonic() - started
-                    return
-                await stack.pubsub.publish(str(TOPIC), b"no frame" + n.to_bytes(4, "big"))
-                if n % 10 == 0:
-                    await trio.sleep(0.005)
-
-        with trio.fail_after(SECONDS):
-            await hostile_stack(TOPIC, addresses, flood)
-        assert cut and sum(a.rejected.values()) < 100
-        await heard(b, a)
-        assert a_engine.restarts == 0
         nursery.cancel_scope.cancel()
 
 
@@ -446,8 +321,9 @@ async def test_a_machine_that_sends_one_hostile_peer_after_another_is_not_let_in
             await stack.host.disconnect(target)
 
         async def offend(stack: Stack, target: Any) -> None:
+            (connection, *_) = stack.host.get_network().get_connections(target)
             a_engine.shut_out(PeerId(str(stack.host.get_id())), 60)
-            await until(lambda: not stack.host.get_network().get_connections(target))
+            await until(lambda: connection not in stack.host.get_network().get_connections(target))  # its DHT may dial again
 
         b, _ = member(2, bootstrap=addresses[:1])
         await nursery.start(b.run)
@@ -477,7 +353,7 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch:
         async def loiter(stack: Stack, target: Any) -> None:
             me = stack.host.get_id()
             network = stack.host.get_network()
-            places = a_engine._desk._open
+            places = a_engine._responder._open
             for _ in range(SERVED_EACH + 5):
                 stream = await network.new_stream(target)
                 await stream.write(GREETING + b"\x00\x00\x00\x05")
@@ -493,7 +369,7 @@ async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch:
                 assert await b_engine.request(a_engine.me, b"x", 1000) == b"x" * 1000
 
         await hostile_stack(TOPIC, addresses, loiter)
-        await until(lambda: not a_engine._desk._open)
+        await until(lambda: not a_engine._responder._open)
         assert a_engine.restarts == 0
         nursery.cancel_scope.cancel()
 
@@ -517,10 +393,9 @@ async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_not
             (connection,) = a_engine._stack.host.get_network().get_connections(stack.host.get_id())  # type: ignore[union-attr]
             before = len(connection.get_streams())
             for _ in range(6):  # more than may be asked at once
-                began = time.monotonic()
-                with trio.move_on_after(0.2) as scope:
+                with trio.fail_after(4), trio.move_on_after(0.1) as scope:
                     await a_engine.request(me, b"x", 10)
-                assert scope.cancelled_caught and time.monotonic() - began < 1.0
+                assert scope.cancelled_caught
             await until(lambda: asked == 6)
             await until(lambda: len(connection.get_streams()) <= before and len(connection.muxed_conn.streams) <= before + 1)
             assert connection.muxed_conn.stream_backlog_semaphore.value >= 250
@@ -531,7 +406,7 @@ async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_not
 
 async def test_a_peer_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection is ended; whoever waits for it may leave at once."""
-    monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT", 1.0)
+    monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT", 2.0)
     a_engine = engine(1)
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(a_engine.run)
@@ -547,31 +422,12 @@ async def test_a_peer_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.Mon
                 await trio.sleep_forever()
 
             connection.muxed_conn.secured_conn.write = stuck
-            began = time.monotonic()
-            with trio.move_on_after(0.2) as scope:
+            with trio.fail_after(libp2p_network.WRITE_TIMEOUT), trio.move_on_after(0.2) as scope:
                 await a_engine.request(me, b"x", 10)
-            assert scope.cancelled_caught and time.monotonic() - began < 0.7
+            assert scope.cancelled_caught
             await until(lambda: connection not in network.get_connections())
 
         await hostile_stack(TOPIC, addresses, take_nothing)
-        nursery.cancel_scope.cancel()
-
-
-async def test_who_was_shut_out_comes_back() -> None:
-    a, a_engine = member(1)
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        b, b_engine = member(2, bootstrap=addresses[:1])
-        await nursery.start(b.run)
-        await heard(b, a)
-        a_engine.shut_out(b_engine.me, 2.0)
-        until_then = time.time() + 1.9
-        await until(lambda: not a.peers() and not b.peers())
-        while time.time() < until_then:
-            b.publish("rollouts", b"let me in")
-            await trio.sleep(0.1)
-            assert not a.peers() and not a.received()
-        await heard(b, a)
         nursery.cancel_scope.cancel()
 
 
@@ -579,7 +435,10 @@ async def test_members_of_a_shard_find_each_other_in_a_large_swarm(monkeypatch: 
     """Large enough, that is, for its members not to know each other: here that is the case at one connection each."""
     monkeypatch.setattr(outbound, "TARGET", 1)
     monkeypatch.setattr(outbound, "GROUPS", 1)
-    monkeypatch.setattr(shard_peers, "SETTLED", 0.5)
+    monkeypatch.setattr(shard_peers, "SETTLED", 0.2)
+    monkeypatch.setattr(shard_peers, "LOOK_FIRST", 0.5)
+    monkeypatch.setattr(discovery, "TICK", 0.1)
+    monkeypatch.setattr(connections, "TICK", 0.1)
     real = Network.new_stream
 
     async def no_dial(self: Network, peer: Any) -> Any:  # or the library's DHT, which asks everybody, would connect us to all of them

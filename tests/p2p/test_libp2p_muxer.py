@@ -8,12 +8,13 @@ import pytest
 import trio
 import trio.testing
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
+from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_DATA, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
-from p2p.engines.libp2p.network import OWED, WRITE_TIMEOUT, Muxer
+from p2p.engines.libp2p.network import OWED, WITHHELD, WRITE_TIMEOUT, Muxer
 from swarmd.testing import until
 
 pytestmark = pytest.mark.trio
+WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read
 
 
 class Secured:
@@ -22,11 +23,18 @@ class Secured:
     def __init__(self, stream: Any, is_initiator: bool) -> None:
         self._stream, self.is_initiator = stream, is_initiator
         self.conn = self.read_writer = self
+        self.updates: list[int] = []  # bytes more that our peer may send, by each window update
 
     async def read(self, n: int | None = None) -> bytes:
         return bytes(await self._stream.receive_some(n))
 
     async def write(self, data: bytes) -> None:
+        frames = data
+        while frames:
+            _, kind, flags, _, length = struct.unpack(YAMUX_HEADER_FORMAT, frames[:HEADER_SIZE])
+            if (kind, flags) == (TYPE_WINDOW_UPDATE, 0):
+                self.updates.append(length)
+            frames = frames[HEADER_SIZE + (length if kind == TYPE_DATA else 0) :]
         await self._stream.send_all(data)
 
     async def close(self) -> None:
@@ -108,4 +116,24 @@ async def test_what_is_owed_goes_out_before_what_is_written_later(autojump_clock
             assert await frames(5) == [(TYPE_PING, 1), (TYPE_PING, 2), (TYPE_PING, 3), (TYPE_WINDOW_UPDATE, 0), (TYPE_PING, 4)]
             await ping()
             assert await frames(1) == [(TYPE_PING, 5)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_window_stays(autojump_clock: trio.testing.MockClock) -> None:
+    ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
+    sender, receiver = (Muxer(end, ID(b"peer"), is_initiator=end.is_initiator) for end in ends)
+    async with trio.open_nursery() as nursery:
+        for muxer in (sender, receiver):
+            nursery.start_soon(muxer.start)
+            await muxer.event_started.wait()
+        out = await sender.open_stream()
+        nursery.start_soon(out.write, b"x" * 6 * WINDOW)
+        into, came, reads = await receiver.accept_stream(), 0, 0
+        with trio.fail_after(WRITE_TIMEOUT):
+            while came < 6 * WINDOW:
+                came, reads = came + len(await into.read(5000)), reads + 1
+                assert out.send_window <= WINDOW
+        updates = ends[1].updates
+        assert updates and min(updates) >= WITHHELD and len(updates) <= reads / 2
+        assert 0 <= came - sum(updates) < WITHHELD < WINDOW / 2
         nursery.cancel_scope.cancel()

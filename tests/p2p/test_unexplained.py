@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p.engines.hivemind import flood_watch
-from p2p.engines.hivemind.flood_watch import Watch
-from p2p.engines.hivemind.p2pd_sockets import sockets_of
+from p2p.engines.hivemind.flood_watch import FloodWatch, sockets_of
 from p2p.engines.hivemind.unexplained_bytes import BURST, RATE, Unexplained
 
 HERE = ("a", "b", "c")
@@ -139,7 +138,7 @@ async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says
     p2pd: Any = SimpleNamespace(pid=os.getpid())
     with caplog.at_level(logging.INFO), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Watch(p2pd, cut.append).run)
+            nursery.start_soon(FloodWatch(p2pd, cut.append).run)
             await trio.sleep(1.1)
             with Path("/dev/zero").open("rb", buffering=0) as zeros:
                 zeros.read(int(2 * BURST))

@@ -1,8 +1,8 @@
-"""The protocol `/swarmd/ask/1`: questions and answers, one after the other on a stream. The same bytes with every engine.
+"""Request/response protocol `/swarmd/ask/1`: questions and answers, one after the other on a stream. Every engine sends the same bytes.
 
 The asker writes the question's length as four bytes, big-endian, and the question; the answer comes back in the same form. Then the
-stream is there for the next question, until the asker closes it, and after it the one who answered, or until it was idle for too long.
-(An asker closes only when he wants nothing more: p2pd takes the end of one direction for the end of both.)
+stream is there for the next question. It ends when the asker closes it, and the other side then too, or when it was idle for too long.
+(An asker closes only when it wants nothing more: p2pd takes the end of one direction for the end of both.)
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Broken(Exception):
     """The stream, or the connection under it, is no more."""
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """What an engine makes of its library's streams. Both calls raise Broken."""
 
     async def read(self) -> bytes:
@@ -38,23 +38,23 @@ class Stream(Protocol):
     async def write(self, data: bytes) -> None: ...
 
 
-class OurStream(Stream, Protocol):
-    """One that we opened."""
+class OpenedStream(ByteStream, Protocol):
+    """One that we opened, to ask."""
 
     async def end(self, well: bool) -> None:
         """Close it, or cut it off. Never fails."""
 
 
-S = TypeVar("S", bound=OurStream)
+S = TypeVar("S", bound=OpenedStream)
 
 
-async def ask(stream: Stream, question: bytes, limit: int) -> bytes:
+async def ask(stream: ByteStream, question: bytes, limit: int) -> bytes:
     """The answer, of at most `limit` bytes. Raises Broken, after which nothing more can be asked on this stream."""
     await stream.write(_LENGTH.pack(len(question)) + question)
     return await _message(stream, limit)
 
 
-async def _message(stream: Stream, limit: int, begun: bytes = b"") -> bytes:
+async def _message(stream: ByteStream, limit: int, begun: bytes = b"") -> bytes:
     """begun: what has been read of it. Raises Broken."""
     data = bytearray(begun)
     wanted = _LENGTH.size
@@ -74,16 +74,16 @@ async def _message(stream: Stream, limit: int, begun: bytes = b"") -> bytes:
     return bytes(data[_LENGTH.size :])
 
 
-class Desk:
-    """Answers those who come, within limits. admits: whether this peer may ask one question more; called before it is looked at."""
+class Responder:
+    """Answers questions, within limits. admits: whether this peer may ask one question more; called before it is read."""
 
     def __init__(self, answer: Answer, admits: Callable[[PeerId], bool]) -> None:
         self._answer, self._admits = answer, admits
         self._open: Counter[PeerId] = Counter()  # streams with a question on them
         self._idle: Counter[PeerId] = Counter()  # and those that wait for the next
 
-    async def serve(self, peer: PeerId, stream: Stream) -> bool:
-        """False: the peer is to be cut off, not only closed: it is too slow, one too many, or asked nothing that can be answered."""
+    async def serve(self, peer: PeerId, stream: ByteStream) -> bool:
+        """False: reset the stream instead of closing it: the peer is too slow, has too many streams, or asked what cannot be answered."""
         begun = b""
         try:
             while self._admits(peer) and self._open.total() < SERVED_AT_ONCE and self._open[peer] < SERVED_EACH:
@@ -101,7 +101,7 @@ class Desk:
             pass
         return False
 
-    async def _served(self, peer: PeerId, stream: Stream, begun: bytes) -> bool:
+    async def _served(self, peer: PeerId, stream: ByteStream, begun: bytes) -> bool:
         """Whether one question was asked and answered, each in time. Raises Broken."""
         with trio.move_on_after(PATIENCE) as asked:
             question = await _message(stream, MAX_QUESTION, begun)
@@ -115,8 +115,8 @@ class Desk:
         return not taken.cancelled_caught
 
 
-async def _closes(stream: Stream) -> bool:
-    """The asker does when he has it all: closed by us before, some of it could be lost. Raises Broken."""
+async def _closes(stream: ByteStream) -> bool:
+    """Waits until the asker closes the stream: closed by us before, some of the answer could be lost. Raises Broken."""
     with trio.move_on_after(PATIENCE):
         return not await stream.read()
     return False
@@ -136,19 +136,20 @@ def _counted(counter: Counter[PeerId], peer: PeerId) -> Iterator[None]:
 class KeptStreams(Generic[S]):
     """Asks: at most AT_ONCE questions to each peer, the others wait. A stream that a question went well on is kept for the next.
 
-    reach: sees to it that there is a connection. new: a stream to a peer. Both raise Broken. clock: seconds, as trio's.
+    reach: makes sure that there is a connection; False where none can be made. new: opens a stream to a peer; raises Broken.
+    clock: seconds, as trio's.
     """
 
     def __init__(
         self,
-        reach: Callable[[PeerId], Awaitable[None]],
+        reach: Callable[[PeerId], Awaitable[bool]],
         new: Callable[[PeerId], Awaitable[S]],
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self._reach, self._new, self._clock = reach, new, clock
         self._turns = Turns()
         self._room = KEPT
-        self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()  # with the moment of its last answer, the oldest first
+        self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()  # and when its last answer came, the oldest first
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
@@ -156,7 +157,8 @@ class KeptStreams(Generic[S]):
             raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION}")
         try:
             async with self._turns.turn(peer):
-                await self._reach(peer)
+                if not await self._reach(peer):
+                    raise Unanswered(f"{peer}: not connected, and not to be reached")
                 since, kept = self._kept.pop(peer, (0.0, None))
                 if kept is not None and self._clock() - since > KEPT_FOR:
                     await kept.end(True)
@@ -186,7 +188,7 @@ class KeptStreams(Generic[S]):
         return answer
 
     async def _let_go(self, surplus: list[S]) -> None:
-        """Those, and what was not used for long or is too much."""
+        """End these streams, those not used for long, and the oldest of too many."""
         now = self._clock()
         while self._kept and (len(self._kept) > self._room or now - next(iter(self._kept.values()))[0] > KEPT_FOR):
             surplus.append(self._kept.popitem(last=False)[1][1])

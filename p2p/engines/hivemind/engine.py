@@ -1,11 +1,11 @@
-"""The engine that goes over the network, on the Go daemon that hivemind ships. Meets `Libp2pEngine`s in the same swarm.
+"""The p2p engine on p2pd, the Go daemon that hivemind ships. Meets `Libp2pEngine`s in the same swarm.
 
 What differs from `Libp2pEngine`, because p2pd's control socket knows no validators and does not say who forwarded a message:
 
 - A frame is admitted after p2pd has passed it on. Each frame's libp2p signature is checked before that, ours and all other rules
   after. So what a hostile peer signs travels through nodes with this engine, once, and is stopped by the others; the others may
   cut off the node that passed it on (`p2p.rate_limit`). Here its author pays, and is disconnected as often as it connects to us. What p2pd
-  itself drops has no author that it tells us of: who sends that is found by what the kernel counts (`hivemind_watch`).
+  itself drops has no author that it tells us of: who sends that is found by what the kernel counts (`flood_watch`).
 - Whether a peer dialled us or p2pd's DHT dialled it cannot be told: only what we dialled is "outbound".
 """
 
@@ -17,17 +17,18 @@ from typing import Any
 import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
-from p2p.engines.common.network_engine import Networked
-from p2p.engines.hivemind.discovery import HEARTBEAT, Discovery, direct, texts
-from p2p.engines.hivemind.flood_watch import Watch
+from p2p.engines.common.discovery import Discovery
+from p2p.engines.common.network_engine import NetworkEngine
+from p2p.engines.hivemind.connections import HEARTBEAT, HivemindConnections, HivemindProviderRecords, direct, texts
+from p2p.engines.hivemind.flood_watch import FloodWatch
 from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
-from p2p.engines.hivemind.streams import Asker, serve
+from p2p.engines.hivemind.streams import HivemindRequests, serve
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.peers.listen import dialable, with_ports
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
-from p2p.types import Handlers, Peer, PeerId, Started, Verdict
+from p2p.types import Handlers, PeerId, Verdict
 
 IDENTIFY_EVERY = 10.0  # seconds between looks at where others see us
 RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
@@ -51,10 +52,10 @@ FLAGS = (
 log = logging.getLogger(__name__)
 
 
-class HivemindEngine(Networked):
-    """Implements `Engine`. TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
+class HivemindEngine(NetworkEngine):
+    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
 
-    The arguments are those of `Networked`. public: the operator says that others can dial this node; it relays from the start, and
+    The arguments are those of `NetworkEngine`. public: the operator says that others can dial this node; it relays from the start, and
     does not wait for AutoNAT, which takes peers that can be dialled themselves. Raises also EngineMissing where p2pd
     cannot run.
     """
@@ -70,20 +71,12 @@ class HivemindEngine(Networked):
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
         self._addresses: list[str] = []
         self.relayed: Sequence[str] = ()  # multiaddresses through relays that have taken us in, since nobody can dial us
-        self._discovery: Discovery | None = None
-
-    async def run(self, task_status: Started | None = None) -> None:
-        """Be in the swarm until cancelled. Reports its addresses when it listens. Raises PortInUse or CannotListen at the start."""
-        with_ports(self._listen)
-        self._file.load()
-        await self._lasting.run(self._live, self.addresses, task_status)
-
-    def peers(self) -> Sequence[Peer]:
-        """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
-        return self._discovery.peers() if self._discovery is not None else []
 
     def addresses(self) -> Sequence[str]:
         return self._addresses
+
+    def _check_listen(self) -> None:
+        with_ports(self._listen)
 
     async def _live(self, up: Callable[[], None]) -> None:
         listen = with_ports(self._listen)
@@ -92,27 +85,26 @@ class HivemindEngine(Networked):
                 await self._check_ports(p2pd, listen)
                 await self._note_addresses(p2pd, listen)
                 self._listen = listen  # and so the ports are the same after a restart
-                topics = [self._topic, *self._handlers.also]
                 await self._subscribe(p2pd, inbox, self._topic)
-                discovery = Discovery(p2pd, topics, self._shards, self._book, self._clock, self._rng, self._shut_out, self._host_bans)
-                self._finding = self._discovery = discovery
-                watch = Watch(p2pd, self._cut_off_for_junk)
-                self._asking = asking = Asker(p2pd, discovery.visit, watch.came)
+                connections = HivemindConnections(p2pd, self._topics, self._banned, self._host_bans, self._clock)
+                self._discovery = discovery = self._discover(connections, HivemindProviderRecords(p2pd, self.me))
+                watch = FloodWatch(p2pd, self._cut_off_for_junk)
+                self._requests = requests = HivemindRequests(p2pd, discovery.reach, watch.useful)
 
-                async with asking, trio.open_nursery() as nursery:
+                async with requests, trio.open_nursery() as nursery:
                     nursery.start_soon(self._receive, p2pd, inbox, discovery, watch)
                     nursery.start_soon(self._keep_subscribed, p2pd, discovery, watch)
                     nursery.start_soon(watch.run)
-                    nursery.start_soon(serve, p2pd, self._desk)
-                    nursery.start_soon(self._outbox.send_all, lambda shard: not discovery.members(shard), partial(self._send, p2pd, outbox))
+                    nursery.start_soon(serve, p2pd, self._responder)
+                    nursery.start_soon(self._outbox.send_all, discovery.alone, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
-                    nursery.start_soon(self._file.save_now_and_then)
+                    nursery.start_soon(self._saver.save_regularly)
                     nursery.start_soon(self._keep_addresses, p2pd, listen)
                     up()
         finally:
-            self._discovery = self._finding = self._asking = None
+            self._discovery = self._requests = None
             self._addresses, self.relayed = [], ()
-            self._file.save()
+            self._saver.save()
 
     def _flags(self, listen: Sequence[Endpoint]) -> list[str]:
         flags = [*FLAGS, f"-hostAddrs={','.join(map(str, listen))}"]
@@ -152,7 +144,7 @@ class HivemindEngine(Networked):
         pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(topic)}
         await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
 
-    async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery, watch: Watch) -> None:
+    async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery, watch: FloodWatch) -> None:
         """Enter and leave topics as `subscribe` said last."""
         inside: dict[int, trio.CancelScope] = {}
 
@@ -166,7 +158,7 @@ class HivemindEngine(Networked):
             for topic in self._handlers.also:
                 nursery.start_soon(be_in, topic, trio.CancelScope())
             while True:
-                wanted, changed = self._shards.wanted, self._shards.changed
+                wanted, changed = self._subscription.wanted, self._subscription.changed
                 for shard in inside.keys() - wanted:
                     inside.pop(shard).cancel()
                 for shard in wanted - inside.keys():
@@ -181,19 +173,19 @@ class HivemindEngine(Networked):
         except P2pdRefused as error:
             log.warning("p2pd did not send a frame: %s", error)
 
-    async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: Watch) -> None:
+    async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: FloodWatch) -> None:
         """p2pd keeps 32 messages for us and drops what comes beyond: nothing here may wait for long."""
         async with trio.open_nursery() as nursery:
             while True:
                 message = await inbox.receive(p2pd.pb.PSMessage)
-                watch.came(len(message.data))
+                watch.useful(len(message.data))
                 author = peer_of(getattr(message, "from"))  # proved by the signature that p2pd checked
                 if author is None or author == self.me:
                     continue
-                if self._shut_out(author):  # it is back; p2pd passes on what it says until it is gone again
+                if self._banned(author):  # it is back; p2pd passes on what it says until it is gone again
                     nursery.start_soon(discovery.hang_up, author)
                     continue
-                verdict = self._hear(message.data, None, message.topicIDs)
+                verdict = self._on_frame(message.data, None, message.topicIDs)
                 if not self._rate_limit.pay(author, self._clock(), broken=verdict is Verdict.REJECT):
                     log.warning("cut off %s: too many messages, or too many broken ones", author)
                     nursery.start_soon(discovery.hang_up, author)

@@ -1,28 +1,48 @@
-"""Finds those who flood p2pd with what it drops by itself: bad signatures, gossip about nothing, floods of other protocols.
+"""Flood detection: finds peers that flood p2pd with what it drops by itself: bad signatures, gossip about nothing, other protocols.
 
-p2pd says nothing of these, so whoever sends them would never be cut off. The kernel knows what came over each connection, and
-`p2p.engines.hivemind.unexplained_bytes` how much of it can have been of use.
+p2pd says nothing of these, so their senders would never be cut off. The kernel counts what came over each connection (Linux: sock_diag(7),
+NETLINK_SOCK_DIAG), and `p2p.engines.hivemind.unexplained_bytes` says how much of it can have been useful.
 """
 
+import ipaddress
 import logging
-from collections.abc import Callable, Collection
+import os
+import socket
+import struct
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.engines.hivemind.discovery import direct, texts
+from p2p.engines.hivemind.connections import direct, texts
 from p2p.engines.hivemind.p2pd import P2pd, peer_of
-from p2p.engines.hivemind.p2pd_sockets import sockets_of
 from p2p.engines.hivemind.unexplained_bytes import AROUND, Unexplained
 from p2p.types import PeerId
 
 EVERY = 0.5  # seconds
 
+SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
+SOCK_DIAG_BY_FAMILY = 20
+DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+DONE, ERROR = 3, 2  # NLMSG_DONE, NLMSG_ERROR
+TCP_ESTABLISHED = 1
+INFO = 2  # INET_DIAG_INFO: struct tcp_info
+PATIENCE = 1.0  # seconds for the kernel, which answers in one millisecond
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
+_REQUEST = struct.Struct("=BBBBI48x")  # inet_diag_req_v2: family, protocol, extensions, padding, states, id
+_ENDS = struct.Struct(">HH16s16s")  # of inet_diag_msg, after four bytes: ports and addresses, ours and theirs
+_INODE = 4 + 48 + 16  # where it is in inet_diag_msg
+_MESSAGE = 72  # bytes of inet_diag_msg; attributes follow
+_ATTRIBUTE = struct.Struct("=HH")  # length, type
+_RECEIVED = 128  # where tcpi_bytes_received is in tcp_info: eight bytes, since Linux 4.1
+
 log = logging.getLogger(__name__)
 
 
-class Watch:
+class FloodWatch:
     """cut_off: called with each peer that sends too much."""
 
     def __init__(self, p2pd: P2pd, cut_off: Callable[[PeerId], None]) -> None:
@@ -30,8 +50,8 @@ class Watch:
         self._connections = Unexplained[int]()  # by the socket's inode
         self._of_use = 0  # bytes, since the last look at it
 
-    def came(self, size: int) -> None:
-        """A message, or an answer to us, of so many bytes."""
+    def useful(self, size: int) -> None:
+        """A message, or an answer to us, of so many bytes came."""
         self._of_use += size + AROUND
 
     async def run(self) -> None:
@@ -45,12 +65,12 @@ class Watch:
                 read, at = process.io_counters().read_chars, trio.current_time()  # all that it read, from sockets and from files
                 suspected = self._connections.passed(at - since, read - before, self._of_use)
                 self._of_use = 0
-                if suspected:  # else the sockets, which are dearer to look at, are left alone
-                    await self._look()
+                if suspected:  # else leave the sockets alone: to look at them is expensive
+                    await self._find_flooders()
         except (OSError, psutil.Error) as error:
-            log.info("what p2pd's connections bring cannot be seen (%s): who floods it with junk will not be found", error)
+            log.info("what p2pd's connections bring cannot be seen (%s): peers that flood it with junk will not be found", error)
 
-    async def _look(self) -> None:
+    async def _find_flooders(self) -> None:
         sockets = sockets_of(self._p2pd.pid)
         over = self._connections.over({found.inode: found.received for found in sockets})
         if over:
@@ -64,3 +84,75 @@ class Watch:
             there = [parse_endpoint(text) for text in direct(texts(info.addrs))]
             if peer is not None and any(end is not None and (end.host, end.port) in ends for end in there):
                 self._cut_off(peer)
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """An established connection. received: bytes of its stream, ever."""
+
+    inode: int
+    host: str  # the other side's
+    port: int
+    received: int
+
+
+def sockets_of(pid: int) -> list[Socket]:
+    """A process's, in our network namespace. Raises OSError where the kernel does not tell, or the process is gone or not ours."""
+    inodes = set(_inodes(pid))
+    return [found for family in (socket.AF_INET, socket.AF_INET6) for found in _dump(family) if found.inode in inodes]
+
+
+def _inodes(pid: int) -> Iterator[int]:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except FileNotFoundError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            yield int(target[8:-1])
+
+
+def _dump(family: int) -> Iterator[Socket]:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, SOCK_DIAG) as kernel:
+        kernel.settimeout(PATIENCE)
+        request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INFO - 1), 0, 1 << TCP_ESTABLISHED)
+        kernel.send(_HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, DUMP, 1, 0) + request)
+        while True:
+            data = kernel.recv(1 << 18)
+            at = 0
+            while at + _HEADER.size <= len(data):
+                length, kind, *_ = _HEADER.unpack_from(data, at)
+                if kind == DONE or length < _HEADER.size:
+                    return
+                body = data[at + _HEADER.size : at + length]
+                if kind == ERROR:
+                    number = -struct.unpack_from("=i", body)[0]
+                    raise OSError(number, os.strerror(number))
+                if (found := _socket(family, body)) is not None:
+                    yield found
+                at += _aligned(length)
+
+
+def _socket(family: int, body: bytes) -> Socket | None:
+    _, port, _, there = _ENDS.unpack_from(body, 4)
+    at = _MESSAGE
+    while at + _ATTRIBUTE.size <= len(body):
+        length, kind = _ATTRIBUTE.unpack_from(body, at)
+        info = body[at + _ATTRIBUTE.size : at + length]
+        if kind == INFO and len(info) >= _RECEIVED + 8:
+            inode, received = struct.unpack_from("=I", body, _INODE)[0], struct.unpack_from("=Q", info, _RECEIVED)[0]
+            return Socket(inode, _host(family, there), port, received)
+        at += _aligned(max(length, _ATTRIBUTE.size))
+    return None
+
+
+def _host(family: int, raw: bytes) -> str:
+    """Of an IPv4 address inside IPv6, as a socket for both has it, the IPv4 address."""
+    if family == socket.AF_INET:
+        return str(ipaddress.IPv4Address(raw[:4]))
+    address = ipaddress.IPv6Address(raw)
+    return str(address.ipv4_mapped or address)
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

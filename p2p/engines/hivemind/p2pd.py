@@ -1,4 +1,4 @@
-"""The Go libp2p daemon that hivemind ships (`p2pd`, go-libp2p 0.32, MIT), as a child of this process, and its control socket.
+"""p2pd, the Go libp2p daemon that hivemind ships (go-libp2p 0.32, MIT), as a child of this process, and its control socket.
 
 Of hivemind two files are used, the program and the description of its messages, and neither hivemind nor torch is imported:
 hivemind's client knows nothing of pubsub, and it cannot live in one process with py-libp2p.
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 
 class P2pdGone(Exception):
-    """p2pd ended, or does not answer. What starts it again is the engine."""
+    """p2pd ended, or does not answer. The engine starts it again."""
 
 
 class P2pdRefused(Exception):
-    """p2pd could not do what it was asked, in its own words: nobody there, no peer in the table."""
+    """p2pd could not do what it was asked. Its own words: nobody there, no peer in the table."""
 
 
 def missing() -> str | None:
@@ -91,14 +91,14 @@ class Wire:
         await self.write(_varint(len(data)) + data)
 
     async def write(self, data: bytes) -> None:
-        """What has become a stream takes bytes. Raises P2pdGone."""
+        """Bytes, once the connection has become a stream to a peer. Raises P2pdGone."""
         try:
             await self._stream.send_all(data)
         except trio.BrokenResourceError:
             raise P2pdGone("p2pd closed its control socket") from None
 
     async def read(self, size: int) -> bytes:
-        """What came after the last message, of what has become a stream: some bytes, none at the end. Raises P2pdGone."""
+        """Some bytes of that stream; none at the end. Raises P2pdGone."""
         if self._buffer:
             data = bytes(self._buffer[:size])
             del self._buffer[:size]
@@ -175,9 +175,9 @@ async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P
         process = _start(folder, identity, flags)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_hear, process, last_words)
+                nursery.start_soon(_read_log, process, last_words)
                 p2pd = P2pd(folder / "control", process.pid)
-                async with await _leash(p2pd, process, last_words):
+                async with await _connect_for_life(p2pd, process, last_words):
                     yield p2pd
                 nursery.cancel_scope.cancel()
         finally:
@@ -188,8 +188,8 @@ async def open_p2pd(identity: Identity, flags: Sequence[str]) -> AsyncIterator[P
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _leash(p2pd: P2pd, process: "subprocess.Popen[bytes]", last_words: Sequence[str]) -> trio.SocketStream:
-    """Waits until p2pd answers. The connection that it lives by from then on."""
+async def _connect_for_life(p2pd: P2pd, process: "subprocess.Popen[bytes]", last_words: Sequence[str]) -> trio.SocketStream:
+    """The connection that p2pd lives as long as. Waits until it answers."""
     with trio.move_on_after(START_TIMEOUT):
         while process.poll() is None:
             with contextlib.suppress(P2pdGone):  # it is not listening yet
@@ -209,7 +209,7 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
         os.write(key_in, identity.private_file)
         os.close(key_in)
         command = [str(program), "-q", f"-listen=/unix{folder / 'control'}", f"-id=/dev/fd/{key}", f"-idleTimeout={START_TIMEOUT:.0f}s"]
-        with _patient():
+        with _batch_priority():
             return subprocess.Popen(
                 [*command, *flags],
                 stdin=subprocess.DEVNULL,
@@ -227,9 +227,9 @@ def _start(folder: Path, identity: Identity, flags: Sequence[str]) -> "subproces
 
 
 @contextlib.contextmanager
-def _patient() -> Iterator[None]:
-    """What is started meanwhile interrupts nobody when it wakes up (SCHED_BATCH, sched(7)). p2pd wakes up for each copy of each message:
-    that it takes several at a time is a fifth of an exchange on a busy machine, and whoever uses the machine is served first.
+def _batch_priority() -> Iterator[None]:
+    """A process started meanwhile does not preempt others when it wakes up (SCHED_BATCH, sched(7)). p2pd wakes up for each copy of each
+    message. That it handles several at a time saves a fifth of an exchange on a busy machine, and the machine's user is served first.
     """
     policy = os.sched_getscheduler(0)
     if policy == os.SCHED_OTHER:  # else the operator has chosen another
@@ -242,7 +242,7 @@ def _patient() -> Iterator[None]:
             os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
-async def _hear(process: "subprocess.Popen[bytes]", last_words: deque[str]) -> None:
+async def _read_log(process: "subprocess.Popen[bytes]", last_words: deque[str]) -> None:
     assert process.stderr is not None
     async with trio.lowlevel.FdStream(os.dup(process.stderr.fileno())) as stream:
         process.stderr.close()
@@ -253,7 +253,7 @@ async def _hear(process: "subprocess.Popen[bytes]", last_words: deque[str]) -> N
 
 
 def _private_folder() -> Path:
-    """For the socket, mode 0700. What a killed process of ours left behind is removed."""
+    """For the socket, mode 0700. Removes what a killed process of ours left behind."""
     root = Path(tempfile.gettempdir())
     if len(os.fsencode(root)) > _MAX_ROOT:
         root = Path("/tmp")  # noqa: S108  # mkdtemp makes a private folder in it

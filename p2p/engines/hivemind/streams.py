@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from p2p.engines.common.request_response import CHUNK, Broken, Desk, KeptStreams
+from p2p.engines.common.request_response import CHUNK, Broken, KeptStreams, Responder
 from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
 from p2p.topic import ASK
-from p2p.types import PeerId
+from p2p.types import PeerId, Unanswered
 
 OPEN_TIMEOUT = 8  # seconds in which p2pd is to reach the peer; whole ones
 BACKLOG = 64
@@ -21,8 +21,8 @@ BACKLOG = 64
 log = logging.getLogger(__name__)
 
 
-class Piped:
-    """Implements `asking.OurStream`."""
+class P2pdStream:
+    """Implements `OpenedStream`."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -44,7 +44,7 @@ class Piped:
         self._stream.socket.close()
 
 
-async def serve(p2pd: P2pd, desk: Desk) -> None:
+async def serve(p2pd: P2pd, responder: Responder) -> None:
     """Answer, until cancelled. Raises P2pdGone, P2pdRefused where p2pd does not hand the streams over."""
     path = p2pd.folder / "asked"
     with trio.socket.socket(socket.AF_UNIX) as listening:
@@ -55,59 +55,53 @@ async def serve(p2pd: P2pd, desk: Desk) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 connection, _ = await listening.accept()
-                nursery.start_soon(_serve_one, p2pd, desk, trio.SocketStream(connection))
+                nursery.start_soon(_serve_one, p2pd, responder, trio.SocketStream(connection))
 
 
-async def _serve_one(p2pd: P2pd, desk: Desk, stream: trio.SocketStream) -> None:
+async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream) -> None:
     async with stream:
-        piped = Piped(stream)
+        taken = P2pdStream(stream)
         try:
-            peer = peer_of((await piped.wire.receive(p2pd.pb.StreamInfo)).peer)
+            peer = peer_of((await taken.wire.receive(p2pd.pb.StreamInfo)).peer)
         except P2pdGone as error:
             log.debug("a stream ended: %s", error)
             return
         if peer is not None:
-            await desk.serve(peer, piped)
+            await responder.serve(peer, taken)
 
 
-class Asker:
-    """reach: sees to it that p2pd is connected, where an address is known; False where the peer is not to be asked. Raises P2pdGone.
-    came: called with the bytes of each answer.
-    """
+class HivemindRequests:
+    """reach: as in `KeptStreams`; may also raise P2pdGone. on_answer: called with the bytes of each answer."""
 
-    def __init__(self, p2pd: P2pd, reach: Callable[[PeerId], Awaitable[bool]], came: Callable[[int], None]) -> None:
-        self._p2pd, self._visit, self._came = p2pd, reach, came
-        self._streams = KeptStreams(self._reach, self._new)
+    def __init__(self, p2pd: P2pd, reach: Callable[[PeerId], Awaitable[bool]], on_answer: Callable[[int], None]) -> None:
+        self._p2pd, self._on_answer = p2pd, on_answer
+        self._streams = KeptStreams(reach, self._new)
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
-        answer = await self._streams.ask(peer, question, limit)
-        self._came(len(answer))
+        try:
+            answer = await self._streams.ask(peer, question, limit)
+        except P2pdGone as error:
+            raise Unanswered(f"{peer}: {error}") from None
+        self._on_answer(len(answer))
         return answer
 
-    async def __aenter__(self) -> "Asker":
+    async def __aenter__(self) -> "HivemindRequests":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._streams.end()
 
-    async def _reach(self, peer: PeerId) -> None:
+    async def _new(self, peer: PeerId) -> P2pdStream:
+        well, opened = False, None
         try:
-            if not await self._visit(peer):
-                raise Broken("shut out")
-        except P2pdGone as error:
-            raise Broken(str(error)) from None
-
-    async def _new(self, peer: PeerId) -> Piped:
-        well, piped = False, None
-        try:
-            piped = Piped(await self._p2pd.connect())
+            opened = P2pdStream(await self._p2pd.connect())
             stream = {"peer": peer_bytes(peer), "proto": [ASK], "timeout": OPEN_TIMEOUT}
-            await self._p2pd.answer(piped.wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream)
+            await self._p2pd.answer(opened.wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream)
             well = True
         except (P2pdGone, P2pdRefused) as error:
             raise Broken(str(error)) from None
         finally:
-            if piped is not None and not well:
-                await piped.end(False)
-        return piped
+            if opened is not None and not well:
+                await opened.end(False)
+        return opened

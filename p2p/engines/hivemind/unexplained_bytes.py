@@ -1,33 +1,32 @@
-"""Which connection brings more than what came of it explains. Pure; what passed is an argument.
+"""Flags connections whose bytes exceed the useful traffic. Pure; the byte counts are arguments.
 
-An engine that is told of good messages alone sees how much each connection brings, and not what it is. But it knows a bound: a neighbour
-hands on each message once at most, so what it sends is no more than all messages that anybody handed on, all that was asked for, and some
-gossip and routing. What is beyond that is junk, of whatever kind.
+p2pd reports good messages only; the kernel counts all bytes of each connection. A neighbour hands on each message once at most, so it
+sends no more than all messages that came, all answers to us, and some gossip and routing. What is beyond that is junk of some kind.
 """
 
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
 RATE = 64 * 1024.0  # bytes a second that need no explanation: gossip, routing, questions, what is relayed
-BURST = 2 * 1024 * 1024.0  # bytes: a second of 10,000 messages. What came and was not yet looked into has to fit in, too
+BURST = 2 * 1024 * 1024.0  # bytes: a second of 10,000 messages; also what came and was not counted yet
 AROUND = 600  # bytes with a message: its signature and names, three heartbeats of gossip about it, the layers below
 
 Connection = TypeVar("Connection", bound=Hashable)
 
 
 class Unexplained(Generic[Connection]):
-    """Each connection owes what it brought and nothing explains, less `rate` a second; `burst` at most, and as much to its credit."""
+    """Each connection owes the bytes it brought that nothing explains, less `rate` a second; at most `burst`, and at least -`burst`."""
 
     def __init__(self, rate: float = RATE, burst: float = BURST) -> None:
         self._rate, self._burst = rate, burst
         self._owed: dict[Connection, float] = {}  # bytes, at the last look
         self._brought: Mapping[Connection, int] = {}  # ever, at the last look
         self._allowed = 0.0  # bytes to each since then
-        self._most = 0.0  # no connection owes more by now, new ones included, whoever brought what came
+        self._most = 0.0  # an upper bound of what any connection owes by now, new ones included
 
     def passed(self, seconds: float, brought: int, explained: int) -> bool:
-        """So much time, in which all connections together brought so many bytes, `explained` of them of use. Whether to call `over`: one
-        may be over its limit, or so much was allowed since the last look that a new connection would have much to its credit.
+        """In `seconds` all connections together brought `brought` bytes, `explained` of them useful. Returns whether to call `over`: some
+        connection may be over its limit, or so much was allowed since that a new one would have much credit.
         """
         allowed = explained + self._rate * seconds
         self._allowed += allowed

@@ -1,4 +1,4 @@
-"""The engine that goes over the network, on py-libp2p. Whatever breaks in the library, this starts it again and stays what it was."""
+"""The p2p engine on py-libp2p. Whatever breaks in the library, it is started again with the same key and port."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,44 +6,25 @@ from typing import Any
 import trio
 
 from p2p.address import parse_listen
-from p2p.engines.common.network_engine import Networked
-from p2p.engines.libp2p.discovery import Discovery
-from p2p.engines.libp2p.network import remote
-from p2p.engines.libp2p.shards import keep_subscribed
+from p2p.engines.common.network_engine import NetworkEngine
+from p2p.engines.libp2p.connections import Libp2pConnections
+from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
+from p2p.engines.libp2p.pubsub import drain
 from p2p.engines.libp2p.stack import Stack, open_stack
-from p2p.engines.libp2p.streams import PROTOCOL, Asker, serve
+from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
 from p2p.peers.listen import check_listen, dialable
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
-from p2p.types import Handlers, Peer, PeerId, Started
+from p2p.types import Handlers
 
 
-class Libp2pEngine(Networked):
-    """Implements `Engine`. TCP, Noise, yamux, GossipSub, Kademlia. The arguments are those of `Networked`."""
+class Libp2pEngine(NetworkEngine):
+    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia. The arguments are those of `NetworkEngine`."""
 
     def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, **options: Any) -> None:
         super().__init__(identity, topic, handlers, RateLimit(), **options)
         self._stack: Stack | None = None
-        self._discovery: Discovery | None = None
-
-    async def run(self, task_status: Started | None = None) -> None:
-        """Be in the swarm until cancelled. Reports its addresses when it listens. Raises PortInUse or CannotListen at the start."""
-        check_listen(self._listen)
-        self._file.load()
-        await self._lasting.run(self._live, self.addresses, task_status)
-
-    def peers(self) -> Sequence[Peer]:
-        """Connected members of our swarm; other peers may be connected too, for the DHT's sake."""
-        if self._stack is None or self._discovery is None:
-            return []
-        members = self._discovery.members()
-        found = []
-        for peer, connections in self._stack.host.get_network().get_connections_map().items():
-            if str(peer) in members and connections:
-                first = connections[0]
-                found.append(Peer(PeerId(str(peer)), _remote(first), first.direction.name.lower(), first._created_at))
-        return found
 
     def addresses(self) -> Sequence[str]:
         if self._stack is None:
@@ -51,36 +32,59 @@ class Libp2pEngine(Networked):
         listening = [str(address) for address in self._stack.host.get_transport_addrs()]
         return [f"{address}/p2p/{self.me}" for address in dialable(listening)]
 
+    def _check_listen(self) -> None:
+        check_listen(self._listen)
+
     async def _live(self, up: Callable[[], None]) -> None:
-        handlers, topic = self._handlers, self._topic
-        topics = [topic, *handlers.also]
         try:
             opened = open_stack(
-                self._identity, topics, self._hear, self._listen, self._clock, self._rate_limit, self._host_bans, handlers.score
+                self._identity,
+                self._topics,
+                self._on_frame,
+                self._listen,
+                self._clock,
+                self._rate_limit,
+                self._host_bans,
+                self._handlers.score,
             )
             async with opened as stack:
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
-                stack.host.set_stream_handler(PROTOCOL, serve(self._desk))
-                self._finding = self._discovery = discovery = Discovery(stack, topics, self._shards, self._book, self._clock, self._rng)
-
-                async def send(frame: bytes, shard: int) -> None:
-                    await stack.pubsub.publish(str(topic.of(shard)), frame)
-
+                stack.host.set_stream_handler(PROTOCOL, serve(self._responder))
+                connections = Libp2pConnections(stack, self._topics, self._clock)
+                self._discovery = discovery = self._discover(connections, Libp2pProviderRecords(stack, connections.group_of))
                 try:
                     async with trio.open_nursery() as nursery:
-                        self._asking = Asker(stack.host.get_network(), discovery.visit, nursery)
-                        nursery.start_soon(self._outbox.send_all, lambda shard: not discovery.members(shard), send)
+                        self._requests = Libp2pRequests(stack.host.get_network(), discovery.reach, nursery)
+                        nursery.start_soon(self._outbox.send_all, discovery.alone, self._send)
                         nursery.start_soon(discovery.run)
-                        nursery.start_soon(keep_subscribed, stack, topic, self._shards)
-                        nursery.start_soon(self._file.save_now_and_then)
+                        nursery.start_soon(connections.ping)
+                        nursery.start_soon(self._keep_subscribed, stack)
+                        nursery.start_soon(self._saver.save_regularly)
                         nursery.start_soon(_hang_up_at_the_end, stack)
                         up()
                 finally:
-                    self._asking = None
+                    self._requests = None
         finally:
-            self._stack = self._discovery = self._finding = None
-            self._file.save()
+            self._stack = self._discovery = None
+            self._saver.save()
+
+    async def _send(self, frame: bytes, shard: int) -> None:
+        assert self._stack is not None
+        await self._stack.pubsub.publish(str(self._topic.of(shard)), frame)
+
+    async def _keep_subscribed(self, stack: Stack) -> None:
+        """Enter and leave topics as `subscribe` said last. The messages of each come through the validator."""
+        async with trio.open_nursery() as nursery:
+            inside: frozenset[int] = frozenset()
+            while True:
+                wanted, changed = self._subscription.wanted, self._subscription.changed
+                for shard in inside - wanted:
+                    await stack.pubsub.leave(self._topic.of(shard))
+                for shard in wanted - inside:
+                    nursery.start_soon(drain, await stack.pubsub.enter(self._topic.of(shard)))
+                inside = wanted
+                await changed.wait()
 
 
 async def _hang_up_at_the_end(stack: Stack) -> None:
@@ -89,9 +93,3 @@ async def _hang_up_at_the_end(stack: Stack) -> None:
         await trio.sleep_forever()
     finally:
         await stack.host.get_network().close_sockets()
-
-
-def _remote(connection: object) -> str:
-    """The other end's multiaddress, or "" where the library does not know it."""
-    host, port = remote(connection)
-    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}" if host else ""

@@ -1,7 +1,7 @@
-"""What a peer makes py-libp2p's pubsub do besides handling messages, charged to it: RPCs of nothing, gossip about messages, subscriptions.
+"""Rate limits for py-libp2p's pubsub, by peer: messages, empty RPCs, gossip about messages, subscriptions.
 
-The library reads a stream, and then, without awaiting in between, goes through what the RPC holds. So who is read last is who is at work,
-and each message is paid for (`p2p.rate_limit`) before there is a task for it.
+The library reads a stream and then, without awaiting in between, goes through what the RPC holds. So the peer that was read last is the
+one to charge, and each message is charged (`p2p.rate_limit`) before there is a task for it.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,19 @@ NAMED = 1.0  # a message id in such an entry
 RATE, BURST = 3000.0, 12_000.0  # of these, a second: some 200 RPCs with an entry each, as many as messages may come
 
 
-class Metered:
-    """A stream of the library, read in large pieces: it would ask for the length of each message byte by byte. heard: called with the peer
-    after each of these reads.
+class MeteredStream:
+    """A stream of the library, read in large pieces: the library would read the length of each message byte by byte. on_read: called with
+    the peer after each of these reads.
     """
 
-    def __init__(self, stream: Any, heard: Callable[[Any], None]) -> None:
-        self._stream, self._heard = stream, heard
+    def __init__(self, stream: Any, on_read: Callable[[Any], None]) -> None:
+        self._stream, self._on_read = stream, on_read
         self._ahead = b""
 
     async def read(self, n: int | None = None) -> bytes:
         if not self._ahead:
             self._ahead = bytes(await self._stream.read(AHEAD))
-        self._heard(self._stream.muxed_conn.peer_id)
+        self._on_read(self._stream.muxed_conn.peer_id)
         data, self._ahead = (self._ahead, b"") if n is None else (self._ahead[:n], self._ahead[n:])
         return data
 
@@ -37,7 +37,7 @@ class Metered:
 
 
 def cost(control: Any) -> float:
-    """Of the control message of an RPC."""
+    """What the control message of an RPC costs."""
     named = sum(len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part)
     entries = (control.ihave, control.iwant, control.idontwant, control.graft, control.prune)
     return NAMED * named + ITEM * sum(map(len, entries))
@@ -50,8 +50,8 @@ class Meter:
         self._rate_limit, self._clock, self._cut_off = rate_limit, clock, cut_off
         self._talk = RateLimit(rate=RATE, burst=BURST)
 
-    def pays(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
-        """For messages. False: it is shut out, perhaps from now on."""
+    def charge_messages(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
+        """Charge it for messages. False: it is banned, perhaps from now on."""
         now = self._clock()
         if self._rate_limit.banned(str(peer), now):
             return False
@@ -60,8 +60,8 @@ class Meter:
             self._cut_off(peer, "too many messages, or too many broken ones")
         return paid
 
-    def talks(self, peer: Any, amount: float) -> bool:
-        """For what is no message. False: the same."""
+    def charge_other(self, peer: Any, amount: float) -> bool:
+        """Charge it for what is no message. False: the same."""
         now = self._clock()
         if self._rate_limit.banned(str(peer), now):
             return False

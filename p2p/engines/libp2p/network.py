@@ -1,4 +1,4 @@
-"""The library's network, with connections as we want them: who may come in, who is dialled, and how a connection ends."""
+"""py-libp2p's network with connection limits: which peers may connect, what a stream may hold, and how a connection ends."""
 
 import contextlib
 import logging
@@ -20,39 +20,39 @@ from p2p.netgroup import group_of_host
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
-WITHHELD = 64 * 1024  # bytes
+WITHHELD = 64 * 1024  # bytes read before a window update
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
-OWED = 64 * 1024  # bytes, of frames of 12
+OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
 CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
 
 log = logging.getLogger(__name__)
 
 
-class Stream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
-    """Tells the peer how much more it may send when that is worth a frame of its own. After every read, as the library does, it would be
-    three frames for each small message. And the window stays at 256 KiB, enough for what is sent here: the library doubles it with the
-    first reads, up to 16 MiB that a peer could make us hold.
+class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
+    """Flow control with few frames and a fixed window. The library sends a window update after every read, which is three frames for each
+    small message; here one goes out when WITHHELD bytes were read. And the window stays at 256 KiB, which is enough: the library doubles
+    it with the first reads, up to 16 MiB that a peer could make us hold.
     """
 
-    _untold = 0  # bytes that were read, and that the peer has not been told of
+    _unacknowledged = 0  # bytes read since the last window update
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
-        self._untold += bytes_read
-        if self._untold >= WITHHELD:
-            increment, self._untold = self._untold, 0
+        self._unacknowledged += bytes_read
+        if self._unacknowledged >= WITHHELD:
+            increment, self._unacknowledged = self._unacknowledged, 0
             self.recv_window += increment
             await self.send_window_update(increment)
 
 
-yamux.YamuxStream = Stream  # the library makes its streams itself
+yamux.YamuxStream = WindowedStream  # the library makes its streams itself
 
 
 class Muxer(Yamux):  # type: ignore[misc]
-    """What is written is written whole. A write that is cancelled half way, or after Noise has counted it, would break the connection
-    for everything else on it, and an opening that is cancelled would keep one of its 256 places for good.
+    """Yamux whose writes are not cancelled, and whose reader never waits for a write.
 
-    The task that reads the connection never waits for a write: what it owes the peer (an ACK for a stream, the answer to a ping) goes out
-    behind it. Else, where both sides have more to say than the connection holds, each would wait for the other to read.
+    A write that is cancelled half way, or after Noise has counted it, would break the connection for everything else on it; a cancelled
+    opening would keep one of its 256 places for good. A reader that waits for its own replies (an ACK for a stream, the answer to a ping)
+    would deadlock where both sides write more than the connection holds; another task writes them.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -73,7 +73,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         await self._write(owed + data)
 
     async def _owe(self, frame: bytes) -> None:
-        """Raises MuxedConnUnavailable on a peer that makes us owe it more and more, and takes none of it."""
+        """Raises MuxedConnUnavailable on a peer that makes us owe it ever more and reads none of it."""
         if len(self._owed) > OWED:
             await self._give_up()
         self._owed += frame
@@ -107,8 +107,8 @@ class Muxer(Yamux):  # type: ignore[misc]
         raise MuxedConnUnavailable("no stream could be opened")
 
 
-class Muxing(MuxerMultistream):  # type: ignore[misc]
-    """The library makes its own Yamux, whatever class it is given for it."""
+class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
+    """Makes our Muxer: the library makes its own Yamux, whatever class it is given."""
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
@@ -116,19 +116,19 @@ class Muxing(MuxerMultistream):  # type: ignore[misc]
 
 
 class Network(Swarm):  # type: ignore[misc]
-    """Connections are made by our own discovery, which knows who is of this swarm, limited here where they come in, and end at once."""
+    """Limits incoming connections and ends connections at once. Outgoing ones are made by our own discovery, not by the library."""
 
-    max_inbound = 112  # of the library's 160 in all: whoever dials us leaves room for those that we dial
+    max_inbound = 112  # of the library's 160 in all: the rest is for peers that we dial
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
-        self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__  # who is hung up on; `libp2p_stack` knows
+        self.shut_out: Callable[[str], bool] = frozenset[str]().__contains__  # whether a peer is banned; set by `open_stack`
         self.host_bans = HostBans()
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
-        """The library keeps a place and a task for every connection that ever came in: after the 160th in its life nobody is let in."""
+        """Frees its place when it ends: the library keeps one for every connection that ever came in, and refuses all after the 160th."""
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         group = group_of_host(host) or ""
         if not self.host_bans.admits(host, trio.current_time()) or not await self._make_room(group):
@@ -154,7 +154,7 @@ class Network(Swarm):  # type: ignore[misc]
         return not self.shut_out(str(muxed.peer_id)) and any(connection.muxed_conn is muxed for connection in self.get_connections())
 
     async def _make_room(self, group: str) -> bool:
-        """Where all places are taken, the network group with the most of them gives up its youngest to a group with fewer."""
+        """Where all places are taken, the network group with most connections loses its youngest to a group with fewer."""
         if sum(map(len, self.inbound.values())) < self.max_inbound:
             return True
         largest = max(self.inbound.values(), key=len)
@@ -173,19 +173,19 @@ class Network(Swarm):  # type: ignore[misc]
             self.inbound.pop(group, None)
 
     async def new_stream(self, peer_id: Any) -> Any:
-        """Where there is a connection, not to be cancelled in between: the stream would be left open."""
+        """Not cancelled where there is a connection: the stream would be left open."""
         with trio.CancelScope(shield=bool(self.get_connections(peer_id))):
             return await super().new_stream(peer_id)
 
     async def close_peer(self, peer_id: Any) -> None:
-        """The library says goodbye before it closes the socket, and so waits on a peer that does not read."""
+        """Closes the sockets first: the library says goodbye before, and so waits for a peer that does not read."""
         for connection in self.get_connections(peer_id):
             await close_socket(connection)
         await super().close_peer(peer_id)
 
     async def close_sockets(self) -> None:
-        """What is cancelled closes no socket: the peers would think us connected as long as this process lives. And the library listens in
-        system tasks, which nothing else ends: on a port that is listened on twice, every second peer would reach nobody.
+        """Ends all connections and listeners. Cancelling closes no socket: peers would think us connected until this process ends. And the
+        library listens in system tasks, which nothing else ends: on a port with two listeners, every second peer would reach nobody.
         """
         for connection in self.get_connections():
             await close_socket(connection)
@@ -211,4 +211,4 @@ async def close_socket(connection: Any) -> None:
 
 class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
     async def maybe_connect(self) -> None:
-        """The library's dials whatever is in its peer store, up to half the high watermark."""
+        """Does nothing: the library's dials whatever is in its peer store, up to half the high watermark."""

@@ -1,4 +1,4 @@
-"""Running py-libp2p's services: what breaks in one task of theirs ends that task, and not the host."""
+"""Runs py-libp2p's services: an exception in one of their tasks ends that task, not the host."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Questions and answers (`p2p.engines.common.request_response`) over py-libp2p's streams."""
+"""Requests and responses (`p2p.engines.common.request_response`) over py-libp2p's streams."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 
-from p2p.engines.common.request_response import CHUNK, Broken, Desk, KeptStreams
+from p2p.engines.common.request_response import CHUNK, Broken, KeptStreams, Responder
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 
@@ -23,8 +23,8 @@ GREETING = b"".join(bytes([len(line)]) + line for line in (b"/multistream/1.0.0\
 log = logging.getLogger(__name__)
 
 
-class Taken:
-    """A stream of the library that came in. Implements `asking.Stream`."""
+class IncomingStream:
+    """Implements `ByteStream` on a stream of the library."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -49,8 +49,8 @@ class Taken:
             await (self._stream.close() if well else self._stream.reset())
 
 
-class Opened(Taken):
-    """A stream that we opened and have not negotiated."""
+class OutgoingStream(IncomingStream):
+    """A stream that we opened and have not negotiated. Implements `OpenedStream`."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -72,28 +72,25 @@ class Opened(Taken):
         return data
 
 
-def serve(desk: Desk) -> Callable[[Any], Awaitable[None]]:
+def serve(responder: Responder) -> Callable[[Any], Awaitable[None]]:
     """The handler of the streams that come in."""
 
     async def handler(stream: Any) -> None:
-        taken, well = Taken(stream), False
+        incoming, well = IncomingStream(stream), False
         try:
-            well = await desk.serve(PeerId(str(stream.muxed_conn.peer_id)), taken)
+            well = await responder.serve(PeerId(str(stream.muxed_conn.peer_id)), incoming)
         finally:
-            await taken.end(well)
+            await incoming.end(well)
 
     return handler
 
 
-class Asker:
-    """Asks in a task of its own: whoever waits for the answer may go at once, and the stream is ended behind it.
-
-    reach: makes sure that there is a connection; False where none can be made.
-    """
+class Libp2pRequests:
+    """Asks in a task of its own: a caller that is cancelled leaves at once, and the stream ends later. reach: as in `KeptStreams`."""
 
     def __init__(self, network: Any, reach: Callable[[PeerId], Awaitable[bool]], nursery: trio.Nursery) -> None:
-        self._network, self._visit, self._nursery = network, reach, nursery
-        self._streams = KeptStreams(self._reach, self._new)
+        self._network, self._nursery = network, nursery
+        self._streams = KeptStreams(reach, self._new)
 
     async def ask(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         """Raises Unanswered."""
@@ -119,12 +116,8 @@ class Asker:
             raise Unanswered(answer)
         return answer
 
-    async def _reach(self, peer: PeerId) -> None:
-        if not await self._visit(peer):
-            raise Broken("not connected, and not to be reached")
-
-    async def _new(self, peer: PeerId) -> Opened:
+    async def _new(self, peer: PeerId) -> OutgoingStream:
         try:
-            return Opened(await self._network.new_stream(ID.from_string(peer)))
+            return OutgoingStream(await self._network.new_stream(ID.from_string(peer)))
         except Exception as error:  # the connection ended meanwhile, in the words of whichever layer finds it first
             raise Broken(repr(error)) from None

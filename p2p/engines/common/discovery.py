@@ -1,0 +1,287 @@
+"""Peer discovery: finds the members of a swarm and stays connected to enough of them.
+
+Sources: the operator's bootstrap addresses and the last known peers, both in the address book; what connected peers say of
+themselves (identify); the swarm's provider records in the DHT. `p2p.peers.outbound` says whom to dial; this does it. The network library
+is behind two ports, `Connections` and `ProviderRecords`.
+"""
+
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import trio
+
+from p2p.engines.common.subscription import Subscription
+from p2p.peers.addressbook import AddressBook
+from p2p.peers.outbound import TARGET, Outbound
+from p2p.peers.shard_peers import RequestConnections, ShardPeers
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId, Unanswered
+
+TICK = 1.0  # seconds between looks into the DHT for peers of our shards, where such a look is due
+FORGOTTEN = 10.0  # seconds a connected member may be missing from the topic
+DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds between two turns; doubling from the first to the last
+
+log = logging.getLogger(__name__)
+
+
+class AddressRecord(NamedTuple):
+    """Where somebody says that a peer listens. teller, source: as in `AddressBook.add`."""
+
+    peer: PeerId
+    addresses: Sequence[str]
+    teller: PeerId | None = None
+    source: str | None = None
+    relayed: bool = False  # it is behind a relay, and the library knows by itself how to reach it
+
+
+class Dialled(NamedTuple):
+    """A dial that succeeded. address: the one that answered; "" where the peer dialled us meanwhile, which proves no address."""
+
+    address: str = ""
+    group: str = ""  # the network group of the connection
+    sure: bool = True  # no other address can have been the one that answered
+
+
+class Connections(Protocol):
+    """Port: the library's connections, and who is in which topic."""
+
+    async def look(self, shards: Collection[int], dialled: AbstractSet[PeerId]) -> float:
+        """Take note of who is connected, and close what must not stay: banned peers, second connections. Returns the seconds until
+        the next look. shards: those that we are in. dialled: the peers that we dialled or are dialling; it changes later.
+        """
+
+    def connected(self) -> Mapping[PeerId, Peer]: ...
+
+    def is_connected(self, peer: PeerId) -> bool: ...
+
+    def subscribed(self, shard: int) -> Collection[PeerId]:
+        """Connected peers in a shard; for shard 0 the members of all topics."""
+
+    def in_mesh(self, shard: int) -> Collection[PeerId]:
+        """Those of them that get what we publish."""
+
+    def present(self, topic: Topic) -> int:
+        """How many connected peers are in a topic."""
+
+    async def identified(self) -> Sequence[AddressRecord]:
+        """What connected peers say of themselves, where it is news."""
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
+        """None: nobody is there, or somebody else."""
+
+    async def hang_up(self, peer: PeerId) -> None:
+        """Never fails for a peer that is gone."""
+
+
+class ProviderRecords(Protocol):
+    """Port: the DHT's provider records. Both calls take some 20 s at most, and raise Unanswered."""
+
+    async def provide(self, topic: Topic) -> None: ...
+
+    async def providers(self, topic: Topic) -> Sequence[AddressRecord]: ...
+
+
+class Discovery:
+    """topics: our swarm's first; the members of all count as ours. banned: whether a peer is to stay away now."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        records: ProviderRecords,
+        topics: Sequence[Topic],
+        subscription: Subscription,
+        book: AddressBook,
+        banned: Callable[[PeerId], bool],
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._connections, self._records, self._topics, self._subscription = connections, records, topics, subscription
+        self._book, self._banned, self._clock, self._rng = book, banned, clock, rng
+        self._outbound, self._shard_peers, self._request_connections = Outbound(book, clock()), ShardPeers(), RequestConnections()
+        self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
+        self._nursery: trio.Nursery | None = None
+        self._connected: frozenset[PeerId] = frozenset()  # as of the last look, without those hung up on since
+        self._dialling: set[PeerId] = set()
+        self._dialled: set[PeerId] = set()  # these, and those of the connected that we dialled
+        self._were_members: set[PeerId] = set()
+        self._missing: dict[PeerId, float] = {}  # connected, in the topic no more, and since when
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._ask_dht, nursery)
+            nursery.start_soon(self._search_shards)
+            while True:
+                pause = await self._connections.look([0, *sorted(self._subscription.wanted)], self._dialled)
+                for record in await self._connections.identified():
+                    self._note_record(record)
+                self._note_connected()
+                await self._reconnect_missing()
+                await self._keep_enough(nursery)
+                await trio.sleep(pause)
+
+    def peers(self) -> list[Peer]:
+        """Connected members of our swarm that get what we publish."""
+        connected = self._connections.connected()
+        return [connected[peer] for peer in sorted(self._connections.in_mesh(0)) if peer in connected]
+
+    def alone(self, shard: int) -> bool:
+        """Nobody would get what we publish there."""
+        return not self._connections.in_mesh(shard)
+
+    def connected(self) -> Collection[PeerId]:
+        """All peers, as of the last look."""
+        return self._connected
+
+    def present(self, topic: Topic) -> int:
+        return self._connections.present(topic)
+
+    async def reach(self, peer: PeerId) -> bool:
+        """Make sure that it is connected, to ask it something. False where it is banned or cannot be reached."""
+        if self._banned(peer):
+            return False
+        if not self._connections.is_connected(peer):
+            if not await self._reach(peer):
+                return False
+            self._request_connections.begin(peer, self._clock())
+        self._request_connections.used(peer, self._clock())
+        return True
+
+    def hang_up_soon(self, peer: PeerId) -> None:
+        if self._nursery is not None:
+            self._nursery.start_soon(self.hang_up, peer)
+
+    async def hang_up(self, peer: PeerId) -> None:
+        self._connected -= {peer}
+        await self._connections.hang_up(peer)
+
+    async def announce(self, topic: Topic) -> None:
+        """Raises Unanswered."""
+        await self._records.provide(topic)
+
+    async def find(self, topic: Topic) -> list[PeerId]:
+        """Who announced itself; the address book hears of them. Raises Unanswered."""
+        return list(dict.fromkeys(record.peer for record in await self._look_up(topic)))
+
+    async def _look_up(self, topic: Topic) -> list[AddressRecord]:
+        found = [record for record in await self._records.providers(topic) if record.peer != self._book.me]
+        for record in found:
+            self._note_record(record)
+        return found
+
+    def _note_record(self, record: AddressRecord) -> None:
+        self._book.add(record.peer, record.addresses, self._clock(), teller=record.teller, source=record.source)
+
+    def _note_connected(self) -> None:
+        now, connected = self._clock(), self._connections.connected()
+        for peer in self._connected - connected.keys():
+            self._book.lost(peer, now)
+        for peer in connected.keys() - self._connected:
+            self._book.succeeded(peer, None, now)
+            if connected[peer].direction == "outbound" and peer not in self._dialled:
+                self._request_connections.begin(peer, now)  # the library's DHT dialled it, to ask it something: it would stay for good
+        self._connected = frozenset(connected)
+        self._dialled &= self._connected | self._dialling
+
+    async def _reconnect_missing(self) -> None:
+        """Members that are connected and in the topic no more. Where a stream breaks on both sides at a bad moment, or a second node has
+        the other's key, the libraries never try again while the connection lasts.
+        """
+        now, members = self._clock(), set(self._connections.subscribed(0))
+        self._missing = {peer: self._missing.get(peer, now) for peer in (self._were_members & self._connected) - members}
+        self._were_members = (self._were_members & self._connected) | members
+        for peer in [peer for peer, since in self._missing.items() if now - since > FORGOTTEN]:
+            log.info("%s is connected and not in the topic; connecting anew", peer)
+            await self.hang_up(peer)
+
+    def _inside(self) -> dict[int, Collection[PeerId]]:
+        return {shard: self._connections.subscribed(shard) for shard in sorted(self._subscription.wanted)}
+
+    async def _keep_enough(self, nursery: trio.Nursery) -> None:
+        now, connected, members, inside = self._clock(), self._connected, self._connections.subscribed(0), self._inside()
+        over = [*self._outbound.prune(connected, members, now, self._rng), *self._shard_peers.prune(inside, connected, now)]
+        over += self._request_connections.prune(connected, now) if len(members) > TARGET else []
+        for peer in over:
+            log.debug("hanging up on %s: not needed", peer)
+            await self.hang_up(peer)
+        dials = self._outbound.choose(connected, members, now, self._rng)
+        feeler = self._outbound.feeler(connected, now, self._rng)
+        for peer, addresses in [*dials, *([feeler] if feeler else [])]:
+            nursery.start_soon(self._dial, peer, addresses)
+        for peer in self._shard_peers.choose(inside, connected, now, self._rng):
+            nursery.start_soon(self._dial_for_shard, peer)
+
+    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        found = None if self._banned(peer) else await self._connect(peer, addresses)
+        if found is None:
+            self._outbound.missed(peer, self._clock())
+        elif found.address:
+            self._outbound.reached(peer, found.address, found.group, self._clock())
+        else:
+            self._outbound.crossed(peer)
+
+    async def _dial_for_shard(self, peer: PeerId) -> None:
+        if await self._reach(peer):
+            self._shard_peers.reached(peer, self._clock())
+        else:
+            self._shard_peers.missed(peer)
+
+    async def _reach(self, peer: PeerId) -> bool:
+        """Connected, if need be by a dial at the addresses that we know and those that the library knows."""
+        lock = self._reaching.setdefault(peer, trio.Lock())
+        async with lock:
+            if self._connections.is_connected(peer):
+                return True
+            if self._banned(peer):
+                return False
+            addresses = list(self._book[peer].addresses) if peer in self._book else []
+            found = await self._connect(peer, addresses)
+            if found is None:
+                self._book.failed(peer, self._clock(), addresses)
+            elif found.address and found.sure:
+                self._book.succeeded(peer, found.address, self._clock())
+            return found is not None
+
+    async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
+        self._dialling.add(peer)
+        self._dialled.add(peer)
+        try:
+            found = await self._connections.dial(peer, addresses)
+        finally:
+            self._dialling.discard(peer)
+        if found is None:
+            self._dialled.discard(peer)
+        return found
+
+    async def _ask_dht(self, nursery: trio.Nursery) -> None:
+        """Who announced itself in our swarm, and that we are in it too."""
+        wait = DHT_FIRST
+        while True:
+            await trio.sleep(wait * self._rng.uniform(0.75, 1.25))
+            wait = min(2 * wait, DHT_EVERY)
+            if not self._connected:
+                wait = DHT_FIRST
+                continue
+            for topic in self._topics:
+                with contextlib.suppress(Unanswered):  # nobody in its table yet; at the next turn there may be
+                    for record in await self._look_up(topic):
+                        if record.relayed and record.peer not in self._connected | self._dialling:
+                            nursery.start_soon(self._dial, record.peer, ())
+                    await self._records.provide(topic)
+
+    async def _search_shards(self) -> None:
+        """The same for each of our shards, when it is due."""
+        while True:
+            await trio.sleep(TICK)
+            for shard, look, announce in self._shard_peers.searches_due(self._inside(), self._clock()) if self._connected else ():
+                topic = self._topics[0].of(shard)
+                with contextlib.suppress(Unanswered):
+                    if look:
+                        self._shard_peers.add(shard, await self.find(topic))
+                    if announce:
+                        await self._records.provide(topic)

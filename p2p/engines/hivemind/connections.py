@@ -1,0 +1,212 @@
+"""p2pd's connections for `p2p.engines.common.discovery`: dialling, hanging up, and who is in which topic.
+
+p2pd answers questions and reports nothing by itself, so all of this is as of the last look.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+
+import trio
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from p2p.address import parse_endpoint
+from p2p.admission.host_bans import HostBans
+from p2p.engines.common.discovery import AddressRecord, Dialled
+from p2p.engines.hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
+from p2p.netgroup import group_of
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId, Unanswered
+
+TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks; the second while nobody is there, somebody is new, or a banned peer came back
+BACK = 5.0  # seconds after which a banned peer that came back no longer counts
+HEARTBEAT = 0.5  # seconds; GossipSub's, at which a new neighbour is taken into the mesh
+MESHED = 1.5 * HEARTBEAT  # seconds after which it is in the mesh; before, nobody passes anything on to it
+DIAL_TIMEOUT = 8  # seconds; whole ones, as p2pd takes them
+DHT_TIMEOUT = 20
+PROVIDERS = 20
+
+log = logging.getLogger(__name__)
+
+
+class HivemindConnections:
+    """Implements `Connections`. topics: our swarm's first; the members of all count as ours.
+
+    p2pd lets in whoever dials: a banned peer is disconnected as often as it comes, and a new one from a banned host (`host_bans`) at the
+    next look.
+    """
+
+    def __init__(
+        self, p2pd: P2pd, topics: Sequence[Topic], banned: Callable[[PeerId], bool], host_bans: HostBans, clock: Callable[[], float]
+    ) -> None:
+        self._p2pd, self._topics, self._banned, self._host_bans, self._clock = p2pd, topics, banned, host_bans, clock
+        self._dialled: AbstractSet[PeerId] = frozenset()
+        self._connected: dict[PeerId, Peer] = {}
+        self._present: dict[Topic, int] = {}  # connected peers
+        self._subscribed: dict[int, dict[PeerId, float]] = {}  # shard -> connected peers in its topic, and since when, in trio's time
+        self._in_mesh: dict[int, set[PeerId]] = {}
+        self._hanging_up: set[PeerId] = set()
+        self._was_back = -BACK  # when a banned peer was here last
+        self._unidentified: set[PeerId] = set()  # connected, and we have not heard yet where they listen
+
+    async def look(self, shards: Collection[int], dialled: AbstractSet[PeerId]) -> float:
+        self._dialled = dialled
+        now, listed = self._clock(), await self._listed()
+        in_topic = {shard: await self._in_topic(shard) for shard in shards}
+        connected: dict[PeerId, Peer] = {}
+        for peer, address in listed.items():
+            if self._unwelcome(peer, address, now):
+                self._was_back = now
+                await self.hang_up(peer)
+            else:
+                since = self._connected[peer].connected_at if peer in self._connected else now
+                connected[peer] = Peer(peer, address, "outbound" if peer in dialled else "inbound", since)
+        self._unidentified = (self._unidentified | (connected.keys() - self._connected.keys())) & connected.keys()
+        self._connected = connected
+        moment, known = trio.current_time(), self._subscribed
+        self._subscribed = {
+            shard: {peer: known.get(shard, {}).get(peer, moment) for peer in there & connected.keys()} for shard, there in in_topic.items()
+        }
+        self._in_mesh = {
+            shard: {peer for peer, since in there.items() if moment - since >= MESHED} for shard, there in self._subscribed.items()
+        }
+        settled = self._in_mesh[0] and all(len(self._in_mesh[shard]) == len(there) for shard, there in self._subscribed.items())
+        return TICK if settled and now - self._was_back > BACK else QUICK_TICK
+
+    def connected(self) -> dict[PeerId, Peer]:
+        return self._connected
+
+    def is_connected(self, peer: PeerId) -> bool:
+        return peer in self._connected
+
+    def subscribed(self, shard: int) -> Collection[PeerId]:
+        return self._subscribed.get(shard, {}).keys()
+
+    def in_mesh(self, shard: int) -> Collection[PeerId]:
+        return self._in_mesh.get(shard, set())
+
+    def present(self, topic: Topic) -> int:
+        return self._present.get(topic, 0)
+
+    async def identified(self) -> list[AddressRecord]:
+        """Of new peers. p2pd answers for connected peers from what they told it, without asking the network."""
+        news = []
+        for peer in sorted(self._unidentified):
+            with contextlib.suppress(P2pdRefused):  # it is gone again
+                dht = {"type": self._p2pd.pb.DHTRequest.FIND_PEER, "peer": peer_bytes(peer), "timeout": 1}
+                found = await self._p2pd.ask(type=self._p2pd.pb.Request.DHT, dht=dht)
+                if addresses := direct(texts(found.dht.peer.addrs)):
+                    news.append(AddressRecord(peer, addresses))
+                    self._unidentified.discard(peer)
+        return news
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
+        """All addresses at once, and those p2pd knows besides, through relays too. It does not say which answered: most often they are of
+        one network group, and the first stands for them.
+        """
+        try:
+            request = {"peer": peer_bytes(peer), "addrs": [Multiaddr(address).to_bytes() for address in addresses], "timeout": DIAL_TIMEOUT}
+            await self._p2pd.ask(DIAL_TIMEOUT, type=self._p2pd.pb.Request.CONNECT, connect=request)
+        except P2pdRefused as error:  # nobody there, or somebody else
+            log.debug("could not dial %s: %s", peer, error)
+            return None
+        if not addresses or peer in self._connected:
+            return Dialled()
+        return Dialled(addresses[0], group_of(addresses[0]) or "", sure=len(addresses) == 1)
+
+    async def hang_up(self, peer: PeerId) -> None:
+        if peer in self._hanging_up:
+            return
+        self._hanging_up.add(peer)
+        self._connected.pop(peer, None)
+        for there in self._in_mesh.values():
+            there.discard(peer)
+        try:
+            if self._banned(peer) and peer not in self._dialled and not self._host_bans.knows(peer):
+                came_from = (await self._listed()).get(peer)
+                if came_from is not None:
+                    self._host_bans.count(peer, _host(came_from), self._clock())
+            await self._p2pd.ask(type=self._p2pd.pb.Request.DISCONNECT, disconnect={"peer": peer_bytes(peer)})
+        except P2pdRefused as error:  # it is gone already
+            log.debug("could not disconnect %s: %s", peer, error)
+        finally:
+            self._hanging_up.discard(peer)
+
+    def _unwelcome(self, peer: PeerId, address: str, now: float) -> bool:
+        new = peer not in self._connected and peer not in self._dialled
+        return self._banned(peer) or (new and not self._host_bans.admits(_host(address), now))
+
+    async def _listed(self) -> dict[PeerId, str]:
+        """Connected peers, and the other end's address of one connection each: "" where it is of a kind that we do not know."""
+        listed: dict[PeerId, str] = {}
+        for info in (await self._p2pd.ask(type=self._p2pd.pb.Request.LIST_PEERS)).peers:  # one of each connection
+            if (peer := peer_of(info.id)) is not None:
+                listed.setdefault(peer, next(iter(texts(info.addrs)), ""))
+        return listed
+
+    async def _in_topic(self, shard: int) -> set[PeerId]:
+        found: set[PeerId] = set()
+        for topic in self._topics if shard == 0 else [self._topics[0].of(shard)]:
+            pubsub = {"type": self._p2pd.pb.PSRequest.LIST_PEERS, "topic": str(topic)}
+            listed = await self._p2pd.ask(type=self._p2pd.pb.Request.PUBSUB, pubsub=pubsub)
+            there = {peer for raw in listed.pubsub.peerIDs if (peer := peer_of(raw)) is not None}
+            self._present[topic] = len(there)
+            found |= there
+        return found
+
+
+class HivemindProviderRecords:
+    """Implements `ProviderRecords`. Who told p2pd of a provider it does not say: we count as the teller."""
+
+    def __init__(self, p2pd: P2pd, me: PeerId) -> None:
+        self._p2pd, self._me = p2pd, me
+
+    async def provide(self, topic: Topic) -> None:
+        dht = {"type": self._p2pd.pb.DHTRequest.PROVIDE, "cid": _cid(topic), "timeout": DHT_TIMEOUT}
+        try:
+            await self._p2pd.ask(DHT_TIMEOUT, type=self._p2pd.pb.Request.DHT, dht=dht)
+        except P2pdRefused as error:
+            raise Unanswered(f"nobody took the record: {error}") from None
+
+    async def providers(self, topic: Topic) -> list[AddressRecord]:
+        pb, found = self._p2pd.pb, []
+        dht = {"type": pb.DHTRequest.FIND_PROVIDERS, "cid": _cid(topic), "count": PROVIDERS, "timeout": DHT_TIMEOUT}
+        try:
+            with trio.move_on_after(DHT_TIMEOUT):
+                async with self._p2pd.wire() as wire:
+                    await self._p2pd.answer(wire, type=pb.Request.DHT, dht=dht)
+                    while (answer := await wire.receive(pb.DHTResponse)).type != pb.DHTResponse.END:
+                        if (peer := peer_of(answer.peer.id)) is not None:
+                            addresses = texts(answer.peer.addrs)
+                            relayed = bool(addresses) and not direct(addresses)  # p2pd has kept how to reach it
+                            found.append(AddressRecord(peer, direct(addresses), self._me, relayed=relayed))
+        except P2pdRefused as error:
+            raise Unanswered(f"nobody knows: {error}") from None
+        return found
+
+
+def _cid(topic: Topic) -> bytes:
+    """CIDv1, raw, over the key that both engines announce under."""
+    return b"\x01\x55" + topic.provider_key
+
+
+def texts(addresses: Iterable[bytes]) -> list[str]:
+    """Multiaddresses as text; those of kinds that we do not know are left out."""
+    found: list[str] = []
+    for raw in addresses:
+        with contextlib.suppress(MultiaddrError, ValueError, LookupError):  # a peer may say anything of itself
+            found.append(str(Multiaddr(bytes(raw))))
+    return found
+
+
+def _host(address: str) -> str:
+    """The IP address in it; what comes by a relay comes from nowhere that we know."""
+    endpoint = parse_endpoint(address) if "/p2p-circuit" not in address else None
+    return endpoint.host if endpoint is not None else ""
+
+
+def direct(addresses: Iterable[str]) -> list[str]:
+    """Without those through a relay, whose first half is the relay's own address."""
+    return [address for address in addresses if "/p2p-circuit" not in address]

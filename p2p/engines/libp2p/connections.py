@@ -1,0 +1,207 @@
+"""py-libp2p's connections for `p2p.engines.common.discovery`: dialling, hanging up, pinging, and who is in which topic."""
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p.host.ping import PingService
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+
+from p2p.address import Endpoint, parse_endpoint
+from p2p.engines.common.discovery import AddressRecord, Dialled
+from p2p.engines.libp2p.network import close_socket, remote, remote_host
+from p2p.engines.libp2p.stack import Stack
+from p2p.netgroup import LOCAL, group_of_host
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId
+
+TICK = 1.0  # seconds between looks
+DIAL_TIMEOUT = 8.0  # seconds
+SIMULTANEOUS = 5.0  # seconds within which two peers that dial each other make two connections in good faith
+PING_AFTER, PING_TIMEOUT = 20.0, 10.0  # seconds of silence
+NOTED_FOR = 10.0  # seconds for which what a member says of itself stays noted
+
+log = logging.getLogger(__name__)
+
+_id_of = lru_cache(maxsize=4096)(ID.from_string)  # decodes base58, which takes the library a tenth of a millisecond
+
+
+class Libp2pConnections:
+    """Implements `Connections`. topics: our swarm's first; the members of all count as ours."""
+
+    def __init__(self, stack: Stack, topics: Sequence[Topic], clock: Callable[[], float]) -> None:
+        self._stack, self._topics, self._clock = stack, topics, clock
+        self._network = stack.host.get_network()
+        self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}  # member -> its addresses, and when they were noted
+        self._protected: set[PeerId] = set()  # dialled by us: the library does not end these when there are too many
+
+    async def look(self, shards: Collection[int], dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
+        now = self._clock()
+        for peer, connections in list(self._network.get_connections_map().items()):
+            for connection in _superfluous(str(self._stack.host.get_id()) > str(peer), connections, now):
+                await close_socket(connection)
+        connected = self.connected()
+        for peer in [peer for peer in connected if self._banned(peer)]:
+            await self.hang_up(peer)
+        for peer in self._protected - connected.keys():
+            self._network.unprotect(_id_of(peer), "outbound")
+        self._protected &= connected.keys()
+        return TICK
+
+    def connected(self) -> dict[PeerId, Peer]:
+        found = {}
+        for peer, connections in self._network.get_connections_map().items():
+            if connections:
+                first, name = connections[0], PeerId(str(peer))
+                found[name] = Peer(name, _remote_address(first), first.direction.name.lower(), first._created_at)
+        return found
+
+    def is_connected(self, peer: PeerId) -> bool:
+        return bool(self._network.get_connections(_id_of(peer)))
+
+    def subscribed(self, shard: int) -> set[PeerId]:
+        topics = self._topics if shard == 0 else [self._topics[0].of(shard)]
+        return {peer for topic in topics for peer in self._in(topic) if not self._banned(peer)}
+
+    in_mesh = subscribed  # near enough: a new neighbour is in the mesh after a heartbeat
+
+    def present(self, topic: Topic) -> int:
+        return len(self._in(topic))
+
+    def _in(self, topic: Topic) -> set[PeerId]:
+        there = self._stack.pubsub.peer_topics.get(str(topic), ())
+        return {PeerId(str(peer)) for peer in there if self._network.get_connections(peer)}
+
+    def _banned(self, peer: PeerId) -> bool:
+        return self._stack.pubsub.rate_limit.banned(peer, self._clock())
+
+    async def identified(self) -> list[AddressRecord]:
+        """Of members alone, over a connection that proves who they are. Where they say another thing than before, or it is time again: to
+        make addresses text takes the library a while.
+        """
+        now, members, store, news = self._clock(), self.subscribed(0), self._stack.host.get_peerstore(), []
+        self._noted = {peer: noted for peer, noted in self._noted.items() if peer in members}
+        for peer in members:
+            try:
+                addresses = tuple(store.addrs(_id_of(peer)))
+            except Exception as error:  # nothing is known of a peer that has not identified itself yet
+                log.debug("no addresses of %s: %r", peer, error)
+                continue
+            before, at = self._noted.get(peer, ((), 0.0))
+            if addresses != before or not 0 <= now - at < NOTED_FOR:
+                self._noted[peer] = (addresses, now)
+                news.append(AddressRecord(peer, [str(address) for address in addresses], source=self.group_of(_id_of(peer))))
+        return news
+
+    def group_of(self, peer: Any) -> str:
+        """The network group that the peer's connection comes from. Of one that is not connected any more: as if from afar, unless we
+        know of nothing that is.
+        """
+        near, all_of_them = self._network.get_connections(peer), self._network.get_connections()
+        groups = {group_of_host(remote_host(connection)) or "" for connection in near or all_of_them}
+        return LOCAL if groups == {LOCAL} else min(groups - {LOCAL}, default="") if near else "unknown"
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
+        """Each address by itself: the library tries one address of a kind and then refuses the peer for a minute."""
+        answered = await self._first_to_answer(_id_of(peer), addresses)
+        if not answered:
+            return None
+        # Where the peer dialled us in the meantime, the library is content with that connection, and the address is unproved.
+        connections = self._network.get_connections(_id_of(peer))
+        ours = [connection for connection in connections if connection.direction.name.lower() == "outbound"]
+        if not ours:
+            return Dialled()
+        self._network.protect(_id_of(peer), "outbound")
+        self._protected.add(peer)
+        return Dialled(answered, group_of_host(remote_host(ours[0])) or "")
+
+    async def hang_up(self, peer: PeerId) -> None:
+        with contextlib.suppress(Exception):  # it may be gone by now
+            await self._stack.host.disconnect(_id_of(peer))
+
+    async def _first_to_answer(self, peer: Any, addresses: Sequence[str]) -> str:
+        for address in addresses:
+            with trio.move_on_after(DIAL_TIMEOUT):
+                for resolved in await _resolve(address):
+                    if await self._dial_one(peer, resolved):
+                        return address
+        return ""
+
+    async def _dial_one(self, peer: Any, address: str) -> bool:
+        self._network.unblock_peer(peer)
+        with contextlib.suppress(Exception):  # a peer not in the store has no addresses to clear
+            self._stack.host.get_peerstore().clear_addrs(peer)
+        try:
+            await self._stack.host.connect(PeerInfo(peer, [multiaddr.Multiaddr(address)]))
+        except Exception as error:  # nobody there, somebody else, or an answer the library stumbles over; the next address is tried
+            log.debug("could not dial %s at %s: %r", peer, address, error)
+            return False
+        return True
+
+    async def ping(self) -> None:
+        """Until cancelled. A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour.
+        Only silent peers are pinged: a ping is a stream of its own.
+        """
+        pubsub = self._stack.pubsub
+        while True:
+            await trio.sleep(PING_AFTER / 4)
+            now, connected = trio.current_time(), self._stack.host.get_connected_peers()
+            pubsub.heard_at = {peer: pubsub.heard_at.get(peer, now) for peer in connected}
+            async with trio.open_nursery() as nursery:
+                for peer in [peer for peer, at in pubsub.heard_at.items() if now - at >= PING_AFTER]:
+                    nursery.start_soon(self._ping_one, peer)
+
+    async def _ping_one(self, peer: Any) -> None:
+        with trio.move_on_after(PING_TIMEOUT):
+            try:
+                await PingService(self._stack.host).ping(peer)
+            except Exception as error:  # it answered something, if only that it knows no ping: it is alive, or about to be dropped
+                log.debug("ping of %s: %r", peer, error)
+            self._stack.pubsub.heard_at[peer] = trio.current_time()
+            return
+        log.info("%s does not answer and is disconnected", peer)
+        await self.hang_up(PeerId(str(peer)))
+
+
+def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:
+    """All but one of the connections to a peer. A later one means that the peer has lost the earlier, by a change of network or a
+    loss of power. Two at about the same time mean that both dialled; then both sides keep the one that the peer with the larger id
+    made, and should that be a dead one, the other side dials once more.
+    """
+    if len(connections) < 2:
+        return []
+    last = max(connection._created_at for connection in connections)
+    late = [connection for connection in connections if last - connection._created_at <= SIMULTANEOUS]
+    if len(late) == len(connections) and now - last <= SIMULTANEOUS:
+        return []
+    wanted = "outbound" if prefer_ours else "inbound"
+    kept = max(late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at))
+    return [connection for connection in connections if connection is not kept]
+
+
+def _remote_address(connection: object) -> str:
+    """The other end's multiaddress, or "" where the library does not know it."""
+    host, port = remote(connection)
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}" if host else ""
+
+
+async def _resolve(address: str) -> list[str]:
+    """IP addresses for a name; the library's own resolver does not know plain host names."""
+    endpoint = parse_endpoint(address)
+    if endpoint is None or endpoint.kind.startswith("ip"):
+        return [address]
+    family = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}.get(endpoint.kind, socket.AF_UNSPEC)
+    try:
+        found = await trio.socket.getaddrinfo(endpoint.host, endpoint.port, family, socket.SOCK_STREAM)
+    except OSError as error:  # no such name, or no name server
+        log.debug("cannot resolve %s: %s", endpoint.host, error)
+        return []
+    kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
+    return [str(Endpoint(kinds[family], str(where[0]), endpoint.port)) for family, _, _, _, where in found if family in kinds][:4]

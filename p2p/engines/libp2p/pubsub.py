@@ -1,0 +1,217 @@
+"""py-libp2p's GossipSub as we need it: every message goes through our admission, and every peer pays for what it sends."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from libp2p.custom_types import TProtocol
+from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.score import ScoreParams
+
+from p2p.admission.reputation import SHUNNED
+from p2p.engines.libp2p.metering import ITEM, READ, Meter, MeteredStream, cost
+from p2p.envelope import MAX_FRAME
+from p2p.rate_limit import RateLimit
+from p2p.topic import Topic
+from p2p.types import PeerId, Score, Verdict
+
+OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]  # a message's data, who handed it over, and its topics
+MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
+SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
+HEARTBEAT = 1  # seconds
+SUBSCRIPTIONS = 16  # topics of a peer that we take note of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Passage:
+    passed: bool  # nothing was wrong with the message
+
+
+class _AnyShard(Container[object]):
+    """Every topic of our swarms: a peer names its shards once, when it connects, which may be long before we are in that shard too."""
+
+    def __init__(self, topics: Sequence[Topic]) -> None:
+        self._topics = topics
+
+    def __contains__(self, topic: object) -> bool:
+        return isinstance(topic, str) and any(ours.shard_in(topic) is not None for ours in self._topics)
+
+
+class TopicPubsub(Pubsub):  # type: ignore[misc]
+    """Pubsub that charges each connected peer for what it hands us, well or badly formed."""
+
+    def __init__(
+        self, *args: Any, on_frame: OnFrame, clock: Callable[[], float], topics: Sequence[Topic], rate_limit: RateLimit, **options: Any
+    ) -> None:
+        # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
+        super().__init__(
+            *args,
+            max_inbound_rpc_size=4 * MAX_FRAME,
+            max_subscriptions_per_peer=SUBSCRIPTIONS,
+            seen_ttl=SEEN_TTL,
+            validation_cache_ttl=-1,
+            **options,
+        )
+        self.allowed_topics = _AnyShard(topics)
+        self.counter = int(clock() * 1e9)
+        self.rate_limit = rate_limit
+        self._on_frame = on_frame
+        self._clock = clock
+        self._passage = _Passage(True)
+        self.meter = Meter(rate_limit, clock, self._cut_off)
+        self._reading: Any = None  # the peer whose RPC is being gone through
+        self.heard_at: dict[Any, float] = {}  # peer -> when anything came of it, in trio's time
+        self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
+
+    async def enter(self, topic: Topic) -> Any:
+        """Subscribe. Returns the library's subscription, whose messages `on_frame` has seen."""
+        self.set_topic_validator(str(topic), self._validate, is_async_validator=False)
+        return await self.subscribe(str(topic))
+
+    async def leave(self, topic: Topic) -> None:
+        await self.unsubscribe(str(topic))
+        self.remove_topic_validator(str(topic))
+
+    async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
+        if msg_forwarder == self.my_id:
+            await super().push_msg(msg_forwarder, msg)
+            return
+        if self.rate_limit.banned(str(msg_forwarder), self._clock()):
+            return
+        # The library does not await before the validator has run, so what `_validate` finds in `_passage` is this message's.
+        passage = self._passage = _Passage(passed=self._is_msg_seen(msg))
+        try:
+            await super().push_msg(msg_forwarder, msg)
+        finally:
+            if not passage.passed:
+                self.meter.charge_messages(msg_forwarder, frames=0.0, broken=True)
+
+    async def continuously_read_stream(self, stream: Any) -> None:
+        await super().continuously_read_stream(MeteredStream(stream, self._on_read))
+
+    def _on_read(self, peer: Any) -> None:
+        self._reading, self.heard_at[peer] = peer, trio.current_time()
+        self.meter.charge_other(peer, READ)
+
+    def _is_subscribed_to_msg(self, msg: Any) -> bool:
+        """Called for each message of an RPC before there is a task for it: ours or not, new or not, it is charged here."""
+        return self.meter.charge_messages(self._reading) and super()._is_subscribed_to_msg(msg) and not self._is_msg_seen(msg)
+
+    def handle_subscription(self, origin_id: Any, sub_message: Any) -> None:
+        if self.meter.charge_other(origin_id, ITEM):
+            super().handle_subscription(origin_id, sub_message)
+
+    def _cut_off(self, peer: Any, why: str) -> None:
+        log.warning("cut off %s: %s", peer, why)
+        self.manager.run_task(self.host.disconnect, peer)
+
+    # A peer that is back before we see that its old connection is dead has two connections for a while. The library then keeps to the
+    # stream on the dead one, where no write fails, and never sends the peer anything again. And when one stream ends, it forgets the
+    # peer's subscriptions, though they came on the other. So: a stream is dead when its connection is, and a subscription lasts as long
+    # as any stream from the peer.
+
+    async def handle_dead_peer_queue(self) -> None:
+        async with self.dead_peer_receive_channel:
+            self.event_handle_dead_peer_queue_started.set()
+            async for peer in self.dead_peer_receive_channel:
+                stream = self.peers.get(peer)
+                connections = self.host.get_network().get_connections(peer)
+                if stream is None or all(connection.muxed_conn is not stream.muxed_conn for connection in connections):
+                    self._handle_dead_peer(peer)  # registers it again, where it is connected
+
+    async def stream_handler(self, stream: Any) -> None:
+        peer = stream.muxed_conn.peer_id
+        self._inbound[peer] += 1
+        try:
+            await super().stream_handler(stream)
+        finally:
+            self._inbound[peer] -= 1
+            if self._inbound[peer] <= 0:
+                del self._inbound[peer]
+                self._forget_all_subscriptions(peer)
+
+    def _forget_all_subscriptions(self, peer_id: Any) -> None:
+        if peer_id not in self._inbound:
+            super()._forget_all_subscriptions(peer_id)
+
+    def _validate(self, forwarder: Any, msg: Any) -> bool:
+        if msg.from_id == self.my_id.to_bytes():
+            self._passage.passed = True
+            return True
+        verdict = self._on_frame(msg.data, PeerId(str(forwarder)), msg.topicIDs)
+        self._passage.passed = verdict is not Verdict.REJECT
+        return verdict is Verdict.ACCEPT
+
+
+class Router(GossipSub):  # type: ignore[misc]
+    """score: what we think of a peer, 0 or below."""
+
+    def __init__(self, score: Score) -> None:
+        super().__init__(
+            protocols=MESHSUB,
+            degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come
+            degree_low=3,
+            degree_high=6,
+            heartbeat_interval=HEARTBEAT,
+            gossip_window=1,  # nearly all arrive by the mesh: to tell of each message three times cost a sixth of all bytes
+            gossip_history=6,
+            do_px=False,  # a pruning peer could make us dial anything
+            prune_back_off=10,
+            max_idontwant_messages=1000,
+            adaptive_gossip_enabled=False,  # it stretches the heartbeat of a swarm it finds unhealthy, as any small one is
+            spam_protection_enabled=False,  # ours is `RateLimit` and the inbox
+            eclipse_protection_enabled=False,  # it wants three addresses in the mesh, which one LAN has not
+            pending_messages_ttl=3.0,  # whole messages, kept for every connected peer that is not of this swarm
+            # What we think of a peer is all that counts: whom the inbox ignores is not taken into the mesh and told nothing.
+            score_params=ScoreParams(
+                app_specific_score_fn=lambda peer: score(PeerId(str(peer))), p6_appl_slack_weight=1.0, graylist_threshold=SHUNNED
+            ),
+        )
+
+    def _check_graft_flood_protection(self, peer_id: Any, topic: str) -> bool:  # noqa: ARG002
+        """No further check: the back-off is enough, and GRAFTs are charged for (`metering`). The library's check lasts a fraction of a
+        second longer than the back-off that it tells the peer, and starts again each time: a peer that came back too early never got
+        in again.
+        """
+        return True
+
+    async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
+        if self.pubsub.meter.charge_other(sender_peer_id, cost(rpc.control)):
+            await super().handle_rpc(rpc, sender_peer_id)
+
+    def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
+        """Without our signed addresses, which the library adds to each message: identify has told them, and each receiver of each copy
+        would check their signature.
+        """
+        rpc.ClearField("senderRecord")
+        ours = any(message.from_id == self.pubsub.my_id.to_bytes() for message in rpc.publish)
+        if ours and (queue := self.pubsub.peer_queues.get(peer_id)) is not None:
+            # The queue holds 32: when there is more to pass on, drop others' messages before ours.
+            waiting = queue._queue
+            if len(waiting) >= waiting.max_size and waiting._non_priority:
+                waiting._non_priority.popleft()
+        super().send_rpc(peer_id, rpc, priority or ours)
+
+    async def leave(self, topic: str) -> None:
+        """The library goes through the mesh while others change it."""
+        for peer in self.mesh.pop(topic, set()):
+            self._add_back_off(peer, topic, True)
+            await self.emit_prune(topic, peer, False, True)
+
+    async def tidy(self) -> None:
+        """Two of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""
+        while True:
+            await trio.sleep(10)
+            self.recent_message_deliveries.clear()
+            self.equivocation_detection.clear()  # the inbox refuses a repeated sequence number itself
+
+
+async def drain(subscription: Any) -> None:
+    async for _ in subscription:  # delivered by the validator already; the channel would fill up and complain
+        pass

@@ -1,0 +1,165 @@
+"""Peer discovery over ports that a test plays: whom it dials, keeps, and hangs up on."""
+
+import random
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.engines.common.discovery import FORGOTTEN, AddressRecord, Dialled, Discovery
+from p2p.engines.common.subscription import Subscription
+from p2p.identity import Identity
+from p2p.peers.addressbook import AddressBook
+from p2p.peers.outbound import STRANGER, TARGET
+from p2p.peers.shard_peers import IDLE
+from p2p.topic import Topic
+from p2p.types import Peer, PeerId, Unanswered
+
+pytestmark = pytest.mark.trio
+TOPIC = Topic("main", "0123456789abcdef")
+PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 20)]
+
+
+class Library:
+    """Implements `Connections` and `ProviderRecords`: everybody who is `there` can be dialled."""
+
+    def __init__(self) -> None:
+        self.there: set[PeerId] = set()
+        self.open: dict[PeerId, Peer] = {}
+        self.members: set[PeerId] = set()
+        self.records: list[AddressRecord] = []
+        self.dials: list[tuple[PeerId, Sequence[str]]] = []
+        self.hung_up: list[PeerId] = []
+        self.provided: list[Topic] = []
+
+    def connect(self, peer: PeerId, direction: str) -> None:
+        self.open[peer] = Peer(peer, "", direction, trio.current_time())
+
+    async def look(self, shards: Collection[int], dialled: Collection[PeerId]) -> float:
+        await trio.lowlevel.checkpoint()
+        return 1.0
+
+    def connected(self) -> dict[PeerId, Peer]:
+        return self.open
+
+    def is_connected(self, peer: PeerId) -> bool:
+        return peer in self.open
+
+    def subscribed(self, shard: int) -> set[PeerId]:
+        return self.members & self.open.keys()
+
+    in_mesh = subscribed
+
+    def present(self, topic: Topic) -> int:
+        return len(self.subscribed(0))
+
+    async def identified(self) -> list[AddressRecord]:
+        return []
+
+    async def dial(self, peer: PeerId, addresses: Sequence[str]) -> Dialled | None:
+        self.dials.append((peer, addresses))
+        if peer not in self.there:
+            return None
+        self.connect(peer, "outbound")
+        return Dialled(addresses[0], "a group") if addresses else Dialled()
+
+    async def hang_up(self, peer: PeerId) -> None:
+        self.hung_up.append(peer)
+        self.open.pop(peer, None)
+
+    async def provide(self, topic: Topic) -> None:
+        self.provided.append(topic)
+
+    async def providers(self, topic: Topic) -> list[AddressRecord]:
+        if not self.open:
+            raise Unanswered
+        return self.records
+
+
+@pytest.fixture
+def library() -> Library:
+    return Library()
+
+
+@pytest.fixture
+def book() -> AddressBook:
+    return AddressBook(PEERS[0], bytes(16))
+
+
+@pytest.fixture
+async def discovery(library: Library, book: AddressBook, nursery: trio.Nursery) -> Discovery:
+    found = Discovery(library, library, [TOPIC], Subscription(), book, lambda peer: peer == PEERS[13], trio.current_time, random.Random(1))
+    nursery.start_soon(found.run)
+    return found
+
+
+async def test_a_member_that_is_missing_from_the_topic_is_connected_anew(
+    autojump_clock: Any, discovery: Discovery, library: Library
+) -> None:
+    library.members = {PEERS[1], PEERS[2]}
+    for peer in library.members:
+        library.connect(peer, "inbound")
+    await trio.sleep(2)
+    assert [peer.id for peer in discovery.peers()] == sorted(library.members) and discovery.connected() == library.members
+    library.members = {PEERS[2]}
+    await trio.sleep(FORGOTTEN - 1)
+    assert not library.hung_up
+    await trio.sleep(3)
+    assert library.hung_up == [PEERS[1]] and discovery.connected() == {PEERS[2]}
+
+
+async def test_a_stranger_is_hung_up_on_and_not_dialled_again(
+    autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
+) -> None:
+    library.there = {PEERS[1]}
+    book.add(PEERS[1], ["/ip4/11.0.0.1/tcp/1"], trio.current_time())
+    await trio.sleep(STRANGER / 2)
+    assert library.dials == [(PEERS[1], ["/ip4/11.0.0.1/tcp/1"])] and not library.hung_up
+    await trio.sleep(2 * STRANGER)
+    assert library.hung_up == [PEERS[1]] and len(library.dials) == 1
+
+
+async def test_what_the_library_dialled_ends_when_nobody_asks_there_and_what_came_in_stays(
+    autojump_clock: Any, discovery: Discovery, library: Library
+) -> None:
+    library.members = set(PEERS[1 : TARGET + 2])
+    for peer in library.members:
+        library.connect(peer, "inbound")
+    library.connect(PEERS[12], "outbound")
+    library.connect(PEERS[14], "inbound")
+    await trio.sleep(IDLE / 2)
+    assert await discovery.reach(PEERS[12])
+    await trio.sleep(IDLE - 2)
+    assert not library.hung_up
+    await trio.sleep(5)
+    assert library.hung_up == [PEERS[12]]
+
+
+async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_announce_ourselves(
+    autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
+) -> None:
+    library.there = {PEERS[2], PEERS[3]}
+    library.connect(PEERS[1], "inbound")
+    near = ["/ip4/11.0.0.3/tcp/1"]
+    library.records = [AddressRecord(PEERS[0], ["/ip4/11.0.0.9/tcp/1"]), AddressRecord(PEERS[2], [], relayed=True)]
+    library.records += [AddressRecord(PEERS[3], near, teller=PEERS[1], source="11.0")] * 2
+    await trio.sleep(10)
+    assert (PEERS[2], ()) in library.dials and PEERS[2] in discovery.connected() and TOPIC in library.provided
+    assert PEERS[3] in book and PEERS[0] not in book
+    assert await discovery.find(TOPIC) == [PEERS[2], PEERS[3]]
+
+
+async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
+    autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
+) -> None:
+    library.there, reached = {PEERS[1], PEERS[13]}, list[bool]()
+
+    async def reach(peer: PeerId) -> None:
+        reached.append(await discovery.reach(peer))
+
+    async with trio.open_nursery() as several:
+        for peer in (PEERS[1], PEERS[1], PEERS[1], PEERS[13], PEERS[14]):
+            several.start_soon(reach, peer)
+    assert sorted(reached) == [False] * 2 + [True] * 3
+    assert sorted(peer for peer, _ in library.dials) == sorted([PEERS[1], PEERS[14]])
