@@ -1,4 +1,4 @@
-"""Multiaddresses of the one kind we use, TCP. Pure, and without libp2p: a configuration can be checked before it is loaded.
+"""TCP multiaddresses. Pure, and without libp2p, so that a configuration is checked before libp2p is loaded.
 
 Grammar (github.com/multiformats/multiaddr): /ip4|ip6|dns|dns4|dns6/<host>/tcp/<port>, and /p2p/<peer id> after it.
 """
@@ -45,7 +45,7 @@ def parse_listen(text: str) -> Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint | None:
-    """What another peer says its address is, if it is of our kind and can be dialled. None, never an exception, for the rest."""
+    """An address that another peer sent. None, never an exception, where it is no TCP address or cannot be dialled."""
     try:
         endpoint = _endpoint(text.split("/p2p/")[0].split("/"))
     except ValueError:

@@ -1,12 +1,12 @@
-"""Signed frames. Pure: bytes in, Envelope or Rejected out.
+"""Signed frames: sealing, parsing and checking. Pure: bytes in, Envelope or Rejected out.
 
 A frame is one canonical msgpack array, and its form is frozen for version 1:
 
     [tag "swarmd", version 1, swarm id (16 bytes), author's public key (32 bytes), sequence, sent_at in ms, kind, body, signature]
 
 The signature covers the raw bytes of everything before it, the array's header included. msgpack has many spellings of one
-value (long integers, str for bin, trailing bytes), so a frame that is not spelled as we would spell it is refused: then one
-content has one id and nobody can pass an old frame off as a new one.
+value (long integers, str for bin, trailing bytes). A frame that we would encode differently is refused: so one content has one id,
+and nobody can pass off an old frame as a new one.
 """
 
 from typing import Annotated
@@ -29,7 +29,7 @@ _SIGNATURE_TAIL = 2 + SIGNATURE_BYTES  # msgpack: bin 8, length, the bytes
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A frame of the right form, whose signature nobody has looked at yet."""
+    """A parsed frame. Its signature is not checked yet."""
 
     tag: str
     version: int
@@ -47,7 +47,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: str, body: bytes) -> bytes:
-    """One frame. `now` in seconds since the epoch. Raises ValueError on what no receiver would admit."""
+    """A signed frame. `now` in seconds since the epoch. Raises ValueError where no receiver would admit it."""
     fields = (_TAG, VERSION, swarm_id, identity.public_key, sequence, int(now * 1000), kind, body, bytes(SIGNATURE_BYTES))
     draft = _encoder.encode(fields)
     if len(draft) > MAX_FRAME:
@@ -58,7 +58,7 @@ def seal(identity: Identity, swarm_id: bytes, sequence: int, now: float, kind: s
 
 
 def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
-    """Everything but the signature: form, version, swarm. Does not look at the size."""
+    """Check form, version and swarm, but neither size nor signature."""
     if frame[1 : 1 + len(_TAG_BYTES)] != _TAG_BYTES or len(frame) < 2 + len(_TAG_BYTES):
         return Rejected(Reason.MALFORMED)
     version = frame[1 + len(_TAG_BYTES)]
@@ -77,14 +77,14 @@ def parse(frame: bytes, swarm_id: bytes) -> Frame | Rejected:
 
 
 def check(parsed: Frame, frame: bytes) -> Envelope | Rejected:
-    """The signature of a parsed frame: the dear part, so it comes last."""
+    """Check the signature of a parsed frame. This is the expensive part, so it comes last."""
     if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
         return Rejected(Reason.BAD_SIGNATURE)
     return Envelope(peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body)
 
 
 def open_frame(frame: bytes, swarm_id: bytes) -> Envelope | Rejected:
-    """A frame whose form, version, swarm and signature hold. Time, repetition and quota are the inbox's business."""
+    """A frame whose form, version, swarm and signature hold. The inbox checks time, repetition and quota."""
     if len(frame) > MAX_FRAME:
         return Rejected(Reason.TOO_LARGE)
     parsed = parse(frame, swarm_id)

@@ -28,8 +28,8 @@ from p2p.shards.shards import Shards
 from p2p.topic import Topic
 from p2p.types import Answer, Envelope, Handlers, P2pEngine, Peer, PeerId, PeerRequest, Reason, Rejected, Started, Unanswered, Verdict
 
-LOOK_EVERY = 10.0  # seconds between looks at whom we are connected to
-TWINS_EVERY = 5.0  # seconds between two looks for another node with our key
+NOTE_PEERS_EVERY = 10.0  # seconds between two times that we note the network groups of connected peers
+TWINS_EVERY = 5.0  # seconds between two searches for another node with our key
 AWAY = 30.0  # seconds for which we stay away from one that started earlier
 _REPORT_CHARGE = 20.0  # frames of quota that one report costs its author
 
@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 
 
 class Member:
-    """Implements `Transport`. `build_engine` is called once with what the engine must call; `run` is the engine's life.
+    """Implements `Transport`. `build_engine` is called once, with the engine's handlers; `run` runs the engine.
 
-    admitted: called whenever `received` has something new. folder: where it remembers what it let in and what it thinks of peers.
+    admitted: called whenever `received` has something new. folder: for the replay log and the scores of peers.
     shards: None where the swarm is one shard, however large. kinds: of the frames that show that their author takes part; None: all.
-    also: other swarms whose members it helps meet, and whose frames it passes on after an inbox of their own has looked at them; what that
-    lets in is in `received`, too. Who has any trains nothing itself.
+    also: other swarms whose members it helps meet. It passes on their frames after an inbox of their own has admitted them; these are in
+    `received`, too. A node with `also` does not train.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class Member:
         self._also = {
             topic: Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation) for topic in also
         }
-        self._looked_at = 0.0
+        self._noted_at = 0.0
         self.reports: Counter[Reason] = Counter()
-        self._told: Counter[Reason] = Counter()  # refusals already given by `refused`
+        self._returned: Counter[Reason] = Counter()  # refusals that `refused` has returned
         self._sequence = sequence
         self._clock = clock
         self._admitted = admitted
         self.queue = FairQueue()
         self.blobs = BlobStore()
         self.server = BlobServer(self.blobs, clock)
-        self.dial_back = DialBack(self.peers, clock)  # its `run` is for whoever runs this member
+        self.dial_back = DialBack(self.peers, clock)  # whoever runs this member runs it, too
         self.engine = build_engine(
             Handlers(self.deliver, self.answer, self.score, {topic: partial(self._pass_on, inbox) for topic, inbox in self._also.items()})
         )
@@ -113,7 +113,7 @@ class Member:
                 nursery.start_soon(self._look_for_twins)
                 try:
                     await self._be_there(task_status)
-                except OperatorError as error:  # for whoever started us, as it is and in no group
+                except OperatorError as error:  # raised as it is, not in a group
                     refused = error
                     nursery.cancel_scope.cancel()
         finally:
@@ -133,7 +133,7 @@ class Member:
         return self.engine.addresses()
 
     def deliver(self, frame: bytes, via: PeerId | None, shard: int = 0) -> Verdict:
-        """Called by the engine for every frame that arrives. Quick: what is let in is noted in a file, and nothing is waited for."""
+        """Called by the engine for every frame that arrives. Quick: an admitted frame is noted in a file without a sync."""
         return self._receive(self.inbox, frame, via, shard)
 
     def _pass_on(self, inbox: Inbox, frame: bytes, via: PeerId | None) -> Verdict:
@@ -143,7 +143,7 @@ class Member:
     def _receive(self, inbox: Inbox, frame: bytes, via: PeerId | None, shard: int) -> Verdict:
         now = self._clock()
         outcome = inbox.receive(frame, now, via, self.topic.of(shard).swarm_id if shard else None)
-        self._look(now)
+        self._note_peers(now)
         if isinstance(outcome, Rejected):
             if via is not None:
                 self._blame(via, outcome.reason, now)
@@ -158,34 +158,34 @@ class Member:
         return Verdict.ACCEPT
 
     def score(self, peer: PeerId) -> float:
-        """What we think of a peer (`p2p.admission.reputation`): for the engine's own choices."""
+        """Our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""
         return self.reputation.score(peer, self._clock())
 
     def standing(self, author: PeerId) -> tuple[str, bool]:
-        """The author's network group, empty where we never met it, and whether it is no newcomer."""
+        """The author's network group, empty where we were never connected to it, and whether it is established."""
         return self.reputation.group(author), self.reputation.established(author, self._clock())
 
     def has_standing(self, author: PeerId) -> bool:
-        """Whether it has earned it: False for all while nobody has."""
+        """Whether it is established by useful rollouts. False for all peers while none is."""
         now = self._clock()
         return self.reputation.settled(now) and self.reputation.established(author, now)
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
-        """Called by the engine for every question; empty for one that nobody here knows."""
+        """Called by the engine for every question. Empty for an unknown one."""
         for request, answer in self.answers.items():
             if request.content(question) is not None:
                 return answer(peer, question)
         return b""
 
     def publish(self, kind: str, body: bytes) -> None:
-        """Seal and send; not while another node lives with our key and started earlier. Raises ValueError where no receiver would admit it
-        (body over `envelope.MAX_BODY`, kind no word).
+        """Sign and send. Nothing is sent while another node with our key runs that started earlier. Raises ValueError where no receiver
+        would admit it (body over `envelope.MAX_BODY`, kind no word).
         """
         if (twin := self.twin()) is None or not twin.later:
             self.sharding.publish(kind, body)
 
     def twin(self) -> Twin | None:
-        """Another node with our key that lives, or did some seconds ago."""
+        """Another node with our key that runs now, or did some seconds ago."""
         return self._session.twin(self._clock())
 
     def received(self) -> Sequence[Envelope]:
@@ -195,9 +195,9 @@ class Member:
         self.blobs.put(blob)
 
     async def fetch(self, want: Want, says: Says | None = None) -> bytes | None:
-        """The blob, from the holders that the want names or else from any member that we know. Cancel it at your deadline.
+        """The blob, from its named holders or else from any member that we know. Cancel it at your deadline.
 
-        says: is told what each of them has said so far.
+        says: filled with the reply of each holder so far.
         """
         now = self._clock()
         connected = (peer.id for peer in self.peers())
@@ -215,22 +215,22 @@ class Member:
         self.reputation.vouch(author, useful, self._clock())
 
     def refused(self) -> Mapping[Reason, int]:
-        refused = self.inbox.counts - self._told
-        self._told = Counter(self.inbox.counts)
+        refused = self.inbox.counts - self._returned
+        self._returned = Counter(self.inbox.counts)
         return refused
 
     async def _be_there(self, task_status: Started) -> None:
-        """The engine's life. Beside another node with our key that started earlier it is short looks at whether that one is still there:
-        at every member that both are connected to, each would else end the other's connections.
+        """Run the engine. While another node with our key runs that started earlier, only come back now and then for a check: otherwise
+        each would end the other's connections at every member that both are connected to.
         """
         await self._stay_until_sent_away(task_status)
         while True:
-            log.warning("another node runs with our key and started earlier: staying away, and looking again in %.0f s", AWAY)
+            log.warning("another node runs with our key and started earlier: this one leaves the swarm and checks again in %.0f s", AWAY)
             await trio.sleep(AWAY)
             try:
                 await self._stay_until_sent_away(trio.TASK_STATUS_IGNORED)
             except OperatorError as error:
-                log.warning("could not come back: %s", error)
+                log.warning("could not return to the swarm: %s", error)
 
     async def _stay_until_sent_away(self, task_status: Started) -> None:
         with trio.CancelScope() as self._stay:
@@ -249,7 +249,7 @@ class Member:
             await trio.sleep(TWINS_EVERY if shown else 1.0)
 
     async def _leave_card(self, peer: PeerId, shown: list[bytes]) -> None:
-        """At most twice: what we are shown for the first time is answered at once."""
+        """At most twice: a card that we are shown for the first time is answered at once."""
         with trio.move_on_after(TWINS_EVERY):
             try:
                 for _ in range(2):
@@ -258,23 +258,23 @@ class Member:
                     if not self._session.answered(answer, self._clock()):
                         return
             except Unanswered:
-                return  # another is asked at the next look
+                return  # another is asked the next time
 
     def _seal(self, kind: str, body: bytes, shard: int) -> bytes:
-        """A frame is for one shard: nobody can make all hear it by saying it again in shard 0."""
+        """A frame is signed for one shard: nobody can replay it in shard 0, where all listen."""
         return seal(self.identity, self.topic.of(shard).swarm_id, next(self._sequence), self._clock(), kind, body)
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
         seconds = self.reputation.offence(peer, reason, now)
         if seconds is not None:
-            log.warning("shut out %s for %.0f s: %s, and not for the first time", peer, seconds, reason.value)
+            log.warning("banned %s for %.0f s: %s, and not for the first time", peer, seconds, reason.value)
             self.engine.shut_out(peer, seconds)
 
-    def _look(self, now: float) -> None:
-        """Now and then, as frames arrive: where our peers are, and whether it is time to write down what we know."""
-        if 0 <= now - self._looked_at < LOOK_EVERY:
+    def _note_peers(self, now: float) -> None:
+        """Every NOTE_PEERS_EVERY seconds, as frames arrive: note the network groups of our peers, and save what is due."""
+        if 0 <= now - self._noted_at < NOTE_PEERS_EVERY:
             return
-        self._looked_at = now
+        self._noted_at = now
         for peer in self.peers():
             group = group_of(peer.address) if "/p2p-circuit" not in peer.address else None  # a relay's address is not the peer's
             if group is not None:

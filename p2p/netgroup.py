@@ -1,8 +1,8 @@
-"""The network group of an address: what one attacker gets cheaply at a time. Pure.
+"""The network group of an address: the addresses that one attacker gets cheaply. Pure.
 
 /16 for IPv4 and /32 for IPv6, as in Bitcoin Core's address manager (netgroup.cpp): thousands of addresses in one data centre or at
 one provider are one group, thousands of groups are thousands of providers. Addresses of IPv4 inside IPv6 (RFC 4291 2.5.5.2, 3056,
-4380, 6052) count as the IPv4 address. Loopback and private networks are one group together: who is in there was let in by somebody.
+4380, 6052) count as the IPv4 address. Loopback and private networks are one group together: somebody let those machines in.
 """
 
 import ipaddress
@@ -49,8 +49,8 @@ def is_public(host: str) -> bool:
 
 
 def machine_of_host(host: str) -> str:
-    """What a machine cannot change by itself: its address of IPv4, its /64 of IPv6 (RFC 4291 2.5.4), but a link-local address whole, for
-    its /64 is that of all machines on the link. What is no address stays as it is.
+    """The part of its address that a machine cannot change by itself: of IPv4 all, of IPv6 the /64 (RFC 4291 2.5.4), but all of a
+    link-local one, as its /64 is that of all machines on the link. Text that is no address stays as it is.
     """
     ip = _ip(host)
     if isinstance(ip, ipaddress.IPv6Address) and not ip.is_link_local:
@@ -60,7 +60,7 @@ def machine_of_host(host: str) -> str:
 
 @lru_cache(maxsize=1 << 14)
 def only_here(address: str) -> bool:
-    """Loopback and link-local: means another machine to whoever says it and to whoever hears it."""
+    """Whether it is loopback or link-local: then the same address is another machine for another peer."""
     endpoint = parse_endpoint(address)
     if endpoint is None or not endpoint.kind.startswith("ip"):
         return False

@@ -1,4 +1,4 @@
-"""Our own sequence numbers: never one twice for one key, whatever kills the node."""
+"""Sequence numbers for our own frames: none is used twice, also after a crash or a power cut."""
 
 import logging
 from collections.abc import Callable
@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 class SequenceFile:
     """An iterator of rising numbers. A block of them is reserved on disk before its first one is handed out.
 
-    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds, and a node that uses fewer than a
-    thousand a second over its life can never have reached it.
+    A lost or damaged file does no harm: numbers then go on from the clock, in milliseconds. A node that uses fewer than a thousand a
+    second can never have reached those.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, block: int = 1000) -> None:

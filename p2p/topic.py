@@ -1,4 +1,4 @@
-"""Names one swarm, and what its members speak. Peers of another name, digest or shard subscribe to another topic, so they never meet."""
+"""The GossipSub topic of a swarm. Peers of another name, digest or shard subscribe to another topic, so they never meet."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from functools import cached_property
 from hashlib import sha256
 
 SHARDS = 2**16
-ASK = "/swarmd/ask/1"  # the protocol of questions and answers; what it is in bytes: `p2p.engines.common.request_response`
+ASK = "/swarmd/ask/1"  # the protocol of questions and answers (`p2p.engines.common.request_response`)
 _SHARD = re.compile(r"0|[1-9][0-9]{0,4}")
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
@@ -46,10 +46,10 @@ class Topic:
 
     @cached_property
     def swarm_id(self) -> bytes:
-        """16 bytes in every frame that stand for the swarm and the shard it is sent to: nobody can say it again in another."""
+        """16 bytes in every frame for its swarm and shard: nobody can replay it in another."""
         return sha256(str(self).encode()).digest()[:16]
 
     @cached_property
     def provider_key(self) -> bytes:
-        """Under which members announce themselves in the DHT: a SHA-256 multihash, as every libp2p program takes one."""
+        """The DHT key of the members' provider records: a SHA-256 multihash, as every libp2p program takes one."""
         return b"\x12\x20" + sha256(b"swarmd:" + str(self).encode()).digest()

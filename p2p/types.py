@@ -1,4 +1,4 @@
-"""What the network layer talks about: peers, frames and verdicts. Nothing here knows of rollouts, tasks or models.
+"""The types of the network layer: peers, frames, verdicts, and the interface of an engine. No rollouts, tasks or models.
 
 How far a message has come is in its type:
     bytes (a frame) -> Envelope (signature and limits held, `inbox.Inbox` alone makes one) -> whatever the caller decodes
@@ -15,11 +15,11 @@ PeerId = NewType("PeerId", str)  # libp2p's text form: 12D3Koo…
 
 
 class Verdict(Enum):
-    """What becomes of a frame (GossipSub v1.1, "extended validators")."""
+    """What to do with a frame (GossipSub v1.1, "extended validators")."""
 
     ACCEPT = "accept"  # use it and forward it
     IGNORE = "ignore"  # drop it; nobody is to blame
-    REJECT = "reject"  # drop it; whoever sent it should have known better
+    REJECT = "reject"  # drop it; the peer that sent it could have checked this
 
 
 class Reason(Enum):
@@ -51,29 +51,29 @@ class Reason(Enum):
 
     @property
     def remedy(self) -> str:
-        """What the operator can do about many of these; empty where there is nothing to do: such peers are normal weather."""
+        """What the operator can do where there are many of these. Empty: nothing, a few such frames are normal."""
         return _REMEDIES.get(self, "")
 
 
 _BLAMELESS = frozenset(
     {Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
-    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # blamed by `p2p.admission.reputation`, not by the mesh: the content may be good
+    | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # counted by `p2p.admission.reputation`, not by GossipSub: the frame may be good
     | {Reason.USELESS}  # costs quota alone: others may learn from it
 )
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
-    Reason.STALE: "a peer's clock is off, or yours: let yours be set by NTP",
-    Reason.OVER_QUOTA: "a peer sends more than a node needs; what is over is dropped",
-    Reason.FLOODING: "who does so is cut off for a while, and each time for longer",
-    Reason.SHUNNED: "it is heard again when it has behaved for a while",
-    Reason.CROWDED: "a crowd of new peers sends more than a tenth of what you train on; peers you know are not affected",
+    Reason.STALE: "a peer's clock is wrong, or yours: let NTP set yours",
+    Reason.OVER_QUOTA: "a peer sends more than a node needs; the rest is dropped",
+    Reason.FLOODING: "such peers are banned for a while, each time for longer",
+    Reason.SHUNNED: "its frames count again when it has behaved for a while",
+    Reason.CROWDED: "too many unknown peers send; peers you know are not affected",
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A frame we refused. A value, not an exception: hostile peers are normal weather."""
+    """A frame we refused. A value, not an exception: hostile peers are normal."""
 
     reason: Reason
     author: PeerId | None = None  # only where the signature proved it
@@ -91,7 +91,7 @@ class Envelope:
     via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
     group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
     established: bool = True  # no newcomer (`p2p.admission.reputation`)
-    heard: int = 0  # when it came, in whatever the receiver counts its time; 0: it does not say
+    heard: int = 0  # when it came, in the receiver's rounds; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,13 @@ class Transport(Protocol):
         """Seal `body` and send it to everybody in the swarm."""
 
     def received(self) -> Sequence[Envelope]:
-        """What was admitted since the last call, oldest first. Bounded: under pressure the oldest are gone."""
+        """What was admitted since the last call, oldest first. Bounded: where there is too much, the oldest are dropped."""
 
     def hold(self, blob: bytes) -> None:
-        """Have this blob (`p2p.blobs.blobs`) at hand for whoever asks for it by its id: what an offer names must be fetchable."""
+        """Keep this blob (`p2p.blobs.blobs`) for peers that ask for it by its id, as an offer names it."""
 
     def report(self, author: PeerId, reason: Reason) -> None:
-        """What the author sent was admitted, and proved bad when it was looked into."""
+        """A frame of this author was admitted, and its content proved bad."""
 
     def vouch(self, author: PeerId, useful: int) -> None:
         """So many rollouts of the author were regenerated, scored by our own verifier, and have an advantage."""
@@ -172,7 +172,7 @@ class Handlers:
 
 
 class Unanswered(Exception):
-    """A peer could not be asked, hung up, or said more than it should. Normal weather: the message is for the log."""
+    """A peer could not be asked, hung up, or sent too much. This is normal; the message is for the log."""
 
 
 class Started(Protocol):
@@ -193,25 +193,25 @@ class P2pEngine(Protocol):
         """Be in these shards besides shard 0, where everybody is, and in no others; returns at once. None before the first call."""
 
     def publish(self, frame: bytes, shard: int = 0) -> None:
-        """Hand a frame over; returns at once. Bounded queue, the oldest waiting frame is dropped."""
+        """Queue a frame for sending; returns at once. The queue is bounded: the oldest waiting frame is dropped."""
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        """What `peer`'s `Answer` says, at most `limit` bytes; empty where it has nothing to say. Dials where that is needed and known how.
+        """Ask a peer. Returns its answer of at most `limit` bytes, empty where it has none. Dials the peer where there is no connection.
 
         Never ends a connection. Without a deadline of its own: cancel it. Raises Unanswered.
         """
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
-        """Hang up, and neither dial the peer nor listen to it for so long; returns at once."""
+        """Ban the peer: hang up, and neither dial it nor accept its connections for so long. Returns at once."""
 
     async def announce(self, topic: Topic) -> None:
-        """Say in the DHT that this member is in the topic. Others find that for some hours. Raises Unanswered."""
+        """Publish a provider record for the topic in the DHT. It lasts some hours. Raises Unanswered."""
 
     async def find(self, topic: Topic) -> Sequence[PeerId]:
-        """Who said so, and can be asked; a liar too. Takes up to 20 s. Raises Unanswered."""
+        """The peers with such a record. Nothing proves that it is true. Takes up to 20 s. Raises Unanswered."""
 
     def heard_nearby(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Somebody on our own network says that this member is at these addresses; returns at once."""
+        """A member was announced on our local network, at these addresses. Returns at once."""
 
     def peers(self) -> Sequence[Peer]: ...
 
