@@ -74,7 +74,7 @@ class Identity:
     def load(cls, path: Path) -> "Identity":
         """Raises NoKeyFile, KeyFileTooOpen, KeyFileCorrupt or KeyFileUnusable."""
         try:
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # not for ever, should it be a pipe
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # returns at once, where it is a pipe
                 status = os.fstat(file.fileno())
                 content = file.read(2 * len(_PRIVATE_HEADER) + SEED_BYTES + KEY_BYTES)
         except FileNotFoundError:
@@ -103,7 +103,7 @@ class Identity:
             return cls.load(path)
         except NoKeyFile:
             cls(os.urandom(SEED_BYTES))._write(path, exist_ok=True)
-        return cls.load(path)  # another process may have been first: its key counts
+        return cls.load(path)  # another process may have been first: then its key counts
 
     def sign(self, domain: bytes, message: bytes) -> bytes:
         """64 bytes. `domain` (1 to 64 bytes) names what is signed, so that no signature serves in another place."""

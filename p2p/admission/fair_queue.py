@@ -1,7 +1,7 @@
-"""Envelopes waiting for whoever uses them. Pure. Bounded, and fair where it is full: a crowd does not push out the others.
+"""A bounded, fair queue of admitted envelopes. Pure. Many new authors cannot push out the frames of the others.
 
-What goes then is the oldest of the newcomers, while they have more than a quarter of it together; else the oldest of the author that
-has most waiting. What comes out is in the order in which it came in.
+Where it is full, the oldest envelope of the newcomers is dropped while they have more than a quarter of it together; else the oldest
+of the author that has most waiting. Envelopes leave in the order in which they came.
 """
 
 from collections import OrderedDict, deque
@@ -17,7 +17,7 @@ NEWCOMERS = 0.25
 class FairQueue:
     def __init__(self, frames: int = FRAMES, bytes_: int = BYTES) -> None:
         self._frames, self._limit = frames, bytes_
-        self._lines: dict[PeerId, deque[int]] = {}  # author -> numbers of what waits, oldest first
+        self._lines: dict[PeerId, deque[int]] = {}  # author -> numbers of its waiting envelopes, oldest first
         self._waiting: OrderedDict[int, Envelope] = OrderedDict()  # number -> envelope, oldest first
         self._newcomers: OrderedDict[int, None] = OrderedDict()  # numbers of theirs
         self._number = 0

@@ -1,4 +1,4 @@
-"""Admission: which frames are let in. Pure: `now` is an argument, nothing is read or written. The rules as a table: docs/admission.md.
+"""Admission: the checks of every frame that arrives, and replay protection. Pure; `now` is an argument. As a table: docs/admission.md.
 
 Checks run cheapest first: what the peer that handed it over may still send, size, form, version, swarm, our own echo, time window,
 repetition, score and quota of the author it names, and last the signature. An author is charged only for what it really signed, so
@@ -26,16 +26,16 @@ _SEQUENCES = 1024  # of an author's latest sequence numbers that are remembered
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """What one node takes in. A bucket holds its burst when full."""
+    """Limits of one node. A token bucket holds its burst when full."""
 
     max_frame: int = MAX_FRAME  # bytes
-    window: float = 300.0  # seconds that an author's clock may be off ours, or its frame be on its way
+    window: float = 300.0  # seconds between an author's clock and ours, the time on the way included
     # Of one author.
     frames_per_second: float = 20.0
     frames_burst: float = 200.0
     bytes_per_second: float = 512 * 1024.0
     bytes_burst: float = 8 * 1024 * 1024.0
-    # Of one connection, by which everybody's frames come.
+    # Of one connection, which brings frames of many authors.
     via_frames_per_second: float = 200.0
     via_frames_burst: float = 600.0
     via_bytes_per_second: float = 4 * 1024 * 1024.0
@@ -52,7 +52,7 @@ class AdmissionLimits:
 
 
 class Opinion(Protocol):
-    """What we think of peers: `p2p.admission.reputation.Reputation`."""
+    """Our opinion of peers: `p2p.admission.reputation.Reputation`."""
 
     def shunned(self, peer: PeerId, now: float) -> bool: ...
 
@@ -60,7 +60,7 @@ class Opinion(Protocol):
 
 
 class Trace(NamedTuple):
-    """What is remembered of one admitted frame."""
+    """What the replay log keeps of one admitted frame."""
 
     author: bytes  # its key
     sequence: int
@@ -70,7 +70,7 @@ class Trace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What must outlive a restart so that no frame is let in twice."""
+    """The replay protection's state, which must outlive a restart."""
 
     horizon: int = 0  # ms; what was sent before is stale
     contents: Sequence[tuple[int, bytes]] = ()  # sent_at in ms, content id
@@ -86,7 +86,7 @@ def came(newest: int, seen: int, sequence: int) -> tuple[int, int]:
 
 
 class _Author:
-    """What is remembered of one author: its quota, and which of its latest sequence numbers came."""
+    """One author: its quota, and which of its latest sequence numbers came."""
 
     __slots__ = ("bytes", "frames", "newest", "seen")
 
@@ -100,8 +100,8 @@ class _Author:
         return self.bytes.refill(now) >= size and frames >= 1
 
     def repeats(self, sequence: int) -> bool:
-        """Whether it came, as far as it is remembered. Of what is further behind the content alone is known: there a second node with the
-        same key, started later and so with larger numbers, would else keep the first out long after it is gone.
+        """Whether this number came, among the latest. Older ones are known by content alone: otherwise a second node with the same key,
+        which started later and so has larger numbers, would keep the first one out long after it is gone.
         """
         behind = self.newest - sequence
         return 0 <= behind < _SEQUENCES and bool(self.seen >> behind & 1)
@@ -111,7 +111,7 @@ class _Author:
 
 
 class _Via:
-    """What a connected peer may still hand us."""
+    """The rate limit of one connection."""
 
     __slots__ = ("broken", "bytes", "frames")
 
@@ -121,7 +121,7 @@ class _Via:
         self.broken = TokenBucket(limits.via_broken_per_second, limits.via_broken_burst, now)
 
     def pays(self, size: int, now: float) -> bool:
-        """Frames that it could not pay for cost it nothing more: it is heard again as soon as it is slower."""
+        """Frames over the limit are not charged: the connection is used again as soon as it is slower."""
         if self.frames.refill(now) < 1 or self.bytes.refill(now) < size or self.broken.refill(now) < 1:
             return False
         self.frames.take(1)
@@ -132,8 +132,8 @@ class _Via:
 class Inbox:
     """The admission of one member of one swarm.
 
-    not_before: frames sent earlier are stale, so that a restart without `memory` opens no door to replays. note: hears of every frame
-    that is let in, before `receive` returns. verify: `envelope.check`, or its memory where many members in one process see one frame.
+    not_before: frames sent earlier are stale, so that a restart without `memory` admits no replays. note: called with every admitted
+    frame, before `receive` returns. verify: `envelope.check`, or a cache of it where many members in one process receive one frame.
     """
 
     def __init__(
@@ -177,19 +177,19 @@ class Inbox:
         return outcome
 
     def charge(self, author: PeerId, frames: float, now: float) -> None:
-        """Take `frames` off an author's quota, for what it sent was admitted and proved bad. Down to one burst below zero."""
+        """Take `frames` off an author's quota, as it sent an admitted frame that proved bad. Down to one burst below zero."""
         state = self._authors.get(public_key_of(author))
         if state is not None:
             state.frames.refill(now)
             state.frames.take(frames)
 
     def memory(self) -> Memory:
-        """What the next life of this inbox must be given."""
+        """The state to give to this inbox after a restart."""
         authors = [(key, author.newest, author.seen) for key, author in self._authors.items()]
         return Memory(self._horizon, list(self._oldest), authors)
 
     def _from(self, via: PeerId | None, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
-        if via is None:  # the engine does not know: only the author can be charged
+        if via is None:  # not known to the engine: only the author can be charged
             return self._admit(frame, now, swarm_id)
         purse = self._vias.get(via) or self._vias.setdefault(via, _Via(self.limits, now))
         self._vias.move_to_end(via)

@@ -1,4 +1,4 @@
-"""What a member remembers over restarts: which frames it let in, and what it thinks of its peers. Two files in its state folder."""
+"""Keeps the replay log and the reputation over restarts, in two files of the state folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +10,11 @@ from p2p.admission.reputation import Reputation
 
 SEEN = "seen"
 REPUTATION = "reputation"
-SAVE_EVERY = 120.0  # seconds; what is lost since is found again
+SAVE_EVERY = 120.0  # seconds; scores since then may be lost in a crash
 
 
 class AdmissionMemory:
-    """`folder`: None remembers nothing over restarts; what was sent before now is then stale."""
+    """folder: None keeps nothing over restarts; frames sent before now are then stale."""
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
         self.reputation = Reputation()
@@ -27,7 +27,7 @@ class AdmissionMemory:
             reputation_file.load(self._path, self.reputation, clock())
 
     def note(self, trace: Trace) -> None:
-        """A frame is let in."""
+        """A frame is admitted."""
         if self._seen is not None:
             self._seen.note(trace)
 
@@ -39,7 +39,7 @@ class AdmissionMemory:
             reputation_file.save(self._path, self.reputation)
 
     def close(self, memory: Memory) -> None:
-        """The member leaves."""
+        """The member stops."""
         if self._seen is not None:
             self._seen.save(memory, closed=True)
         if self._path is not None:

@@ -1,17 +1,17 @@
-"""What was let in, on disk, so that a restart lets nothing in twice and yet keeps nobody out.
+"""Replay protection over restarts: a log on disk of the admitted frames. No frame is admitted twice, and new ones are not refused.
 
-Theory of operation. The file is one msgpack snapshot of the inbox's memory (`inbox.Memory`) and after it a journal: a record of
-RECORD bytes for each frame let in since, appended before the frame is handed on. What the process wrote is in the kernel's hands, so
-kill -9 loses none of it, and a life that reads it in the same boot of the machine (or after a clean end) knows everything: it
-refuses what it knows, and hears a peer with a slow clock at once. A power cut may lose the journal's end. For that the file keeps a
-promise, made durable (fsync) before it is needed and about once a minute: no frame sent after PROMISED was let in. A life that may
-have lost something treats everything sent up to then as stale. Where there is no file, or a damaged one, what was sent before now is
-stale; so it is where the file is from the future, for the clock was set back since.
+Theory of operation. The file is one msgpack snapshot of the inbox's memory (`inbox.Memory`), and after it a journal: a record of
+RECORD bytes for each frame admitted since, appended before the frame is used. The kernel has what the process wrote, so kill -9 loses
+none of it. A process that reads the file in the same boot of the machine, or after a clean end, knows every frame: it refuses those,
+and admits new frames of a peer with a slow clock at once. A power cut may lose the journal's end. So the file also has a promise, which
+is durable (fsync) before it is needed, about once a minute: no frame sent after PROMISED was admitted. A process that may have lost
+records treats everything sent up to then as stale. Without a file, or with a damaged one, frames sent before now are stale; also where
+the file is from the future, because the clock was set back.
 
     magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot | records: author's key 32, sequence 8, sent at 8, content id 16, CRC-32 4
 
-A record with the promise alone has zeros for the rest. Numbers are big-endian. What cannot be written makes the file go: the next
-life then knows nothing and is strict. At the limits of `inbox.Limits` the file has at most MAX_FILE bytes.
+A record with the promise alone has zeros for the rest. Numbers are big-endian. Where a write fails, the file is removed: the next start
+then refuses all older frames. At the limits of `inbox.AdmissionLimits` the file has at most MAX_FILE bytes.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ MAX_FILE = 16 * 1024 * 1024  # bytes
 JOURNAL = 256 * 1024  # bytes of journal after which the file is written anew
 PROMISE = 60.0  # seconds of times of sending that one fsync covers
 RETRY = 60.0  # seconds after which a file that could not be written is tried again
-WINDOW = 300.0  # seconds; `inbox.Limits.window`: what is later than this from now, no clock that was right has let in
+WINDOW = 300.0  # seconds; `inbox.AdmissionLimits.window`. A frame sent later than this from now was never admitted by a right clock
 _HEADER = struct.Struct(">8sII")
 _RECORD = struct.Struct(">32sQQ16s")
 _CRC = struct.Struct(">I")
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 class _Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     boot: str  # of the machine, under which it was written
-    closed: bool  # the life that wrote it ended cleanly
+    closed: bool  # the process that wrote it ended cleanly
     promised: int  # ms
     horizon: int  # ms
     contents: list[tuple[int, bytes]]
@@ -55,14 +55,14 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 def boot_id() -> str:
-    """Of this boot of the machine; empty where the system does not tell."""
+    """The id of this boot of the machine; empty where the system has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
 class ReplayLog:
-    """Of one member. `load` once, then `note` what is let in, and `save` when `due` and at the end."""
+    """The log of one member. `load` it once, `note` each admitted frame, and `save` when `due` and at the end."""
 
     def __init__(self, path: Path, clock: Callable[[], float], *, boot: str | None = None) -> None:
         self._path, self._clock = path, clock
@@ -78,19 +78,19 @@ class ReplayLog:
         return self._written > JOURNAL or (self._journal is None and self._clock() >= self._retry_at)
 
     def load(self) -> Memory:
-        """What the lives before let in, as far as it matters. From here on the file is this life's."""
+        """The state of earlier runs, as far as it matters. From here on this process writes the file."""
         memory = self._read()
         now = self._ms()
         if memory is None:
             memory = Memory(horizon=now)
         elif memory.horizon > now + int(2 * WINDOW * 1000):
-            log.warning("the clock was set back since %s was written: what was sent before now is not taken", self._path)
+            log.warning("the clock was set back since %s was written: frames sent before now are refused", self._path)
             memory = Memory(now, memory.contents, memory.authors)
         self.save(memory)
         return memory
 
     def note(self, trace: Trace) -> None:
-        """A frame is let in, and may be handed on when this returns."""
+        """A frame is admitted. It may be used when this returns."""
         if self._journal is None:
             return
         if trace.sent_at > self._promised:
@@ -129,8 +129,8 @@ class ReplayLog:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Half a memory would open a door to replays, none does not."""
-        log.warning("cannot write %s: %s; after a restart only what is sent from then on is taken", self._path, error.strerror)
+        """A part of the log would admit replays. Without one, older frames are refused."""
+        log.warning("cannot write %s: %s; after a restart only frames sent from then on are admitted", self._path, error.strerror)
         self._close()
         with contextlib.suppress(OSError):  # on a full disk a file can still be removed
             self._path.unlink(missing_ok=True)
@@ -145,19 +145,19 @@ class ReplayLog:
         return int(self._clock() * 1000)
 
     def _read(self) -> Memory | None:
-        """None where there is nothing that could be used."""
+        """None where there is no usable file."""
         try:
             with self._path.open("rb") as file:
-                return self._understood(file.read(MAX_FILE))
+                return self._parse(file.read(MAX_FILE))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, msgspec.MsgspecError, struct.error) as error:
-            with contextlib.suppress(OSError):  # a folder that nothing can be done in; `save` says so next
+            with contextlib.suppress(OSError):  # the folder is not writable: the next `save` says so
                 aside = durable.set_aside(self._path)
-                log.warning("%s was damaged (%s) and is now %s; what was sent before now is not taken", self._path, error, aside)
+                log.warning("%s was damaged (%s) and is now %s; frames sent before now are refused", self._path, error, aside)
             return None
 
-    def _understood(self, data: bytes) -> Memory:
+    def _parse(self, data: bytes) -> Memory:
         """Raises ValueError, MsgspecError or struct.error."""
         magic, length, checksum = _HEADER.unpack_from(data)
         body = data[_HEADER.size : _HEADER.size + length]

@@ -1,16 +1,16 @@
-"""What we think of each peer, from what it did to us. Pure; `now` is an argument. The figures as a table: docs/admission.md.
+"""Reputation: a score and a standing for each peer, from what it did to us. Pure; `now` is an argument. Figures: docs/admission.md.
 
-Theory of operation. Two things are kept of a peer, and nothing of what others say of it.
+Theory of operation. What others say of a peer counts for nothing. Two things are kept of it:
 
-- A **score**, 0 when it is clean. It falls with each offence and comes back by half in HALF_LIFE. Below SHUNNED its frames are ignored
-  and it is not chosen from; at SHUT_OUT we hang up and do not listen to it for a while, each time for twice as long, up to MAX_BAN.
-  A forwarder is blamed only for what it could check itself (the REJECT rules) and for how much it sends; what only regeneration finds
-  falls on the author. What comes by a connection ends that connection as soon as SHUNNED is reached, for nothing else would end it; but
-  for MAX_BAN_PASSED_ON at most, because engines exist that pass others' frames on before they are checked (docs/network.md).
-- **Standing**: USEFUL rollouts that our own verifier found to have an advantage, over at least TENURE. Earned slowly, lost at once
-  by an offence of one's own. While nobody of standing was heard of for QUIET, everybody has it, or else no swarm could begin.
+- A **score**, 0 when it is clean. It falls with each offence, and half of it comes back in HALF_LIFE. Below SHUNNED its frames are
+  ignored and nothing of it is chosen (GossipSub calls this graylisted). At SHUT_OUT it is banned, each time for twice as long, up to
+  MAX_BAN. A forwarder is blamed only for what it could check itself (the REJECT checks) and for how much it sends; what only
+  regeneration finds is the author's fault. A connection that brings bad frames is ended as soon as its peer is at SHUNNED, but for
+  MAX_BAN_PASSED_ON at most, because some engines pass on frames before they are checked (docs/network.md).
+- **Standing**: USEFUL rollouts that our own verifier found to have an advantage, over at least TENURE. It is earned slowly, and lost at
+  once by an own offence. While no peer with standing was useful for QUIET, all peers count as established, so that a swarm can start.
 
-Bounded: PEERS records; who has standing or is out of favour is forgotten last.
+Bounded: PEERS records. Peers with standing and banned peers are forgotten last.
 """
 
 import math
@@ -30,23 +30,23 @@ MAX_BAN_PASSED_ON = 16 * 60.0
 BAN_MEMORY = 24 * 3600.0  # seconds without a new one after which a ban no longer counts
 USEFUL = 16  # rollouts
 TENURE = 600.0  # seconds between the first and the last of them
-QUIET = 3600.0  # seconds without a useful rollout of anybody with standing
+QUIET = 3600.0  # seconds without a useful rollout of any peer with standing
 FADES = 30 * 24 * 3600.0  # seconds without a useful rollout after which a standing is gone
 PEERS = 8192
 REPEATS = 200.0  # frames that a peer may repeat to us; comes back at one a second, and with each that is new
 VERSION = 1
 
-# What a peer did with its own hands. Whoever knows a better figure: they are guesses that the attacks in tests/attacks bear out.
+# Own offences of a peer. The costs are guesses; the attacks in tests/attacks support them.
 OWN: Mapping[Reason, float] = MappingProxyType(
     {
         Reason.NOT_ASKED_FOR: 10.0,
         Reason.UNDECODABLE: 10.0,
         Reason.UNKNOWN_TASK: 5.0,
         Reason.TOO_LONG: 5.0,
-        Reason.UNSERVED: 2.0,  # counted by `swarmd.exchange.serving`, seldom: mild, as a slow node can look like this
+        Reason.UNSERVED: 2.0,  # counted by `swarmd.exchange.serving`; low, as a slow node can look like this
     }
 )
-# What came by it, though it could have known, or was more than it may send.
+# Bad frames that it passed on and could have checked, or more frames than it may send.
 PASSED_ON: Mapping[Reason, float] = MappingProxyType(
     {
         Reason.TOO_LARGE: 2.0,
@@ -57,7 +57,7 @@ PASSED_ON: Mapping[Reason, float] = MappingProxyType(
         Reason.DUPLICATE: 0.2,  # a frame, beyond REPEATS
     }
 )
-TALKS_ON = 0.05  # a frame that comes by a peer that is shunned already: who is not heard and goes on at ten a second is gone in a minute
+TALKS_ON = 0.05  # a frame from a peer whose frames are ignored already: at ten a second it is banned in a minute
 
 
 class _Record(msgspec.Struct, array_like=True):
@@ -75,7 +75,7 @@ class _Record(msgspec.Struct, array_like=True):
     repeats_at: float = 0.0
 
 
-class _File(msgspec.Struct, array_like=True):
+class _ReputationFile(msgspec.Struct, array_like=True):
     version: int
     peers: dict[str, _Record]
 
@@ -89,7 +89,7 @@ class Reputation:
         self._settled_until = 0.0
 
     def offence(self, peer: PeerId, reason: Reason, now: float) -> float | None:
-        """The peer did this. Returns for how many seconds to shut it out, where it is time for that."""
+        """The peer did this. Returns for how many seconds to ban it, where it is to be banned now."""
         own, talks_on = reason in OWN, reason is Reason.SHUNNED
         cost = TALKS_ON if talks_on else OWN.get(reason, PASSED_ON.get(reason, 0.0))
         if talks_on and not self.shunned(peer, now):
@@ -168,22 +168,22 @@ class Reputation:
         return record.group if record is not None else ""
 
     def banned(self, now: float) -> Mapping[PeerId, float]:
-        """Who is shut out, and for how many seconds more."""
+        """The banned peers, and for how many seconds more."""
         return {peer: record.banned_until - now for peer, record in self._peers.items() if record.banned_until > now}
 
     def dump(self) -> bytes:
-        return msgspec.msgpack.encode(_File(VERSION, {str(peer): record for peer, record in self._peers.items()}))
+        return msgspec.msgpack.encode(_ReputationFile(VERSION, {str(peer): record for peer, record in self._peers.items()}))
 
     def load(self, data: bytes, now: float) -> None:
-        """What `dump` gave. Raises ValueError on anything else, and then nothing is changed."""
+        """Take over what `dump` gave. Raises ValueError on anything else, and then nothing is changed."""
         try:
-            file = msgspec.msgpack.decode(data, type=_File)
+            file = msgspec.msgpack.decode(data, type=_ReputationFile)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(str(error)) from None
         if file.version != VERSION:
             raise ValueError(f"version {file.version}")
         self._peers = {PeerId(peer): record for peer, record in file.peers.items()}
-        for record in self._peers.values():  # should the clock have been set back, nobody is banned for longer than ever
+        for record in self._peers.values():  # where the clock was set back, no ban becomes longer
             record.at, record.repeats_at = min(record.at, now), min(record.repeats_at, now)
             record.banned_until = min(record.banned_until, now + MAX_BAN)
             record.last_useful = min(record.last_useful, now)

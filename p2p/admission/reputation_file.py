@@ -1,4 +1,4 @@
-"""Where a reputation is kept over restarts."""
+"""The reputation's file: saved and loaded over restarts."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def load(path: Path, reputation: Reputation, now: float) -> None:
-    """A damaged file is set aside, and everybody begins anew: nobody is the worse for it, and who misbehaves is found out again."""
+    """A damaged file is set aside, and all scores begin anew: hostile peers are found again."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE)
@@ -25,9 +25,9 @@ def load(path: Path, reputation: Reputation, now: float) -> None:
     except FileNotFoundError:
         return
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError):  # a folder that nothing can be done in; `save` says so
+        with contextlib.suppress(OSError):  # the folder is not writable: `save` says so
             aside = durable.set_aside(path)
-            log.warning("%s was damaged (%s) and is now %s; every peer begins anew", path, error, aside)
+            log.warning("%s was damaged (%s) and is now %s; all scores of peers begin anew", path, error, aside)
 
 
 def save(path: Path, reputation: Reputation) -> None:
@@ -35,4 +35,4 @@ def save(path: Path, reputation: Reputation) -> None:
     try:
         durable.replace(path, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
     except OSError as error:
-        log.warning("cannot write %s: %s; after a restart every peer begins anew", path, error.strerror)
+        log.warning("cannot write %s: %s; after a restart all scores of peers begin anew", path, error.strerror)

@@ -1,8 +1,8 @@
-"""Blobs: what is offered and fetched by content id. Pure.
+"""Blobs: compressed content with an id, which peers offer and fetch. Pure.
 
 A blob is a zstd frame (RFC 8878) around a body, and its id is the first 12 bytes of SHA-256 of the blob as it travels: it is checked
-before anything is inflated, and 96 bits are enough against a second blob with the id of a given one, which is of use for some minutes.
-Two blobs with one id, which an author could look for in 2^48 tries, would only make his own offer ambiguous.
+before anything is inflated. 96 bits are enough against a second blob with the id of a given one, as a blob is of use for some minutes.
+An author could find two blobs with one id in 2^48 tries, but that would only make its own offer ambiguous.
 """
 
 from collections import OrderedDict
@@ -17,12 +17,12 @@ MAX_CONTENT = 1024 * 1024  # bytes of what is in it
 KEPT_BYTES = 64 * 1024 * 1024
 _LEVEL = 3
 
-# Without a checksum, for the id is one; with the content's size, so that a liar is refused before anything is inflated.
+# Without a checksum, as the id is one. With the content's size, so that a large one is refused before anything is inflated.
 _packer = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=False, write_content_size=True)
 
 
 class BadBlob(ValueError):
-    """Not one whole zstd frame that says how large its content is and stays within the limit."""
+    """The blob is not one whole zstd frame with its content's size, within the limit."""
 
 
 def content_id(blob: bytes) -> bytes:
@@ -38,7 +38,7 @@ def pack(content: bytes) -> bytes:
 
 
 def unpack(blob: bytes, limit: int = MAX_CONTENT) -> bytes:
-    """The content, of at most `limit` bytes. Refuses by the size that the blob claims, and stops inflating at it where it lied.
+    """The content, of at most `limit` bytes. Refuses by the size in the blob's header, and inflates no more than that.
 
     Raises BadBlob.
     """
@@ -57,7 +57,7 @@ def unpack(blob: bytes, limit: int = MAX_CONTENT) -> bytes:
 
 
 class BlobStore:
-    """Blobs at hand, ours and fetched ones, for whoever asks. At the limit the one that was longest not asked for goes."""
+    """Our own and fetched blobs, in memory, for peers that ask. At the limit the least recently used one is dropped."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self.bytes, self._limit = 0, kept_bytes
@@ -81,7 +81,7 @@ class BlobStore:
         return blob
 
     def sizes(self) -> Mapping[bytes, int]:
-        """What is at hand, by id."""
+        """The size of each blob, by id."""
         return {name: len(blob) for name, blob in self._blobs.items()}
 
     def __len__(self) -> int:

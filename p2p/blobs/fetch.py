@@ -1,7 +1,7 @@
-"""Asking peers for blobs, and answering them.
+"""Fetching blobs from peers, and serving them.
 
 Question: byte 1, then content ids of 12 bytes, one to MAX_ASKED. Answer: for each id, in order, the length as four bytes, big-endian,
-and the blob; length zero where it is not at hand. A peer that knows no such question answers nothing.
+and the blob; length zero where the peer does not have it. A peer that does not know the question answers nothing.
 """
 
 import logging
@@ -18,15 +18,15 @@ from p2p.rate_limit import TokenBuckets
 from p2p.types import Ask, PeerId, PeerRequest, Reason, Unanswered
 
 MAX_ASKED = 64  # blobs in one question
-MAX_ANSWER = 1024 * 1024  # bytes; what does not fit reads as not at hand
-TOGETHER = 128 * 1024  # bytes of an answer to several ids that we ask for: more would take a slow line too long
-ASK_AT_ONCE = 64  # questions under way: those to peers that are gone may take a while, and must not keep others waiting
+MAX_ANSWER = 1024 * 1024  # bytes; a blob that does not fit has length zero
+TOGETHER = 128 * 1024  # bytes of an answer to several ids: more would take too long over a slow line
+ASK_AT_ONCE = 64  # questions under way: those to peers that are gone take long, and must not delay the others
 HEDGE = 0.5  # seconds after which the next holder is asked too
-HOPELESS = 0.05  # the same, where the likeliest holder said that it has it not: then hardly anybody has
+HOPELESS = 0.05  # the same, where the likeliest holder does not have it: then few others do
 PATIENCE = 10.0  # seconds for one holder
 AGAIN = 1.0  # seconds after which a holder that could not be asked is asked once more: it may be the only one
 _LENGTH = struct.Struct(">I")
-_PEERS = 4096  # whose use of our upload is remembered
+_PEERS = 4096  # whose use of our upload is counted
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def answered(message: bytes, count: int) -> Sequence[bytes | None] | None:
 
 
 class BlobServer:
-    """Answers questions from a store, each peer within its share of our upload. Pure."""
+    """Answers questions from a store, each peer within a rate limit. Pure."""
 
     def __init__(
         self, store: BlobStore, clock: Callable[[], float], *, rate: float = 512 * 1024.0, burst: float = 8 * 1024 * 1024.0
@@ -83,7 +83,7 @@ class BlobServer:
         self.sent = 0  # bytes
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """Empty for what is no question of ours, and for a peer that has had its share."""
+        """Empty for another question, and for a peer over its limit."""
         now = self._clock()
         bucket = self._upload.of(peer, now)
         if not (ids := asked(message)) or bucket.refill(now) <= 0:
@@ -104,7 +104,7 @@ class Want:
 
 
 class Said(Enum):
-    """What a holder has said to our question for one blob."""
+    """The reply of a holder to our question for one blob."""
 
     NOTHING = "nothing yet"  # the question was sent
     YES = "here it is"
@@ -112,24 +112,24 @@ class Said(Enum):
     FAILED = "could not be asked, or hung up"
 
 
-Says = MutableMapping[PeerId, Said]  # by holder; whoever was not asked is not in it
+Says = MutableMapping[PeerId, Said]  # by holder, those that were asked
 
 
 class _Question:
-    """What is wanted of one holder at one moment."""
+    """One question to one holder: all blobs that are wanted of it at one moment."""
 
     def __init__(self) -> None:
         self.wants: dict[bytes, int] = {}  # content id -> bytes
         self.size = 0  # bytes of the answer, as offered
         self.over = trio.Event()
-        self.blobs: dict[bytes, bytes | None] | None = None  # None: it was given up before there was an answer, or a refusal
+        self.blobs: dict[bytes, bytes | None] | None = None  # None: given up before the answer came
         self.failed: Unanswered | None = None  # in place of an answer
-        self.says: list[Says] = []  # of those who wait for it
-        self.refused = False  # what is missing in the answer the holder has not: it did not let us wait, and there was room for it
+        self.says: list[Says] = []  # of the fetches that wait for it
+        self.refused = False  # the holder does not have the blobs that are missing in its answer: it answered in time, and there was room
 
     @property
     def limit(self) -> int:
-        """Bytes of the answer. Of several blobs one may be larger than its author says, and must not cost us the others."""
+        """Bytes of the answer. One of several blobs may be larger than its author says; that must not cost us the others."""
         return self.size if len(self.wants) == 1 else MAX_ANSWER
 
     def takes(self, want: Want) -> bool:
@@ -142,7 +142,7 @@ class _Question:
 
 
 class Fetcher:
-    """Fetches blobs into a store. `blame` hears of peers that answer with something else."""
+    """Fetches blobs into a store. blame: called with peers that answer with something else."""
 
     def __init__(self, ask: Ask, store: BlobStore, blame: Callable[[PeerId, Reason], None], *, hedge: float = HEDGE) -> None:
         self._ask, self._store, self._blame, self._hedge = ask, store, blame, hedge
@@ -153,8 +153,8 @@ class Fetcher:
     async def fetch(self, want: Want, says: Says | None = None) -> bytes | None:
         """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
 
-        A holder that lets us wait is not given up when the next is asked: whoever answers first wins, the others are hung up on. One
-        that could not be asked is asked once more, while the others go on. says: gets what each holder has said so far.
+        A slow holder is still waited for when the next is asked: the first answer wins, the other requests are cancelled. A holder that
+        could not be asked is asked once more. says: filled with the reply of each holder so far.
         """
         found = self._store.get(want.id)
         if found is not None:
@@ -185,7 +185,7 @@ class Fetcher:
         return found
 
     async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event, says: Says) -> bytes | None:
-        """settled: set where it could not be asked the first time, for nobody else is to wait for the second."""
+        """settled: set where the first request failed, so that nobody waits for the second."""
         try:
             return await self._ask_one(holder, want, says)
         except Unanswered:
@@ -197,7 +197,7 @@ class Fetcher:
             return None
 
     async def _ask_one(self, holder: PeerId, want: Want, says: Says) -> bytes | None:
-        """Blobs that are wanted of one holder at one moment are one question: who wants the first asks, the others wait.
+        """Blobs that are wanted of one holder at one moment are one question: the first fetch sends it, the others wait.
 
         Raises Unanswered where the holder could not be asked.
         """
@@ -211,7 +211,7 @@ class Fetcher:
                 shared.takes(want)
                 shared.says.append(says)
                 try:
-                    async with self._at_once:  # a checkpoint: those who choose at the same moment join in
+                    async with self._at_once:  # a checkpoint: fetches of the same moment join in
                         self._close(holder, shared)
                         for each in shared.says:
                             each[holder] = Said.NOTHING
@@ -236,12 +236,12 @@ class Fetcher:
             del self._unsent[holder]
 
     async def _asked(self, holder: PeerId, wanted: _Question) -> dict[bytes, bytes | None]:
-        """Raises Unanswered where it could not be asked; that it took too long is an answer, too."""
+        """Raises Unanswered where it could not be asked. No answer in time counts as one without blobs."""
         ids, nothing = list(wanted.wants), dict[bytes, bytes | None].fromkeys(wanted.wants)
         with trio.move_on_after(PATIENCE):
             reply = await self._ask(holder, question(ids), wanted.limit)
             self.received += len(reply)
-            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER - MAX_BLOB  # nothing at all is what is said to who asked too much
+            wanted.refused = bool(reply) and len(reply) <= MAX_ANSWER - MAX_BLOB  # empty: we are over its rate limit
             if not reply:
                 return nothing
             blobs = answered(reply, len(ids))

@@ -1,10 +1,10 @@
-"""Whether others can reach a node: it asks members that it is connected to, and each knocks at its door over a new connection.
+"""Dial-back: can others reach this node? It asks connected members to dial it over a new connection.
 
 Question: byte 3 and a port as two bytes, big-endian. Answer: one byte, then the IP address that the asker's connection comes from, 4
-or 16 bytes: 0, it will not be tried; 1, it is being tried, ask again; 2, the asker itself answered there; 3, it did not.
+or 16 bytes: 0, it is not tried; 1, it is being tried, ask again; 2, the asker itself answered there; 3, it did not.
 
-Whoever answers dials only the address that the connection came from, at a port from 1024 up, seldom, and tells no more than whether
-the asker's own key answered there: nobody can be made to dial or to look at somebody else (as in AutoNAT of libp2p:
+The answering member dials only the address that the connection comes from, at a port from 1024 up, within a rate limit, and tells only
+whether the asker's own key answered there. So nobody can use it to dial or to probe a third party (as in AutoNAT of libp2p:
 github.com/libp2p/specs, autonat, autonat-v1.md, "Security Considerations").
 """
 
@@ -24,7 +24,7 @@ from p2p.rate_limit import TokenBucket
 from p2p.types import Ask, Peer, PeerId, PeerRequest, Unanswered
 
 MIN_PORT = 1024
-KEPT = 30.0  # seconds an outcome is good for; as long the same peer is tried no more than PORTS times
+KEPT = 30.0  # seconds for which an outcome is kept; in that time one peer is tried PORTS times at most
 PORTS = 2  # of one peer
 RATE, BURST = 1.0, 8.0  # dials a second for all peers together, and at once
 AT_ONCE = 4
@@ -50,7 +50,7 @@ class Outcome(IntEnum):
 @dataclass(frozen=True, slots=True)
 class DialBackReply:
     outcome: Outcome
-    seen_at: Address | None  # where the asked peer sees us
+    seen_at: Address | None  # our address, as the asked peer sees it
 
 
 def question(port: int) -> bytes:
@@ -65,7 +65,7 @@ def answered(message: bytes) -> DialBackReply | None:
 
 
 def seen_at(peer: Peer | None) -> Address | None:
-    """Where the peer's connection comes from; None through a relay, whose address that would be."""
+    """The address that the peer's connection comes from; None through a relay, as it would be the relay's."""
     endpoint = parse_endpoint(peer.address) if peer is not None and "/p2p-circuit" not in peer.address else None
     if endpoint is None or not endpoint.kind.startswith("ip"):
         return None
@@ -74,7 +74,7 @@ def seen_at(peer: Peer | None) -> Address | None:
 
 
 class DialBack:
-    """Answers the question. `run` does the dialling; until it runs, nothing is tried."""
+    """Answers the question. `run` does the dialling; until it runs, nothing is dialled."""
 
     def __init__(self, peers: Callable[[], Sequence[Peer]], clock: Callable[[], float], *, knock: Knock = knock) -> None:
         self._peers, self._clock, self._knock = peers, clock, knock
@@ -89,7 +89,7 @@ class DialBack:
             await trio.sleep_forever()
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
-        """Empty for what is no such question."""
+        """Empty for another question."""
         content = PeerRequest.DIAL_BACK.content(message)
         if content is None or len(content) != _PORT.size:
             return b""
@@ -128,7 +128,7 @@ class DialBack:
 
 @dataclass(frozen=True, slots=True)
 class DialBackResult:
-    """What one member found."""
+    """The result of one member."""
 
     by: PeerId
     outcome: Outcome
@@ -137,7 +137,7 @@ class DialBackResult:
 
 async def ask_members(ask: Ask, members: Collection[PeerId], port: int, *, patience: float = PATIENCE) -> list[DialBackResult]:
     """Has up to ASKED members dial us back, at the same time. Those that do not know the question, or do not answer, are left out."""
-    verdicts: list[DialBackResult] = []
+    results: list[DialBackResult] = []
 
     async def one(member: PeerId) -> None:
         answer: DialBackReply | None = None
@@ -148,9 +148,9 @@ async def ask_members(ask: Ask, members: Collection[PeerId], port: int, *, patie
             except Unanswered as error:
                 log.debug("%s does not dial back: %s", member, error)
         if answer is not None:
-            verdicts.append(DialBackResult(member, answer.outcome, answer.seen_at))
+            results.append(DialBackResult(member, answer.outcome, answer.seen_at))
 
     async with trio.open_nursery() as nursery:
         for member in list(members)[:ASKED]:
             nursery.start_soon(one, member)
-    return verdicts
+    return results

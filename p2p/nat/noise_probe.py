@@ -1,8 +1,7 @@
-"""Who listens at an address? A new connection, and only so much of libp2p's handshake that the listener has proved its key.
+"""Partial Noise handshake that learns the listener's peer id, over a new connection.
 
-For the question whether a node can be reached, which an engine cannot answer for a peer that it is connected to, and for a look at
-bootstrap addresses without an engine. We say nothing of ourselves: in Noise XX the responder is the first to prove who it is, and
-there we hang up. No more than 120 bytes go out, the same to whoever is there.
+For dial-backs, as an engine makes no second connection to a peer, and to check bootstrap addresses without an engine. We reveal nothing
+of ourselves: in Noise XX the responder proves its key first, and then we hang up. At most 120 bytes are sent, the same to every listener.
 
 Noise XX with libp2p's payload: noiseprotocol.org/noise.html (revision 34), github.com/libp2p/specs, noise. The protocol is chosen by
 multistream-select 1.0: github.com/multiformats/multistream-select.
@@ -33,7 +32,7 @@ _MAX_MESSAGE = 4096  # bytes of the listener's answer
 
 
 class Silent(Exception):
-    """Nobody answers there: the message says how. `refused`: a machine is there, and nothing listens on that port."""
+    """No answer; the message says why. refused: the machine is there, but nothing listens on that port."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -41,11 +40,11 @@ class Silent(Exception):
 
 
 class Stranger(Exception):
-    """Something answers, and it is no libp2p peer with an Ed25519 key."""
+    """Something else than a libp2p peer with an Ed25519 key answers."""
 
 
 class Handshake:
-    """Noise XX from the side that calls, as far as the other's proof. Sans I/O.
+    """The initiator's side of Noise XX, up to the responder's proof. Sans I/O.
 
     secret: 32 fresh random bytes.
     """
@@ -64,7 +63,7 @@ class Handshake:
         return ephemeral
 
     def whose(self, message: bytes) -> PeerId:
-        """<- e, ee, s, es and the payload: the peer whose key vouches for the connection. Raises Stranger."""
+        """<- e, ee, s, es and the payload: the peer that signed the connection's key. Raises Stranger."""
         if len(message) < KEY_BYTES + KEY_BYTES + 2 * _TAG:
             raise Stranger("its handshake is too short")
         try:

@@ -1,4 +1,4 @@
-"""Which peers we know and which of them to dial next. Pure but for `load` and `save`; `now` and the randomness are arguments."""
+"""The address book: known peers, and which of them to dial next. Pure but for `load` and `save`; `now` and `rng` are arguments."""
 
 import itertools
 import logging
@@ -18,10 +18,10 @@ from p2p.types import PeerId
 
 MAX_PEERS = (NEW_BUCKETS + TRIED_BUCKETS) * SIZE  # beside those that the operator named
 ANCHORS = 2
-TRIED_FIRST = 0.95  # how often a peer that we reached before is preferred to one that we only heard of
-TOLD_RATE, TOLD_BURST = 0.1, 40.0  # unknown peers that one peer may tell us of: a second, and at once
-HEARSAY_EVERY = 3600.0  # seconds between two times that hearing of a peer makes it younger
-NEARBY = PeerId("nearby")  # a teller: whoever announces peers on our own network, all together
+TRIED_FIRST = 0.95  # how often a peer that we reached before is preferred to one that others named
+TOLD_RATE, TOLD_BURST = 0.1, 40.0  # unknown peers that one peer may name: a second, and at once
+HEARSAY_EVERY = 3600.0  # seconds between two times that another peer's word renews an entry
+NEARBY = PeerId("nearby")  # the teller of all peers that are announced on our local network
 _CONTESTED = 16
 
 Candidate = tuple[PeerId, list[str]]
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class AddressBook:
-    """At most MAX_PEERS peers, in buckets by network group (`addresstable`).
+    """At most MAX_PEERS peers, in buckets by network group (`p2p.peers.buckets`).
 
     key: 16 or more secret random bytes, for a book without a file; a file brings its own.
     """
@@ -38,11 +38,11 @@ class AddressBook:
     def __init__(self, me: PeerId, key: bytes) -> None:
         self.me = me
         self.changed = False  # since the last `save`
-        self.anchors: Sequence[PeerId] = ()  # whom we were connected to for long: dialled first after a restart
+        self.anchors: Sequence[PeerId] = ()  # peers that we were connected to for long: dialled first after a restart
         self._known: dict[PeerId, Known] = {}
         self._tables = Tables(key)
         self._tellers = TokenBuckets[PeerId](TOLD_RATE, TOLD_BURST)
-        self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()  # in a full bucket of `tried` -> who would have its place
+        self._contested: OrderedDict[PeerId, PeerId] = OrderedDict()  # in a full bucket of `tried` -> which would take its place
         self._last_success = 0.0  # of any dial
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class AddressBook:
         return self._known[peer]
 
     def pin(self, peer: PeerId, endpoint: Endpoint) -> None:
-        """A bootstrap address: from the operator, so it outlives everything."""
+        """A bootstrap address from the operator: never forgotten."""
         if peer != self.me:
             known = self._known.setdefault(peer, Known())
             self._tables.remove(peer)
@@ -63,11 +63,10 @@ class AddressBook:
             self._set(known, [*known.addresses, str(endpoint)])
 
     def add(self, peer: PeerId, addresses: Iterable[str], now: float, *, teller: PeerId | None = None, source: str | None = None) -> None:
-        """Somebody says this peer is at these addresses. Those that nobody could dial are left out, and names: we would look up
-        whatever they want.
+        """Add addresses of a peer. Those that nobody could dial are left out, and DNS names, as others should not choose what we look up.
 
-        teller: who says so, or None where it is the peer itself, over a connection that proves it. source: the network group of
-        the teller's own connection; None counts as the group of the first address.
+        teller: the peer that sent them; None: the peer itself, over a connection that proves it. source: the network group of the
+        teller's own connection; None counts as the group of the first address.
         """
         itself = teller is None or teller == peer
         known = self._known.get(peer)
@@ -89,7 +88,7 @@ class AddressBook:
                 self._set(known, [*known.addresses, *said])
 
     def succeeded(self, peer: PeerId, address: str | None, now: float) -> None:
-        """We are connected. `address`: the one we dialled, or None where the peer dialled us: that proves nothing about addresses."""
+        """We are connected. address: the one we dialled, or None where the peer dialled us, which proves no address."""
         if address is not None:
             self._last_success = now
         known = self._known.get(peer)
@@ -102,7 +101,7 @@ class AddressBook:
             self._set(known, [known.proved, *known.addresses])
 
     def met(self, peer: PeerId, now: float) -> None:
-        """We dialled it and it is of our swarm: from now on it is among those to come back to."""
+        """We dialled it and it is of our swarm: it moves to `tried`."""
         known = self._known.get(peer)
         if known is None:
             return
@@ -111,7 +110,7 @@ class AddressBook:
             return
         full = self._tables.tried(peer, known)
         if full:
-            # Whoever was there first stays, unless it is gone: `feeler` finds that out.
+            # The first one stays, unless it is gone: `feeler` finds out.
             incumbent = min(full, key=lambda one: self._known[one].last_success)
             if not self._known[incumbent].terrible(now):
                 if len(self._contested) < _CONTESTED:
@@ -122,12 +121,12 @@ class AddressBook:
         known.tried = self.changed = True
 
     def failed(self, peer: PeerId, now: float, dialled: Sequence[str] = ()) -> None:
-        """At none of these addresses the peer answered; the others have their turn next."""
+        """The peer answered at none of these addresses; its others are next."""
         known = self._known.get(peer)
         if known is None:
             return
         self._set(known, sorted(known.addresses, key=lambda address: address in dialled))
-        if self._last_success > known.last_failure and now - known.missed > MISS_EVERY:  # otherwise our own network may be gone
+        if self._last_success > known.last_failure and now - known.missed > MISS_EVERY:  # otherwise our own network may be down
             known.misses, known.missed = known.misses + 1, now
         known.last_failure, known.failures = now, known.failures + 1
         newcomer = self._contested.pop(peer, None)
@@ -141,20 +140,20 @@ class AddressBook:
             self.met(newcomer, now)
 
     def lost(self, peer: PeerId, now: float) -> None:
-        """The connection ended: the peer is dialled again soon, for it may be restarting."""
+        """The connection ended: the peer is dialled again soon, as it may be restarting."""
         if peer in self._known:
             known = self._known[peer]
             known.last_success, known.failures, self.changed = now, 0, True
 
     def stranger(self, peer: PeerId, now: float) -> None:
-        """It answered and is not of our swarm: forgotten, unless the operator named it."""
+        """It answered and is not of our swarm: it is forgotten, unless the operator named it."""
         if peer in self._known:
             known = self._known[peer]
             known.last_failure, known.failures = now, max(known.failures, 10)
             self._forget(peer)
 
     def anchor(self, peers: Sequence[PeerId]) -> None:
-        """Those to dial first after a restart; where they are fewer than ANCHORS, the ones before them stay."""
+        """The peers to dial first after a restart. Where they are fewer than ANCHORS, earlier anchors stay."""
         anchors = tuple(dict.fromkeys([*peers, *self.anchors]))[:ANCHORS]
         if anchors != tuple(self.anchors):
             self.anchors, self.changed = anchors, True
@@ -162,13 +161,13 @@ class AddressBook:
     def candidates(
         self, now: float, rng: random.Random, without: Collection[PeerId] = (), avoid: Collection[str] = (), count: int | None = None
     ) -> list[Candidate]:
-        """Peers that are due, at most `count`, each with addresses of one group, best first: a peer that says it is in many groups
-        is drawn as of one of them, and then dialled in that one. No address is of a group in `avoid`.
+        """Peers that are due, at most `count`, best first. Each has addresses of one group: a peer with addresses in many groups is drawn
+        for one of them, and dialled in that one. No address is of a group in `avoid`.
 
-        Anchors first. Then a group is drawn, and a peer of it, until each group had its turn, and again: ten thousand addresses of
-        one group are drawn no more often than one. Those reached before are preferred. Of those only heard of, half are drawn from
-        those that came to us from where they say they are, a quarter by the group of who told us of them, a quarter by their own: a
-        liar has as many groups to tell of as there are.
+        Anchors come first. Then a group is drawn, and a peer of it, until each group had its turn, and again: so ten thousand addresses
+        of one group are drawn no more often than one. Peers that we reached before are preferred. Of the others, half are drawn from
+        those that connected to us from the group they claim, a quarter by the group of the peer that named them, and a quarter by
+        their own group, as a liar can name all groups.
         """
         tried: dict[str, list[PeerId]] = {}
         new: dict[str, list[PeerId]] = {}
@@ -203,11 +202,11 @@ class AddressBook:
         ]
 
     def bootstraps(self, now: float, without: Collection[PeerId] = ()) -> list[Candidate]:
-        """Those that the operator named and that are due."""
+        """The bootstrap peers that are due."""
         return [(peer, list(k.addresses)) for peer, k in self._known.items() if k.pinned and peer not in without and k.due() <= now]
 
     def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
-        """One to dial only to see whether it is there: first whose place another would have, else one that we only heard of."""
+        """A peer to dial only to check that it is there: first one whose place another would take, else one that we never reached."""
         for peer in self._contested:
             if peer not in without and self._known[peer].due() <= now:
                 return peer, list(self._known[peer].addresses)
@@ -263,7 +262,7 @@ class AddressBook:
         self.changed = True
 
     def _forget(self, peer: PeerId) -> None:
-        """All but those that the operator named."""
+        """Bootstrap peers stay."""
         self._tables.remove(peer)
         self._contested.pop(peer, None)
         if not self._known[peer].pinned:
@@ -277,7 +276,7 @@ class AddressBook:
 
 
 def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
-    """Those of a peer's addresses that may lead there from here, likely ones first, at most MAX_ADDRESSES."""
+    """The addresses that we may be able to dial, likely ones first, at most MAX_ADDRESSES."""
     said: dict[str, str] = {}  # with their groups
     for address in itertools.islice(addresses, 4 * MAX_ADDRESSES):
         endpoint = parse_endpoint(address)
@@ -287,7 +286,7 @@ def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:
         return list(said)[:MAX_ADDRESSES]
     if source != LOCAL:
         said = {address: group for address, group in said.items() if group != LOCAL or not only_here(address)}
-    # Where the teller is, we can go; from afar, private networks are hardly ever ours.
+    # We can reach the teller's group. Private networks of a distant peer are hardly ever ours.
     return sorted(said, key=lambda address: (said[address] != source, said[address] == LOCAL))[:MAX_ADDRESSES]
 
 

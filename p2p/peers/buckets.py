@@ -1,10 +1,10 @@
-"""Where the address book keeps what it knows: two tables of buckets, so that whoever floods it reaches a part of it. Pure.
+"""The address book's two tables of buckets, so that a flood of addresses fills only a part of it. Pure.
 
 After Bitcoin Core's address manager (addrman.h), smaller, and stricter, as peer ids cost less than IP addresses. `new` holds peers that
-we only heard of: the teller's network group has NEW_REACH buckets, and each group it tells of is in one of them. `tried` holds peers
-that we dialled ourselves and that were of our swarm: a group has one bucket. No group has more than SHARE places in a bucket; private
-networks, which are one group, have LOCAL_REACH buckets instead. A secret in the hash keeps others from choosing groups and
-peer ids that meet in a bucket of their liking. A full bucket takes nobody in, unless one in it is not worth keeping.
+we never reached: the network group of the peer that named them has NEW_REACH buckets, one of them for each group it names. `tried`
+holds peers that we dialled ourselves and that were of our swarm: a group has one bucket. No group has more than SHARE places in a
+bucket; private networks, which are one group, have LOCAL_REACH buckets instead. A secret in the hash keeps others from choosing groups
+and peer ids that fall into one bucket. A full bucket takes no peer, unless one in it is not worth keeping.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ FRESH_WAIT = 8.0  # the longest wait for a peer that we were connected to in the
 STALE_WAIT = 300.0  # and for the rest
 _FRESH = 600.0
 _DAY = 86_400.0
-HORIZON = 30 * _DAY  # nobody spoke of the peer for so long: it is gone
+HORIZON = 30 * _DAY  # a peer that nobody named for so long is gone
 MISS_EVERY = 3600.0  # seconds: failures closer together are one miss
 _MISSES_NEW, _MISSES_SEEN, _PATIENCE = 3, 10, 7 * _DAY
 
 
 @dataclass(slots=True)
 class Known:
-    """What we know of one peer. Times in seconds since the epoch, 0: never."""
+    """One known peer. Times in seconds since the epoch, 0: never."""
 
     addresses: list[str] = field(default_factory=list)  # best first: the one that worked last
-    pinned: list[str] = field(default_factory=list)  # those of them that the operator gave: never forgotten, nor is the peer
-    proved: str = ""  # the address at which we reached it last
-    source: str = ""  # network group of who told us first
-    itself: bool = False  # who told us was the peer, from the network group that its address is in
+    pinned: list[str] = field(default_factory=list)  # those of them that the operator gave; with any, the peer is never forgotten
+    proved: str = ""  # the address at which we last reached it
+    source: str = ""  # network group of the peer that named it first
+    itself: bool = False  # the peer named itself, from the network group of its address
     heard: float = 0.0
     last_success: float = 0.0  # connected, whoever dialled
     last_failure: float = 0.0
     failures: int = 0  # in a row
-    misses: int = 0  # of them, those while others could be reached: the fault was the peer's
+    misses: int = 0  # failures while other peers could be reached: the fault was the peer's
     missed: float = 0.0  # when the last of them was
     tried: bool = False  # we dialled it, and it was of our swarm
 
@@ -55,7 +55,7 @@ class Known:
         return self.last_failure + min(FIRST_WAIT * 2.0 ** min(self.failures - 1, 16), FRESH_WAIT if fresh else STALE_WAIT)
 
     def terrible(self, now: float) -> bool:
-        """Not worth its place."""
+        """Whether it is not worth its place."""
         if self.pinned:
             return False
         if now - max(self.heard, self.last_success) > HORIZON:
@@ -66,15 +66,15 @@ class Known:
 
 
 class Tables:
-    """Who is in which bucket: at most NEW_BUCKETS x SIZE peers in one table, TRIED_BUCKETS x SIZE in the other."""
+    """The buckets: at most NEW_BUCKETS x SIZE peers in one table, TRIED_BUCKETS x SIZE in the other."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self._buckets: dict[tuple[str, int], dict[PeerId, str]] = {}  # table and number -> who is in it, and of which group
+        self._buckets: dict[tuple[str, int], dict[PeerId, str]] = {}  # table and number -> peers in it, with their groups
         self._place: dict[PeerId, tuple[str, int]] = {}
 
     def new(self, peer: PeerId, known: Known) -> Sequence[PeerId]:
-        """Take the peer into `new`. Returns nobody, or those of whom one has to go first; then the peer stays where it was."""
+        """Put the peer into `new`. Where the bucket is full, it stays where it was; returns those of which one has to go first."""
         row = self._hash("peer", peer) % LOCAL_REACH if known.group == LOCAL else self._hash("row", known.source, known.group) % NEW_REACH
         return self._put(("new", self._hash("new", known.source, row) % NEW_BUCKETS), peer, known.group)
 

@@ -1,7 +1,7 @@
-"""Which swarms of our name a peer is in, how many members of each it sees, and whether it trains. Asked by a node that hears nobody.
+"""Census: which swarms of our name a peer is in, how many members of each it sees, and whether it trains. Asked by an isolated node.
 
-Question: byte 5 and the swarm's name. Answer: msgpack [1, trains, [[digest, members], …]]; nothing to who asks for another name.
-An answer is one peer's word: it is shown to the operator, and nothing is decided by it.
+Question: byte 5 and the swarm's name. Answer: msgpack [1, trains, [[digest, members], …]]; empty where the question has another name.
+Nothing proves an answer: it is shown to the operator, and nothing is decided by it.
 """
 
 import logging
@@ -58,7 +58,7 @@ def question(name: str) -> bytes:
 
 
 def answered(message: bytes) -> CensusReply | None:
-    """None for what is no such answer, or of a later version."""
+    """None where it is no such answer, or one of a later version."""
     try:
         found = _decoder.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -67,7 +67,7 @@ def answered(message: bytes) -> CensusReply | None:
 
 
 async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[PeerId, CensusReply]:
-    """What up to ASKED of the peers say, asked at the same time. Those that do not know the question, or do not answer, are left out."""
+    """The answers of up to ASKED peers, asked at the same time. Peers that do not know the question, or do not answer, are left out."""
     found: dict[PeerId, CensusReply] = {}
 
     async def one(peer: PeerId) -> None:
@@ -75,7 +75,7 @@ async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[Pee
             try:
                 said = answered(await request(peer, question(name), MAX_ANSWER))
             except Unanswered as error:
-                log.debug("%s does not say whom it sees: %s", peer, error)
+                log.debug("%s does not answer the census: %s", peer, error)
                 return
             if said is not None:
                 found[peer] = said

@@ -1,4 +1,4 @@
-"""The addresses a node listens on: are they free, which ports are they, how do others dial them. For every engine alike."""
+"""Listen addresses: free ports, and the addresses at which others dial them. For all engines."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ def check_listen(listen: Sequence[Endpoint]) -> None:
 def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
     """The same with a free port in place of every 0. Raises PortInUse or CannotListen.
 
-    The ports are free when this returns, and nobody keeps them so: who listens on them does it at once.
+    The ports are free when this returns, but not reserved: listen on them at once.
     """
     with contextlib.ExitStack() as stack:
         return [replace(endpoint, port=stack.enter_context(_bound(endpoint)).getsockname()[1]) for endpoint in listen]

@@ -1,11 +1,11 @@
-"""Finding members on the local network by multicast DNS, as libp2p does it: github.com/libp2p/specs, discovery/mdns.md.
+"""Discovery on the local network by multicast DNS, as libp2p does it: github.com/libp2p/specs, discovery/mdns.md.
 
 A node announces the service `_p2p._udp.local` under a random name, with a TXT record of strings: one `dnsaddr=<multiaddress>` for each of
 its addresses on this network, and a `swarmd=<16 hex digits>` for each of its swarms (a bootstrap node has several). The swarm's name is
 not in it, and no public address.
 
-What is heard is nobody's word: whoever is on the network can say it. So it is only dialled where it names an address on a network that
-this machine is in, and who answers there proves its key.
+Nothing proves an announcement: every machine on the network can send any. So we only dial addresses on networks that this machine is
+in, and the peer that answers proves its key.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 SERVICE = "_p2p._udp.local."
 ADDRESSES = 8  # of one node
-LOOK = 15.0  # seconds between looks at what our addresses are
-CLOSING = 5.0  # seconds that saying goodbye may take
-ANSWER = 3000  # milliseconds for the rest of an announcement of which we heard the name
+CHECK_EVERY = 15.0  # seconds between two checks of our own addresses
+CLOSING = 5.0  # seconds for closing
+ANSWER = 3000  # milliseconds to wait for the rest of an announcement
 _MAX_TEXT = 255  # bytes of one string (RFC 1035, 3.3.14)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def swarm_tag(topic: Topic) -> str:
-    """By which members of one swarm know each other, and which tells nobody else its name."""
+    """A digest by which members of one swarm know each other. It does not reveal the swarm's name."""
     return sha256(b"swarmd mdns:" + topic.swarm_id).hexdigest()[:16]
 
 
@@ -83,15 +83,15 @@ def own_networks() -> dict[str, Network]:
 
 
 class Mdns:
-    """heard: called with each member that announces itself here, and where it says it is."""
+    """heard: called with each member that is announced here, and its addresses."""
 
     def __init__(self, topics: Sequence[Topic], me: PeerId, addresses: Callable[[], Sequence[str]], heard: Heard) -> None:
         self._tags, self._me, self._addresses, self._heard = [*map(swarm_tag, topics)], me, addresses, heard
         self._networks: dict[str, Network] = {}
 
     async def run(self) -> None:
-        """Until cancelled. Without an address that others here could dial, it only waits for one. Where multicast does not work, it says
-        so once and ends: peers are found by other means.
+        """Until cancelled. Without an address that others here could dial, it waits for one. Where multicast does not work, it logs that
+        once and ends: peers are found by other means.
         """
         try:
             while True:
@@ -100,9 +100,9 @@ class Mdns:
                 if own:
                     await self._announce(own)
                 else:
-                    await trio.sleep(LOOK)
-        except Exception as error:  # whatever a library finds wrong with sockets, interfaces and packets; the log hears of it
-            log.warning("no members are looked for on the local network: %s; swarm.mdns = \"off\" ends this message", error or repr(error))
+                    await trio.sleep(CHECK_EVERY)
+        except Exception as error:  # any of the library's, about sockets, interfaces and packets
+            log.warning("members on the local network cannot be found: %s; swarm.mdns = \"off\" ends this message", error or repr(error))
 
     def _announced(self) -> list[str]:
         """Those of our addresses that are this machine's own, on a network."""
@@ -115,7 +115,7 @@ class Mdns:
         open_one = await trio.to_thread.run_sync(self._open, own, token)
         try:
             while own == self._announced() and self._networks == own_networks():
-                await trio.sleep(LOOK)
+                await trio.sleep(CHECK_EVERY)
         finally:
             with trio.CancelScope(deadline=trio.current_time() + CLOSING, shield=True):
                 # The stubs that libp2p brings are older than trio.
@@ -151,14 +151,14 @@ class Mdns:
 
 
 def _listener(noticed: Callable[[bytes], None], token: trio.lowlevel.TrioToken) -> Callable[..., None]:
-    """What zeroconf calls in its own thread."""
+    """The callback for zeroconf, which calls it in its own thread."""
 
     def changed(zeroconf: "zeroconf.Zeroconf", service_type: str, name: str, state_change: "zeroconf.ServiceStateChange") -> None:
         if state_change.name == "Removed":
             return
         try:
             info = zeroconf.get_service_info(service_type, name, ANSWER)
-        except Exception as error:  # a name or a packet that the library stumbles over would end its thread; that node is not heard
+        except Exception as error:  # a bad packet would otherwise end the library's thread
             log.debug("an announcement was not understood: %r", error)
             return
         if info is not None and info.text:

@@ -1,9 +1,9 @@
-"""Whom we dial, and what we keep of those we dialled: the connections that nobody but us chose. Pure; `now` and `rng` are arguments.
+"""Outbound peer selection, against eclipse attacks: which peers to dial, and which of them to keep. Pure; `now`, `rng` are arguments.
 
-Whoever would surround a node can fill the places for those that dial it, and most of what it hears of others. So connections that
-came in count for having company, never for being safe: there are to be GROUPS members of the swarm that we dialled ourselves, each
-in a network group of its own, where so many groups are known (Heilman et al., "Eclipse Attacks on Bitcoin's Peer-to-Peer Network",
-USENIX Security 2015, and the counter-measures of Bitcoin Core).
+An attacker that would surround a node can fill its inbound places, and most of what it learns of other peers. So inbound connections
+count as company, but not for safety: a node wants GROUPS members of the swarm that it dialled itself, each in a network group of its
+own, where so many groups are known (Heilman et al., "Eclipse Attacks on Bitcoin's Peer-to-Peer Network", USENIX Security 2015, and the
+counter-measures of Bitcoin Core).
 """
 
 import random
@@ -14,19 +14,19 @@ from p2p.netgroup import group_of
 from p2p.peers.addressbook import ANCHORS, AddressBook, Candidate
 from p2p.types import PeerId
 
-TARGET = 8  # members of the swarm to be connected to, whoever dialled
+TARGET = 8  # members of the swarm to be connected to, inbound ones included
 GROUPS = 10  # network groups to have dialled a member in
-OUTBOUND = 20  # at most, those included that turn out to be of no use
+OUTBOUND = 20  # connections at most, those to strangers included
 DIALS = 4  # at once
 LASTED = 300.0  # seconds after which a connection makes an anchor
-STRANGER = 30.0  # seconds in which a peer that we dialled is to show that it is of our swarm
+STRANGER = 30.0  # seconds in which a dialled peer has to show that it is of our swarm
 ALONE = 10.0  # seconds without a member before bootstrap addresses are asked again
 FEEL_EVERY = 60.0  # seconds
 
 
 @dataclass(slots=True)
 class Link:
-    """A connection that we made."""
+    """A connection that we dialled."""
 
     group: str  # of the address that answered
     since: float
@@ -41,11 +41,11 @@ class Outbound:
         self._feelers: set[PeerId] = set()
         self._anchors: list[PeerId] = []
         self._book = book
-        self._company = now  # when there was a member last
+        self._company = now  # when a member was last connected
         self._felt = now
 
     def choose(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[Candidate]:
-        """Whom to dial now; each is `dialling` until `reached` or `missed`."""
+        """The peers to dial now; each is in `dialling` until `reached` or `missed`."""
         self._company = now if members else self._company
         free = min(DIALS - len(self.dialling), OUTBOUND - len(self.links) - len(self.dialling))
         taken = {group for addresses in self.dialling.values() for address in addresses if (group := group_of(address))}
@@ -69,7 +69,7 @@ class Outbound:
         return chosen
 
     def feeler(self, connected: Collection[PeerId], now: float, rng: random.Random) -> Candidate | None:
-        """One to dial only to see whether it is there, now and then, when nobody else is dialled."""
+        """Now and then, while no other peer is dialled: a peer to dial only to check that it is there."""
         if self.dialling or now - self._felt < FEEL_EVERY or len(self.links) >= OUTBOUND:
             return None
         self._felt = now
@@ -92,13 +92,13 @@ class Outbound:
         self._feelers.discard(peer)
 
     def crossed(self, peer: PeerId) -> None:
-        """The peer dialled us while we dialled it: there is a connection, and it says nothing about the address."""
+        """The peer dialled us while we dialled it: there is a connection, which proves no address."""
         self.dialling.pop(peer, None)
         self._feelers.discard(peer)
 
     def prune(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[PeerId]:
-        """Take note of who is connected and who of them is of our swarm. Returns those to hang up on: whom we dialled for nothing, and
-        feelers that did their work.
+        """Note which peers are connected, and which of them are of our swarm. Returns those to hang up on: strangers, and feelers that did
+        their work.
         """
         for peer in [peer for peer in self.links if peer not in connected]:
             del self.links[peer]
@@ -116,8 +116,7 @@ class Outbound:
         return over
 
     def _anchor(self, members: Collection[PeerId], now: float, rng: random.Random) -> None:
-        """Drawn anew in each life of the process from those that lasted: were it the oldest, whoever was an anchor once would stay one
-        for good.
+        """Draw anchors anew in each run, from the connections that lasted: with the oldest ones, an anchor would stay one forever.
         """
         lasted = [peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED]
         self._anchors = [peer for peer in self._anchors if peer in lasted]

@@ -1,7 +1,7 @@
-"""Connections for a purpose: enough into each shard that we are in, and those made to ask somebody. Pure; `now` and `rng` are arguments.
+"""Connections into our shards, and connections made for one question. Pure; `now` and `rng` are arguments.
 
-`p2p.peers.outbound` cares for the swarm as a whole. Of a large swarm few members are in our shards, so those are looked for and dialled in
-addition, and hung up on when we leave the shard.
+`p2p.peers.outbound` selects peers of the whole swarm. In a large swarm few of those are in our shards. So members of our shards are
+searched in the DHT and dialled in addition, until we leave the shard.
 """
 
 import random
@@ -14,10 +14,10 @@ NEIGHBOURS = 4  # connected members of a shard to have, where there are so many
 EXTRA = 6  # connections made for one shard at most
 DIALS = 3  # at once
 TOLD = 64  # peers that are remembered to be in a shard
-UNMET = 10.0  # seconds in which a peer that we dialled is to show that it is in the shard
+UNMET = 10.0  # seconds in which a dialled peer has to show that it is in the shard
 AGAIN = 60.0  # seconds between two dials of one peer
-LOOK_FIRST, LOOK_LAST = 2.0, 120.0  # seconds between looks into the DHT for a shard that lacks members; doubling
-SETTLED = 20.0  # seconds in a shard after which we announce ourselves there: who only passes through leaves no record behind
+LOOK_FIRST, LOOK_LAST = 2.0, 120.0  # seconds between two DHT searches for a shard that lacks members; doubling
+SETTLED = 20.0  # seconds in a shard after which we announce ourselves there: a short stay leaves no record
 ANNOUNCE_EVERY = 1800.0  # seconds
 IDLE = 60.0  # seconds without a question after which a connection made to ask is ended
 VISITS = 32  # connections made to ask somebody, at most
@@ -31,7 +31,7 @@ class _Made:
 
 @dataclass(slots=True)
 class _Search:
-    look: float  # when to look again
+    look: float  # when to search again
     announce: float  # when to announce ourselves
     wait: float = LOOK_FIRST
 
@@ -44,11 +44,11 @@ class ShardPeers:
         self._dialling: dict[PeerId, int] = {}
 
     def __contains__(self, peer: PeerId) -> bool:
-        """Whether we are connected to it for a shard's sake, or about to be."""
+        """Whether we are connected to it for a shard, or dial it for one."""
         return peer in self._made or peer in self._dialling
 
     def add(self, shard: int, peers: Iterable[PeerId]) -> None:
-        """Somebody says that these are in the shard. The newest are remembered."""
+        """These peers may be in the shard. The newest are remembered."""
         known = self._told.setdefault(shard, {})
         for peer in peers:
             known[peer] = known.pop(peer, 0.0)
@@ -56,7 +56,7 @@ class ShardPeers:
             del known[next(iter(known))]
 
     def searches_due(self, inside: Mapping[int, Collection[PeerId]], now: float) -> list[tuple[int, bool, bool]]:
-        """What to ask the DHT now: (shard, whether to look who is in it, whether to announce ourselves)."""
+        """The DHT requests that are due: (shard, whether to search its members, whether to announce ourselves)."""
         self._searches = {shard: self._searches.get(shard) or _Search(now, now + SETTLED) for shard in inside}
         found = []
         for shard, search in self._searches.items():
@@ -73,7 +73,7 @@ class ShardPeers:
     def choose(
         self, inside: Mapping[int, Collection[PeerId]], connected: Collection[PeerId], now: float, rng: random.Random
     ) -> list[PeerId]:
-        """Whom to dial now; each is being dialled until `reached` or `missed`. inside: the connected peers of each shard we are in."""
+        """The peers to dial now; each is being dialled until `reached` or `missed`. inside: the connected peers of each of our shards."""
         chosen: list[PeerId] = []
         for shard, there in inside.items():
             coming = sum(other == shard for other in self._dialling.values())
@@ -96,7 +96,7 @@ class ShardPeers:
         self._dialling.pop(peer, None)
 
     def prune(self, inside: Mapping[int, Collection[PeerId]], connected: Collection[PeerId], now: float) -> list[PeerId]:
-        """Take note of who is where. Returns those to hang up on: dialled for a shard that we left, or that they are not in."""
+        """Note which peers are in which shard. Returns those to hang up on: dialled for a shard that we left, or that they are not in."""
         for shard in [shard for shard in self._told if shard not in inside]:
             del self._told[shard]
         for peer in [peer for peer in self._made if peer not in connected]:
@@ -113,13 +113,13 @@ class ShardPeers:
 
 
 class RequestConnections:
-    """Connections made to ask somebody, and when they were used last."""
+    """Connections made for a question, and when they were used last."""
 
     def __init__(self) -> None:
         self._used: dict[PeerId, float] = {}
 
     def begin(self, peer: PeerId, now: float) -> None:
-        """We dialled it to ask it."""
+        """We dialled it for a question."""
         self._used[peer] = now
 
     def used(self, peer: PeerId, now: float) -> None:
@@ -127,7 +127,7 @@ class RequestConnections:
             self._used[peer] = now
 
     def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
-        """Those to hang up on: not used for a while, or more than we keep."""
+        """Those to hang up on: idle, or more than we keep."""
         self._used = {peer: at for peer, at in sorted(self._used.items(), key=lambda item: item[1]) if peer in connected}
         idle = [peer for n, (peer, at) in enumerate(self._used.items()) if now - at > IDLE or n < len(self._used) - VISITS]
         for peer in idle:

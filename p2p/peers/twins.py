@@ -1,16 +1,16 @@
-"""Two nodes with one key: each finds out about the other through the members that both are connected to. Sans I/O.
+"""Detects another node with our key, through the members that both are connected to. Sans I/O.
 
-Two peers with one id cannot be connected to each other, and GossipSub hands nobody messages of its own id. So each node leaves a signed
-card with some of its neighbours now and then (question: byte 6 and the card) and is given the card that another session under the same
-key left there within the last half minute, if there is one.
+Two peers with one id cannot be connected to each other, and GossipSub does not deliver messages of the own id. So each node leaves a
+signed card with some of its neighbours now and then (question: byte 6 and the card). The answer is the card that another session under
+the same key left there within the last half minute, if there is one.
 
     card: msgpack [1, session, started in ms, nonce, echo, signature over what is before it]
 
 A session has a random name, and a nonce that is drawn anew every minute. Its cards echo the newest nonce of another session that it was
-shown. A card of ours that echoes one of our last two nonces proves that another session with our key lived within the last two minutes:
-nobody without the key can make one, and the card of an earlier life, or one that is kept and shown later, echoes no such nonce. No clock
-is trusted. Of the two, the one whose card names the later start (then the larger session) is to stay away: both come to the same result,
-even where a clock is wrong.
+shown. A card under our key that echoes one of our last two nonces proves that another session with our key ran within the last two
+minutes: nobody without the key can make one, and a card from before a restart, or one that is kept and shown later, echoes no such
+nonce. No clock is trusted. The session whose card names the later start (then the larger session) has to leave: both come to the same
+result, even where a clock is wrong.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ RENEW = 60.0  # seconds for which a nonce is ours; it is accepted for as long ag
 KEPT = 25.0  # seconds for which a card left with us is shown
 PEERS = 1024  # whose cards we keep
 SESSIONS = 2  # of each
-FRESH = 90.0  # seconds after its last proof for which a twin counts as there, unless we see that it is gone
+FRESH = 90.0  # seconds after the last proof for which a twin counts as running, unless we see that it is gone
 ASKED = 4  # peers
 DOMAIN = b"swarmd session v1"
 
@@ -55,7 +55,7 @@ _decoder = msgspec.msgpack.Decoder(TwinCard)
 
 
 def decoded(message: bytes) -> TwinCard | None:
-    """None for what is no card, or of a later version. The signature is not looked at."""
+    """None where it is no card, or one of a later version. The signature is not checked."""
     if len(message) > MAX_CARD:
         return None
     try:
@@ -69,11 +69,11 @@ def decoded(message: bytes) -> TwinCard | None:
 class Twin:
     """Another session with our key."""
 
-    later: bool  # ours is the one that started later, and is to stay away
+    later: bool  # ours started later, and has to leave
 
 
 class TwinSession:
-    """Ours: makes our cards, and looks at what we are shown."""
+    """Our session: makes our cards, and checks those that we are shown."""
 
     def __init__(self, identity: Identity, started: float, random_bytes: Callable[[int], bytes]) -> None:
         self._identity, self._started, self._random = identity, int(started * 1000), random_bytes
@@ -92,7 +92,7 @@ class TwinSession:
         return PeerRequest.TWINS.message(_encoder.encode(msgspec.structs.replace(card, signature=signature)))
 
     def answered(self, message: bytes, now: float) -> bool:
-        """What a member showed us. True: our next card says more than the last one did, so it should not wait."""
+        """A member showed us this card. True: our next card is a new one, so it should be sent at once."""
         card = decoded(message)
         if card is None or card.session == self._session:
             return False
@@ -104,24 +104,24 @@ class TwinSession:
         return news
 
     def shown_nothing(self) -> None:
-        """By any member. Whoever is to stay away is back for this look alone; while it was away, nothing disturbed the other's cards."""
+        """No member showed us a card. A session that had left is back for this check alone, so the other one has ended."""
         if self._other is not None and (self._started, self._session) > self._other:
             self._other = None
 
     def twin(self, now: float) -> Twin | None:
-        """The other session, where one was proved lately."""
+        """The other session, where one was proved in the last FRESH seconds."""
         if self._other is None or not 0 <= now - self._proved_at < FRESH:
             return None
         return Twin(later=(self._started, self._session) > self._other)
 
     def whom(self, members: Collection[PeerId]) -> Sequence[PeerId]:
-        """Which connected peers to leave our card with: chosen by key, so that two with one key choose alike."""
+        """The connected peers to leave our card with: chosen by key, so that two nodes with one key choose alike."""
         me = self._identity.peer_id
         return sorted(members, key=lambda peer: sha256(f"{me} {peer}".encode()).digest())[:ASKED]
 
 
 class TwinCards:
-    """Those that others left with us. Answers the question."""
+    """The cards that others left with us. Answers the question."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
