@@ -4,10 +4,12 @@ import random
 import re
 import tomllib
 from pathlib import Path
+from typing import Literal, get_args
 
 import pytest
 
 from swarmd.config.config import NodeConfig
+from swarmd.config.messages import kind_of
 from swarmd.config.sources import flatten, keys, load, resolve, variables
 from swarmd.errors import ConfigError
 
@@ -52,30 +54,14 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
 
 
 def test_every_key_can_be_set_by_a_variable() -> None:
-    values = {"float": "0.25", "int": "7", "tuple": f"/ip4/127.0.0.1/tcp/7/p2p/{PEER}", "url": "https://judge.example/"}
-    others = {"model.device": "cpu", "model.dtype": "float32", "model.lora": "off", "swarm.engine": "none", "swarm.curriculum": "tiny-9"}
-    others |= {"swarm.mdns": "off"}
-    others |= {
-        "judge.url": "https://judge.example/",
-        "generate.engine_url": "http://127.0.0.1:8000",
-        "train.importance_cap": "2",
-        "swarm.bootstrap": values["tuple"],
-        "swarm.listen": "/ip4/127.0.0.1/tcp/7",
-        "seed": "9",
-        "train.loss": "asymre",
-        "train.schedule": "cosine",
-        "train.optimizer": "adamw8bit",
-        "train.precision": "stochastic",
-        "train.loss_mean": "sequence",
-        "replay.mode": "on",
-        "gate.mode": "off",
-        "gate.margin": "2",
-        "workers.apart": "on",
-        "replay.strategy": "never_used_first",
-    }
+    texts = {"swarm.listen": "/ip4/127.0.0.1/tcp/7", "swarm.bootstrap": f"/ip4/127.0.0.1/tcp/7/p2p/{PEER}", "gate.margin": "2"}
+    texts |= {"judge.url": "https://judge.example/", "generate.engine_url": "http://127.0.0.1:8000"}
+    texts |= {"seed": "9", "train.importance_cap": "2"}
+    values = {int: "7", float: "0.25"}
     for key, default in flatten(NodeConfig()).items():
-        text = others.get(key) or values.get(type(default).__name__, "some-text")
-        config = load(None, {f"SWARMD_{key.replace('.', '_').upper()}": text}, {})
+        kind = kind_of(keys()[key])
+        other = next((choice for choice in get_args(keys()[key].annotation) if choice != default), "") if kind is Literal else "some-text"
+        config = load(None, {f"SWARMD_{key.replace('.', '_').upper()}": texts.get(key) or values.get(kind, other)}, {})
         assert flatten(config)[key] != default, key
     assert variables()["SWARMD_MODEL"] == variables()["SWARMD_MODEL_NAME"] == "model.name"
 
@@ -162,17 +148,10 @@ def test_each_mistake_says_where_and_what(tmp_path: Path, text: str | bytes, sai
     assert told.startswith(str(tmp_path / "node.toml"))
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}",
-        f"/ip6/2001:db8::1/tcp/65535/p2p/{PEER}",
-        f"/dns/a-b.example/tcp/1/p2p/{PEER}",
-        f"/dns4/node_1/tcp/1/p2p/{PEER}",
-    ],
-)
-def test_good_bootstrap_addresses_pass(address: str) -> None:
-    assert load(None, {}, {"bootstrap": [address]}).swarm.bootstrap == (address,)
+def test_good_bootstrap_addresses_pass() -> None:
+    hosts = ("ip4/1.2.3.4/tcp/1", "ip6/2001:db8::1/tcp/65535", "dns/a-b.example/tcp/1", "dns4/node_1/tcp/1")
+    addresses = tuple(f"/{host}/p2p/{PEER}" for host in hosts)
+    assert load(None, {}, {"bootstrap": list(addresses)}).swarm.bootstrap == addresses
 
 
 def test_files_that_cannot_be_read_are_told_with_a_remedy(tmp_path: Path) -> None:
@@ -198,32 +177,23 @@ def test_a_file_of_nothing_but_mistakes_is_told_in_a_page(tmp_path: Path) -> Non
     assert told[-1] == "… and 4960 mistakes more"
 
 
+STRAY = ["\x00", "\x07", "\x1b", "\u202e", "\n", '"', "[", "]", "=", "'" * 3, "nan", "-1", "{a = 1}", "[[1]]", "Q"]
+STRAY += ["\n[modle]\n", "\n[swarm.x]\n", "\n[]\n"]
+
+
 def _break(text: str, rng: random.Random) -> str:
-    """One of the things that go wrong when people edit a file, or a disk does."""
+    """What happens when people edit a file, or a disk fails: letters lost or strays put in, lines twice or in capitals, the end cut off."""
     lines = text.splitlines()
     at = rng.choice([number for number, line in enumerate(lines) if line and not line.startswith("#")])
-    name, _, rest = lines[at].partition(" = ")
-    match rng.randrange(9):
-        case 0:  # a typing mistake in a key
-            cut = rng.randrange(len(name))
-            lines[at] = f"{name[:cut]}{rng.choice('qxz_')}{name[cut + 1 :]} = {rest or 1}"
-        case 1:  # a value of another type
-            lines[at] = f"{name} = {rng.choice(['1979-05-27', '{a = 1}', '[[1]]', 'nan', '-1', '1e400', '[-1]'])}"
-        case 2:  # a quote, bracket or equals sign lost
-            lines[at] = re.sub(r"""["\[\]=]""", "", lines[at], count=1)
-        case 3:  # a key twice
-            lines.insert(at, lines[at])
-        case 4:  # a section of another name
-            lines.insert(rng.randrange(len(lines)), f"[{rng.choice(['modle', 'rounds', 'a.b', 'swarm.x', '', 'judge'])}]")
-        case 5:  # a stray control character
-            lines[at] = lines[at][: (cut := rng.randrange(len(lines[at]) + 1))] + rng.choice("\x00\x07\x1b\x7f\u202e") + lines[at][cut:]
-        case 6:  # cut off in the middle
-            return "\n".join(lines[:at]) + "\n" + name + rng.choice([" =", "", " = [", ' = "', " = '''"])
-        case 7:  # two lines run together
-            lines[at] = f"{lines[at].partition('#')[0]} {rest or name} = 1"
-        case _:  # shouted
-            lines[at] = lines[at].upper()
-    return "\n".join(lines) + "\n"
+    column = rng.randrange(len(lines[at]) + 1)
+    changed = (
+        lines[at][:column] + lines[at][column + rng.randint(1, 3) :],
+        lines[at][:column] + rng.choice(STRAY) + lines[at][column:],
+        lines[at] + "\n" + lines[at],
+        lines[at].upper(),
+    )
+    lines[at] = rng.choice(changed)
+    return "\n".join(lines[: rng.choice([at + 1, len(lines), len(lines)])]) + "\n"
 
 
 def test_five_hundred_broken_files_each_say_key_or_line_and_file(tmp_path: Path) -> None:
