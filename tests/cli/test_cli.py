@@ -9,16 +9,18 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import trio
 import trio.testing
+import typer
 
 from p2p.identity import Identity
-from swarmd.cli.app import main
+from swarmd.cli.app import app, main
 from swarmd.cli.tasks import MAX_LINE
 from swarmd.daemon.control import serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
@@ -59,42 +61,32 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return run
 
 
+ANSWERS = {"status": document(), "peers": PEERS, "pause": {"schema": 1, "paused": True}, "resume": {"schema": 1, "paused": False}}
+
+
 @contextlib.contextmanager
 def node(state_dir: Path) -> Iterator[list[str]]:
     """The control API of a node, over a real socket, in a thread; what it was told."""
     told: list[str] = []
-    ready = threading.Event()
-    stopping: list[Callable[[], None]] = []
+    ready, halt = threading.Event(), trio.Event()
 
-    async def tell(name: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def answer(name: str, _: Mapping[str, Any]) -> Mapping[str, Any]:
         told.append(name)
-        return answer
-
-    async def stop(_: Mapping[str, Any]) -> Mapping[str, Any]:
-        told.append("stop")
-        stopping[0]()
-        return {"schema": 1, "stopping": True}
+        if name == "stop":
+            halt.set()
+        return ANSWERS.get(name, {"schema": 1, "stopping": True})
 
     async def live() -> None:
         with StateFolder.open(state_dir) as state:
             async with trio.open_nursery() as nursery:
-                halt = trio.Event()
-                stopping.append(halt.set)
-                handlers = {
-                    "status": lambda _: tell("status", document()),
-                    "peers": lambda _: tell("peers", PEERS),
-                    "pause": lambda _: tell("pause", {"schema": 1, "paused": True}),
-                    "resume": lambda _: tell("resume", {"schema": 1, "paused": False}),
-                    "stop": stop,
-                }
-                await nursery.start(lambda task_status: serve(state.path, handlers, task_status=task_status))
-                token = trio.lowlevel.current_trio_token()
-                stopping.append(lambda: trio.from_thread.run_sync(halt.set, trio_token=token))
+                await nursery.start(partial(serve, state.path, {name: partial(answer, name) for name in [*ANSWERS, "stop"]}))
+                tokens.append(trio.lowlevel.current_trio_token())
                 ready.set()
                 await halt.wait()
                 await trio.testing.wait_all_tasks_blocked(0.01)  # the answer to `stop` is on its way
                 nursery.cancel_scope.cancel()
 
+    tokens: list[trio.lowlevel.TrioToken] = []
     thread = threading.Thread(target=trio.run, args=(live,))
     thread.start()
     assert ready.wait(10)
@@ -102,7 +94,7 @@ def node(state_dir: Path) -> Iterator[list[str]]:
         yield told
     finally:
         with contextlib.suppress(trio.RunFinishedError):
-            stopping[1]()
+            trio.from_thread.run_sync(halt.set, trio_token=tokens[0])
         thread.join(10)
 
 
@@ -154,26 +146,12 @@ def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
     assert [json.loads(line)["schema"] for line in said.out.splitlines()] == [1]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["join", "--local", "-1"],
-        ["join", "--local", "many"],
-        ["join", "--device", "gpu"],
-        ["join", "--bootstrap", "localhost:4001"],
-        ["join", "--judge", "judge.example"],
-        ["join", "--config", "absent.toml"],
-        ["join", "--nonsense"],
-        ["dance"],
-        ["task", "show", "bf"],
-        ["task", "show", "bff", "1"],
-        ["task", "show", "bf", "-1"],
-        ["task", "show", "bf", "2147483648"],
-        ["task", "list", "--curriculum", "x"],
-        ["identity", "show"],
-        ["demo", "--nodes", "0"],
-    ],
-)
+WRONG = """join --local -1|join --local many|join --device gpu|join --bootstrap localhost:4001|join --judge judge.example
+    |join --config absent.toml|join --nonsense|dance|task show bf|task show bff 1|task show bf -1|task show bf 2147483648
+    |task list --curriculum x|identity show|demo --nodes 0|plan replay --alpha 0.5"""
+
+
+@pytest.mark.parametrize("arguments", [line.split() for line in WRONG.split("|")], ids=" ".join)
 def test_wrong_usage_is_exit_code_2_without_a_traceback(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     said = run(*arguments)
     assert (said.code, said.out) == (2, "")
@@ -246,25 +224,15 @@ def test_tasks_are_listed_and_shown(run: Run) -> None:
 @pytest.mark.net
 def test_completions_are_scored_one_line_each(run: Run) -> None:
     answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
-    lines = [{"text": f"<answer>{answer}</answer>", "ended": True}, {"text": "<answer>x</answer>", "ended": False}, {"text": "none"}]
-    said = run("task", "score", "bf", "3", "--curriculum", "tiny-9", stdin="\n\n".join(map(json.dumps, lines)) + "\n")
-    assert said.code == 0
-    assert [json.loads(line) for line in said.out.splitlines()] == [
-        {"reward": 1.0, "reason": "correct"},
-        {"reward": 0.0, "reason": "wrong"},
-        {"reward": 0.0, "reason": "no answer"},
-    ]
-
-
-@pytest.mark.net
-def test_an_over_long_completion_earns_0_and_the_next_is_scored(run: Run) -> None:
-    answer = json.loads(run("task", "show", "bf", "3", "--curriculum", "tiny-9", "--json").out)["answer"]
     right = f"<answer>{answer}</answer>"
     longest = "\U0001f9ab" * (LONGEST_COMPLETION - len(right)) + right  # a line of 1.5 MiB: twelve characters each
-    lines = [{"text": longest}, {"text": "x" + longest}, {"text": "x" * (MAX_LINE - 11)}, {"text": "x" * 3 * MAX_LINE}, {"text": right}]
-    said = run("task", "score", "bf", "3", "--curriculum", "tiny-9", stdin="\n".join(map(json.dumps, lines)))
+    texts = {"correct": [right, longest], "wrong": ["<answer>x</answer>"], "no answer": ["none"]}
+    texts |= {"too long": ["x" + longest, "x" * (MAX_LINE - 11), "x" * 3 * MAX_LINE], "correct again": [right]}
+    lines = [json.dumps({"text": text, "ended": False}) for some in texts.values() for text in some]
+    said = run("task", "score", "bf", "3", "--curriculum", "tiny-9", stdin="\n\n".join(lines) + "\n")
     assert said.code == 0
-    assert [json.loads(line)["reason"] for line in said.out.splitlines()] == ["correct", "too long", "too long", "too long", "correct"]
+    wanted = [reason.removesuffix(" again") for reason, some in texts.items() for _ in some]
+    assert [json.loads(line) for line in said.out.splitlines()] == [{"reward": float(why == "correct"), "reason": why} for why in wanted]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"text": 3}', "{}", '{"text": "x", "ended": "yes"}', "[" * 50_000])
@@ -286,23 +254,19 @@ def test_help_and_version_import_nothing_heavy() -> None:
 
 
 def test_the_version_as_an_option(run: Run) -> None:
-    said = run("--version")
-    assert said.code == 0
-    assert said.out.splitlines() == [f"swarmd {json.loads(run('version', '--json').out)['versions']['swarmd']}"]
+    version = json.loads(run("version", "--json").out)["versions"]["swarmd"]
+    assert run("--version") == Said(0, f"swarmd {version}\n", "")
 
 
-def test_every_command_has_help_with_an_example(run: Run) -> None:
-    groups = {
-        "": "join status peers pause resume stop demo version",
-        "config": "check show path",
-        "identity": "show backup",
-        "task": "list show score",
-    }
-    for group, commands in groups.items():
-        for command in commands.split():
-            said = run(*filter(None, (group, command)), "--help")
-            assert said.code == 0
-            assert "Example: " in said.out, command
+def commands(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield from commands(command, *names, name) if hasattr(command, "commands") else [(*names, name)]
+
+
+@pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=" ".join)
+def test_every_command_has_help_with_an_example(run: Run, command: Sequence[str]) -> None:
+    said = run(*command, "--help")
+    assert said.code == 0 and "Example: " in said.out
 
 
 @pytest.mark.net

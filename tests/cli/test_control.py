@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import socket
 import stat
@@ -20,24 +21,20 @@ from swarmd.state.folder import StateFolder
 pytestmark = pytest.mark.net
 
 
-async def _echo(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+async def _answer(arguments: Mapping[str, Any], error: Exception | None = None, seconds: float = 0.0) -> Mapping[str, Any]:
+    await trio.sleep(seconds)
+    if error is not None:
+        raise error
     return {"schema": 1, "got": dict(arguments)}
 
 
-async def _refuse(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    raise Unreachable("The trainer is gone. Wait.")
-
-
-async def _broken(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    raise ZeroDivisionError
-
-
-async def _silent(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    await trio.sleep_forever()
-    raise AssertionError
-
-
-HANDLERS = {"status": _echo, "pause": _refuse, "peers": _broken, "stop": _silent}
+HANDLERS = {
+    "status": _answer,
+    "pause": partial(_answer, error=Unreachable("The trainer is gone. Wait.")),
+    "peers": partial(_answer, error=ZeroDivisionError()),
+    "stop": partial(_answer, seconds=math.inf),
+    "large": lambda _: _answer({"x": "x" * MAX_REPLY}),
+}
 
 
 @contextlib.asynccontextmanager
@@ -53,102 +50,76 @@ async def ask(state_dir: Path, operation: str, **arguments: Any) -> dict[str, An
     return await trio.to_thread.run_sync(lambda: call(state_dir, operation, **arguments))
 
 
-def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) -> None:
+@pytest.mark.trio
+async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) -> None:
     state_dir = tmp_path / ("very-long-name" * 8) / "state"  # deeper than a socket's path may be
-
-    async def scenario() -> None:
-        async with running(state_dir) as path:
-            assert await ask(state_dir, "status", a=[1]) == {"schema": 1, "got": {"a": [1]}}
-            assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
-            document = json.loads((state_dir / "run.json").read_text())
-            assert (document["pid"], document["socket"]) == (os.getpid(), path)
-        assert not Path(path).parent.exists()
-        assert not (state_dir / "run.json").exists()
-        with pytest.raises(NotRunning, match="swarmd join"):
-            await ask(state_dir, "status")
-
-    trio.run(scenario)
+    async with running(state_dir) as path:
+        assert await ask(state_dir, "status", a=[1]) == {"schema": 1, "got": {"a": [1]}}
+        assert stat.S_IMODE(Path(path).parent.stat().st_mode) == 0o700
+        document = json.loads((state_dir / "run.json").read_text())
+        assert (document["pid"], document["socket"]) == (os.getpid(), path)
+    assert not Path(path).parent.exists()
+    assert not (state_dir / "run.json").exists()
+    with pytest.raises(NotRunning, match="swarmd join"):
+        await ask(state_dir, "status")
 
 
-def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.trio
+async def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
-
-    async def scenario() -> None:
-        async with running(tmp_path):
-            assert (await ask(tmp_path, "status"))["schema"] == 1
-
-    trio.run(scenario)
+    async with running(tmp_path):
+        assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path):
-            with pytest.raises(SwarmdError, match="The trainer is gone") as refused:
-                await ask(tmp_path, "pause")
-            assert refused.value.exit_code == 4
-            with pytest.raises(SwarmdError, match="its log says why"):
-                await ask(tmp_path, "peers")
-            with pytest.raises(SwarmdError, match="knows no operation 'dance'"):
-                await ask(tmp_path, "dance")
-            with pytest.raises(Unreachable, match="did not answer"):
-                await ask(tmp_path, "stop", timeout=0.1)
-            assert await ask(tmp_path, "status") == {"schema": 1, "got": {}}
-
-    trio.run(scenario)
-
-
-def test_an_answer_that_is_too_large_says_so_and_does_not_pass_for_a_node_that_starts(tmp_path: Path) -> None:
-    async def everything(_arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {"schema": 1, "peers": "x" * MAX_REPLY}
-
-    async def scenario() -> None:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(serve, tmp_path, {"peers": everything}))
-            with pytest.raises(SwarmdError, match=f"over the {MAX_REPLY} that one may have"):
-                await ask(tmp_path, "peers")
-            nursery.cancel_scope.cancel()
-
-    trio.run(scenario)
+@pytest.mark.trio
+async def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tmp_path: Path) -> None:
+    async with running(tmp_path):
+        with pytest.raises(SwarmdError, match="The trainer is gone") as refused:
+            await ask(tmp_path, "pause")
+        assert refused.value.exit_code == 4
+        with pytest.raises(SwarmdError, match="its log says why"):
+            await ask(tmp_path, "peers")
+        with pytest.raises(SwarmdError, match="knows no operation 'dance'"):
+            await ask(tmp_path, "dance")
+        with pytest.raises(Unreachable, match="did not answer"):
+            await ask(tmp_path, "stop", timeout=0.1)
+        with pytest.raises(SwarmdError, match=f"over the {MAX_REPLY} that one may have"):
+            await ask(tmp_path, "large")
+        assert await ask(tmp_path, "status") == {"schema": 1, "got": {}}
 
 
-@pytest.mark.parametrize(
-    "line", [b"\n", b"{}\n", b"[]\n", b"[" * 20_000 + b"\n", b"\xff\xfe\n", b'{"operation":1}\n', b"a" * (MAX_REQUEST + 2)]
-)
-def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path, line: bytes) -> None:
-    def raw(path: str) -> bytes:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5)
-            connection.connect(path)
-            connection.sendall(line)
-            return connection.recv(1000)
-
-    async def scenario() -> None:
-        async with running(tmp_path) as path:
-            assert not json.loads(await trio.to_thread.run_sync(raw, path))["ok"]
-            assert (await ask(tmp_path, "status"))["schema"] == 1
-
-    trio.run(scenario)
+NO_REQUESTS = [b"\n", b"{}\n", b"[]\n", b"[" * 20_000 + b"\n", b"\xff\xfe\n", b'{"operation":1}\n', b"a" * (MAX_REQUEST + 2)]
 
 
-def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with running(tmp_path) as path:
-            held = [await trio.open_unix_socket(path) for _ in range(17)]
+@pytest.mark.trio
+async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
+    async with running(tmp_path) as path:
+        for line in NO_REQUESTS:
             with trio.fail_after(5):
-                assert await held[16].receive_some(1) == b""
-            for stream in held:
-                await stream.aclose()
-            while True:
-                with contextlib.suppress(Unreachable), trio.fail_after(5):
-                    assert (await ask(tmp_path, "status"))["schema"] == 1
-                    break
-
-    trio.run(scenario)
+                async with await trio.open_unix_socket(path) as connection:
+                    await connection.send_all(line)
+                    assert not json.loads(await connection.receive_some(1000))["ok"]
+            assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-def test_what_a_killed_node_left_is_cleared_away_and_means_not_running(tmp_path: Path) -> None:
+@pytest.mark.trio
+async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as path:
+        held = [await trio.open_unix_socket(path) for _ in range(17)]
+        with trio.fail_after(5):
+            assert await held[16].receive_some(1) == b""
+        for stream in held:
+            await stream.aclose()
+        while True:
+            with contextlib.suppress(Unreachable), trio.fail_after(5):
+                assert (await ask(tmp_path, "status"))["schema"] == 1
+                break
+
+
+@pytest.mark.trio
+async def test_what_a_killed_node_left_is_cleared_away_and_means_not_running(tmp_path: Path) -> None:
     left = tmp_path / "swarmd-left"
     left.mkdir()
     with socket.socket(socket.AF_UNIX) as dead:
@@ -156,13 +127,9 @@ def test_what_a_killed_node_left_is_cleared_away_and_means_not_running(tmp_path:
     (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "pid": 1, "socket": str(left / "control")}))
     with pytest.raises(NotRunning):
         call(tmp_path, "status")
-
-    async def scenario() -> None:
-        async with running(tmp_path):
-            assert not left.exists()
-            assert (await ask(tmp_path, "status"))["schema"] == 1
-
-    trio.run(scenario)
+    async with running(tmp_path):
+        assert not left.exists()
+        assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"socket": 3}', '{"socket": "/nowhere"}', "\udcff"])

@@ -53,8 +53,3 @@ def test_measured_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert 0.05 < told["measured"]["mu"] < 50 and told["measured"]["low"] <= told["measured"]["mu"] <= told["measured"]["high"]
     assert told["pays"] == (told["measured"]["mu"] >= told["pays_from"])
-
-
-def test_a_wrong_assumption_is_refused_at_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "replay", "--alpha", "0.5"]) == 2
-    assert "alpha" in capsys.readouterr().err
