@@ -87,8 +87,11 @@ def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None
 
 @pytest.mark.net
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) -> None:  # noqa: F811
     with bootstrap(tmp_path / "boot") as (process, said):
+        listen = said["addresses"][0]["address"].split("/p2p/")[0]
+        taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
+        assert taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
         process.send_signal(number)
         assert process.wait(20) == code
         assert not (tmp_path / "boot" / "run.json").exists()
@@ -108,14 +111,6 @@ def test_it_is_up_within_two_seconds_and_never_loads_torch(tmp_path: Path) -> No
         assert "libtorch" not in maps and "reasoning_gym" not in maps
 
 
-@pytest.mark.net
-def test_its_port_is_taken(tmp_path: Path, run: Run) -> None:  # noqa: F811
-    with bootstrap(tmp_path / "boot") as (_, said):
-        listen = said["addresses"][0]["address"].split("/p2p/")[0]
-        taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
-        assert taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
-
-
 def test_the_unit_starts_what_the_parser_accepts() -> None:
     unit = (ROOT / "packaging" / "swarmd-bootstrap.service").read_text(encoding="utf-8")
     [start] = re.findall(r"^ExecStart=(.*)$", unit, re.M)
@@ -129,32 +124,26 @@ def test_without_a_network_there_is_none(run: Run, tmp_path: Path, monkeypatch: 
     assert said.code == 2 and 'swarm.engine is "none"' in said.err
 
 
-@pytest.mark.parametrize(
-    "address, where",
-    [
-        ("/ip4/127.0.0.1/tcp/4001/p2p/x", "machine"),
-        ("/ip6/fe80::1/tcp/4001/p2p/x", "machine"),
-        ("/ip4/192.168.2.10/tcp/4001/p2p/x", "network"),
-        ("/ip4/100.64.1.1/tcp/4001/p2p/x", "network"),
-        ("/ip6/fd00::2/tcp/4001/p2p/x", "network"),
-        ("/ip4/11.0.0.1/tcp/4001/p2p/x", "internet"),
-        ("/ip6/2600::1/tcp/4001/p2p/x", "internet"),
-    ],
-)
-def test_from_where_an_address_can_be_dialled(address: str, where: str) -> None:
+PLACES = {
+    "/ip4/127.0.0.1": "machine",
+    "/ip6/fe80::1": "machine",
+    "/ip4/192.168.2.10": "network",
+    "/ip4/100.64.1.1": "network",
+    "/ip6/fd00::2": "network",
+    "/ip4/11.0.0.1": "internet",
+    "/ip6/2600::1": "internet",
+}
+TOLD = {  # what the announcement says, and what it does not
+    "machine": ("only this machine can dial it", "router"),
+    "network": ("forward TCP port 4001 of your router", "only this machine"),
+    "internet": ("others join with", "no public address|only this machine"),
+}
+
+
+@pytest.mark.parametrize("host, where", PLACES.items())
+def test_from_where_it_can_be_reached_and_what_people_are_told(host: str, where: str) -> None:
+    address, engine = f"{host}/tcp/4001/p2p/x", Choice("libp2p", "as configured")
     assert place(address) == where
-
-
-@pytest.mark.parametrize(
-    "address, wanted, unwanted",
-    [
-        ("/ip4/11.0.0.1/tcp/4001/p2p/x", "others join with", "no public address|only this machine"),
-        ("/ip4/192.168.2.10/tcp/4001/p2p/x", "forward TCP port 4001 of your router", "only this machine"),
-        ("/ip4/127.0.0.1/tcp/4001/p2p/x", "only this machine can dial it", "router"),
-    ],
-)
-def test_what_people_are_told(address: str, wanted: str, unwanted: str) -> None:
-    engine = Choice("libp2p", "as configured")
     document = {
         "name": "glad-cat",
         "peer_id": "x",
@@ -162,10 +151,9 @@ def test_what_people_are_told(address: str, wanted: str, unwanted: str) -> None:
         "engine": {"name": engine.name, "why": engine.why},
         "relay": relays(engine),
         "judges": ["https://judge.example"],
-        "addresses": [{"address": address, "from": place(address)}],
+        "addresses": [{"address": address, "from": where}],
         "state_dir": "/tmp/boot",
     }
-    text = "\n".join(announcement(document))
+    text, (wanted, unwanted) = "\n".join(announcement(document)), TOLD[where]
     assert wanted in text and not re.search(unwanted, text)
-    assert "tells of judges: https://judge.example" in text
-    assert "does not relay" in text and "--state-dir /tmp/boot" in text
+    assert "tells of judges: https://judge.example" in text and "does not relay" in text and "--state-dir /tmp/boot" in text

@@ -66,13 +66,12 @@ def test_what_cannot_be_a_state_folder_is_refused_with_a_remedy(tmp_path: Path) 
 
 
 def test_an_atomic_write_replaces_the_file_whole_and_leaves_nothing_else(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "run.json", {"pid": 1})
-    write_atomically(tmp_path / "run.json", {"pid": 2})
-    assert (tmp_path / "run.json").read_text() == '{"pid": 2}'
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    for pid in (1, 2):
+        write_atomically(tmp_path / "run.json", {"pid": pid})
+    (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError):
-        (tmp_path / "folder").mkdir()
         write_atomically(tmp_path / "folder", {})
+    assert (tmp_path / "run.json").read_text() == '{"pid": 2}'
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.json"]
 
 

@@ -77,54 +77,47 @@ def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int 
     return capture.get().rstrip("\n").split("\n")
 
 
+PAUSED = document(state="paused", cause="you paused it", remedy="swarmd resume")
+REFUSED = "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
+REMEDY = "Join with curriculum = 'tiny-9' and the same reasoning-gym version, or use a judge of your own curriculum."
+JUDGED = {"url": "http://127.0.0.1:8400", "score": None, "n": 0, "cause": REFUSED, "remedy": REMEDY}
+
+
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
 @pytest.mark.parametrize("height", [12, 24, 50])
 def test_the_page_fits_the_terminal(width: int, height: int) -> None:
-    for shown in (document(), document(state="paused", cause="you paused it", remedy="swarmd resume"), document(rewards=[], last=None)):
+    for shown in (document(), PAUSED, document(rewards=[], last=None)):
         lines = drawn(shown, width, height, events=10)
         assert len(lines) <= max(height, 13)
         assert max(map(len, lines)) <= width
         assert not set("\x1b\u202e") & set("".join(lines))
 
 
-def test_the_page_says_who_how_and_why() -> None:
-    text = "\n".join(drawn(document(), 120, 40))
-    for said in (
-        "brave-otter", PEER, "● training", "round 120 of 300", "up 3:12", "tiny 0.9 M cpu float32", "reward 0.429",
-        "generate 2.13", "4 own + 3 of others", "pool 17, 5 new", "2 without advantage dropped", "gradient –",
-        "12 already seen, 3 bad signature", "0.310 over 120 questions", "/ip4/192.0.2.7/tcp/40123", "restarts: 1",
-        "event 1", "swarm main 3f2a9c00",
-    ):  # fmt: skip
-        assert said in text, said
-    paused = "\n".join(drawn(document(state="paused", cause="you paused it", remedy="swarmd resume"), 60, 24))
-    assert "● paused" in paused
-    assert "you paused it → swarmd resume" in paused
+FIGURES = """brave-otter|● training|round 120 of 300|up 3:12|tiny 0.9 M cpu float32|reward 0.429|generate 2.13|4 own + 3 of others
+    |pool 17, 5 new|2 without advantage dropped|gradient –|12 already seen, 3 bad signature|0.310 over 120 questions
+    |/ip4/192.0.2.7/tcp/40123|restarts: 1|event 1|swarm main 3f2a9c00"""
+WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained|age 0.5 rounds|checkpoint 0.20|tcp/40123"""
 
 
-@pytest.mark.parametrize(("width", "height"), [(60, 20), (80, 24), (120, 40)])
-def test_no_figure_is_cut_off_where_there_is_room_for_a_line_more(width: int, height: int) -> None:
-    lines = drawn(document(kl={"round": 110, "value": 0.00731}, peers=1), width, height)
-    text = " ".join(line.strip("│ ") for line in lines)
-    for said in (
-        "loss 0.0123", "KL from the start 0.00731", "512 tokens made, 900 trained", "age 0.5 rounds", "checkpoint 0.20", "tcp/40123",
-    ):  # fmt: skip
-        assert said in text, said
-    assert len(lines) <= height
-
-
-@pytest.mark.parametrize(("width", "height"), [(60, 24), (80, 24), (120, 40)])
-def test_a_judges_refusal_is_there_whole(width: int, height: int) -> None:
-    cause = "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
-    remedy = "Join with curriculum = 'tiny-9' and the same reasoning-gym version, or use a judge of your own curriculum."
-    judge = {"url": "http://127.0.0.1:8400", "score": None, "n": 0, "cause": cause, "remedy": remedy}
-    lines = drawn(document(judge=judge), width, height)
+@pytest.mark.parametrize(
+    "changes, width, height, wanted",
+    [
+        ({}, 120, 40, f"{FIGURES}|{PEER}"),
+        (PAUSED, 60, 24, "● paused|you paused it → swarmd resume"),
+        *(({"kl": {"round": 110, "value": 0.00731}}, width, height, WRAPPED) for width, height in ((60, 20), (80, 24), (120, 40))),
+        *(({"judge": JUDGED}, width, height, f"{REFUSED}; {REMEDY}") for width, height in ((60, 24), (80, 24), (120, 40))),
+    ],
+)
+def test_nothing_is_cut_off_where_there_is_room(changes: dict[str, Any], width: int, height: int, wanted: str) -> None:
+    lines = drawn(document(**changes), width, height)
     text = " ".join(" ".join(lines).replace("│", " ").split())
-    assert f"{cause}; {remedy}" in text
+    assert [said for part in wanted.split("|") if (said := part.strip()) not in text] == []
     assert len(lines) <= height
 
 
-def test_one_of_a_thing_is_no_plural() -> None:
+def test_one_of_a_thing_is_no_plural_and_what_is_unknown_is_a_dash() -> None:
     assert ", 1 peer, " in round_sentence(LAST | {"peers": 1}) and ", 0 peers, " in round_sentence(LAST | {"peers": 0})
+    assert "reward –, loss –" in round_sentence(LAST | {"reward_mean": None, "loss": None})
 
 
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
@@ -170,10 +163,6 @@ def test_plain_lines_come_once_a_change(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
-def test_a_round_without_own_questions_is_told_too() -> None:
-    assert "reward –, loss –" in round_sentence(LAST | {"reward_mean": None, "loss": None})
-
-
 def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
     out, talk = io.StringIO(), io.StringIO()
     view = JsonView(out, PlainView(talk))
@@ -187,7 +176,6 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
 
 NO_READER = """
 import sys
-from swarmd.cli.view_log import LINES, LogView
 from swarmd.cli.view import JsonView, PlainView
 view = JsonView(sys.stdout, PlainView(sys.stderr))
 sys.stdin.readline()
@@ -199,18 +187,15 @@ view.close()
 
 @pytest.mark.net
 def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", NO_READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout and process.stdin and process.stderr
-    process.stdout.close()
-    process.stdin.write("\n")
-    process.stdin.close()
-    said = process.stderr.read()
-    process.stderr.close()
-    assert process.wait(20) == 0
-    assert said.count("\n") == 1
-    assert "nobody reads standard output" in said
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", NO_READER], text=True, **pipes) as process:
+        assert process.stdout and process.stdin and process.stderr
+        process.stdout.close()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        said = process.stderr.read()
+        assert process.wait(20) == 0
+    assert said.count("\n") == 1 and "nobody reads standard output" in said
     closed = io.StringIO()
     closed.close()
     PlainView(closed).talk("x")
