@@ -8,7 +8,8 @@ import trio
 
 from p2p.errors import StateUnwritable
 from p2p.netgroup import LOCAL, group_of
-from p2p.shards.shards import MAX_ESTIMATE, Shards
+from p2p.shards.estimate import MAX_ESTIMATE
+from p2p.shards.shards import Shards
 from p2p.types import Envelope, P2pEngine, PeerId, PeerRequest, Unanswered
 
 LOOK_EVERY = 5.0  # seconds
@@ -70,7 +71,8 @@ class Sharding:
         """Where to be now."""
         if self._shards is None:
             return
-        placement = self._shards.look(self._clock(), {peer.id: _group(peer.address) for peer in self._engine.peers()})
+        connected = {peer.id: _group(peer.address) for peer in self._engine.peers()}
+        placement = self._shards.look(self._clock(), connected, {peer for peer in connected if self._proved(peer)})
         self._engine.subscribe(placement.listening)
         self._home = placement.home
         try:

@@ -11,7 +11,9 @@ one, who know each other already, and nodes that differ a little about K differ 
 **Size.** A node counts the authors at home (`p2p.shards.headcount`: connected or proven useful, no others); that, divided by its home's
 share of all numbers, is its own estimate. It asks one connected member every ASK_EVERY seconds for its own, and an author heard at home
 that it never met: who answers was connected to, and counts from then on. The lower median of its own estimate and theirs is the size:
-nobody is heard whom it is not connected to, and all of one network group together have one vote. A node goes by that once it has counted
+nobody is heard whom it is not connected to, and all of one network group together have one vote. Members that were never useful to the
+node have fewer votes than the useful ones and the node itself, so they cannot choose the median; while no useful member is connected, all
+votes count. So it is with the K that most say, and with the home to try when nobody is at ours. A node goes by that once it has counted
 for COUNTED seconds, heeds nobody who says more than TRUST times or less than 1 / TRUST of its own count, and moves K once in PACE seconds,
 by at most a factor STEP, and only as far as 1 / SURE to SURE times its own count asks for. While all that it hears on shard 0 are connected
 to it, it stays there.
@@ -24,24 +26,19 @@ the node.
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-import msgspec
-
 from p2p.netgroup import LOCAL
+from p2p.shards.estimate import MAX_SHARDS, MAX_SIZE, Estimate, decode_estimate, encode_estimate
 from p2p.shards.headcount import Headcount, Met
 from p2p.types import PeerId
 
-MAX_ESTIMATE = 16  # bytes of an answer
-ESTIMATE_VERSION = 1
 ASK_EVERY = 10.0  # seconds between two questions of one node
 WINDOW = 120.0  # seconds for which an answer counts
 KEPT_ANSWERS = 512  # peers
 KEPT_STRANGERS = 256  # authors that we heard where we have or seek our home, and never met
-MAX_SIZE = 10_000_000
-MAX_SHARDS = 2**15  # then every number is below 2^16
 
 BUDGET = 56 * 1024  # bytes of offers heard in a round: 3.5 times what a round trains on (J = 4 rollouts of 4 KiB)
 OFFER_BYTES = 600  # one copy of an offer of 8 rollouts, GossipSub's and the transport's own bytes included
@@ -68,38 +65,6 @@ KNOWING = 0.25  # of those who were asked, who make it worth while to go by what
 FEW = 3  # peers who, when asked, do not know either; or authors heard at one place who are enough to move there
 ASK = 3  # peers that a newcomer asks at a time
 _ANYTHING = (0.0, float(MAX_SIZE))
-
-
-class _Body(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    version: int
-    size: int
-    shards: int
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Body)
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What one node says of the swarm: how many authors it takes it to have, by its own count, and into how many shards it is cut."""
-
-    size: int
-    shards: int
-
-
-def encode_estimate(estimate: Estimate) -> bytes:
-    return _encoder.encode(_Body(ESTIMATE_VERSION, estimate.size, estimate.shards))
-
-
-def decode_estimate(body: bytes) -> Estimate | None:
-    """None for what `encode_estimate` would not have written, or a later version."""
-    try:
-        parsed = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    good = parsed.version == ESTIMATE_VERSION and 0 < parsed.size <= MAX_SIZE and 0 < parsed.shards <= MAX_SHARDS
-    return Estimate(parsed.size, parsed.shards) if good and _encoder.encode(parsed) == body else None
 
 
 def authors_of(
@@ -130,6 +95,13 @@ def shard_at(number: float, shards: int) -> int:
     return int(2**level + int(number * 2**level))
 
 
+def middle_of(votes: Sequence["Estimate | None"], count: int) -> list["Estimate | None"]:
+    """So many of the votes, the largest and the smallest sizes left out; all where they are fewer. Who does not know counts as 0."""
+    count = max(0, min(count, len(votes)))
+    start = (len(votes) - count) // 2
+    return sorted(votes, key=lambda vote: vote.size if vote is not None else 0)[start : start + count]
+
+
 def share_of(shard: int) -> float:
     """The part of all numbers that fall into this shard."""
     return 1.0 if shard < 2 else 0.5 ** (shard.bit_length() - 1)
@@ -157,6 +129,7 @@ class Shards:
         self._at = shard_at(self._number, shards)  # the home
         self._counts = {place: Headcount(now) for place in (0, self._at)}  # of each shard that we are in
         self.met = Met()
+        self._useful: Collection[PeerId] = ()  # of those connected, who were useful to us
         self._strangers: dict[PeerId, None] = {}  # neither met nor asked; newest last
         self._ours: float | None = None  # the swarm's size by our own count, when we last had counted for long enough
         self._agreed: float | None = None  # … and drawn to what the others say
@@ -187,13 +160,16 @@ class Shards:
 
     def whom(self, now: float) -> Sequence[PeerId]:
         """Whom to ask SWARM_SIZE now: of the connected peers those that were not asked lately, and a stranger, whom we meet that way. A
-        newcomer asks some at once.
+        newcomer asks some at once. Useful members come first half of the time, as without their votes those of the others do not count.
         """
         if self._settled and now < self._ask_at:
             return ()
         self._ask_at = now + ASK_EVERY * self._rng.uniform(0.5, 1.5)
         peers = self._rng.sample(sorted(self.met.connected), len(self.met.connected))
         peers.sort(key=lambda peer: self._told[peer][0] if peer in self._told else 0.0)
+        if self._useful and self._rng.random() < 0.5:
+            lately = {peer for peer, (at, _) in self._told.items() if now - at < WINDOW / 2}
+            peers.sort(key=lambda peer: peer not in self._useful or peer in lately)
         strangers = [author for author in self._strangers if self.met.group(author) is None]
         chosen = self._rng.sample(strangers, min(1, len(strangers)))
         for author in chosen:
@@ -201,9 +177,10 @@ class Shards:
         return [*peers[: 1 if self._settled else ASK], *chosen]
 
     def answer(self, now: float) -> bytes:
-        """The answer to SWARM_SIZE: an estimate, or nothing while we have not counted ourselves or look for another home."""
+        """The answer to SWARM_SIZE: an estimate, or nothing while we have not counted ourselves or useful members say another K."""
         size = min(MAX_SIZE, round(self.size(now)))
-        return encode_estimate(Estimate(size, self.shards)) if self._ours is not None and self._aimed is None else b""
+        lost = self._aimed is not None and self._goal(self._weighed(now)) is not None
+        return encode_estimate(Estimate(size, self.shards)) if self._ours is not None and not lost else b""
 
     def answered(self, peer: PeerId, answer: bytes, now: float) -> None:
         """What a peer said to our SWARM_SIZE question. Its latest counts."""
@@ -230,9 +207,12 @@ class Shards:
             self._agreed, self._agreed_at = middle + PULL * (self._ours - middle), now
         return self._agreed
 
-    def look(self, now: float, connected: Mapping[PeerId, str]) -> Placement:
-        """Where to be from now on. connected: the members of the swarm that we are connected to."""
+    def look(self, now: float, connected: Mapping[PeerId, str], useful: Collection[PeerId] = ()) -> Placement:
+        """Where to be from now on. connected: the members of the swarm that we are connected to. useful: those of them that were useful
+        to us.
+        """
         self.met.look(connected, now)
+        self._useful = useful
         goal = self._aim(now)
         self._settle(now, goal)
         self._decide(now, goal)
@@ -265,35 +245,48 @@ class Shards:
         if self._settled and now - self._home.since >= COUNTED and self._home.count(now, self.met) > 0:
             self._ours, self._searched = self.counted(now), False
 
-    def _votes(self, now: float) -> list[Estimate | None]:
-        """What the connected members said lately: each of our own network, and the middle one of each other network group."""
+    def _votes(self, now: float) -> tuple[list[Estimate | None], list[Estimate | None]]:
+        """What the connected members said lately: first the useful ones, then the others. One vote for each network group, the middle one;
+        in a group with useful members only these vote. On the local network each has a vote.
+        """
         while self._told and now - (first := next(iter(self._told.items())))[1][0] > WINDOW:  # they are in the order in which they came
             del self._told[first[0]]
-        said: defaultdict[str, list[Estimate | None]] = defaultdict(list)
+        said: defaultdict[tuple[str, bool], list[Estimate | None]] = defaultdict(list)
         for peer, (_, estimate) in self._told.items():
             if peer in self.met.connected:
-                said[self.met.connected[peer]].append(estimate)
-        votes = said.pop(LOCAL, [])
-        for group in said.values():
-            group.sort(key=lambda estimate: estimate.size if estimate is not None else 0)
-            votes.append(group[(len(group) - 1) // 2])
+                said[self.met.connected[peer], peer in self._useful].append(estimate)
+        votes: tuple[list[Estimate | None], list[Estimate | None]] = ([], [])
+        for (group, useful), those in said.items():
+            if group == LOCAL:
+                votes[not useful].extend(those)
+            elif useful or (group, True) not in said:
+                votes[not useful].extend(middle_of(those, 1))
         return votes
 
+    def _weighed(self, now: float, low: float = 0.0, high: float = MAX_SIZE) -> list[Estimate | None]:
+        """The votes for sizes from `low` to `high`. Where useful members are connected, the others have fewer votes than they and our own
+        count: the median then lies between the sizes that useful members say, whatever the others say.
+        """
+        useful, others = ([vote for vote in votes if vote is None or low <= vote.size <= high] for votes in self._votes(now))
+        if self._useful:
+            others = middle_of(others, sum(vote is not None for vote in useful) - (self._ours is None))
+        return [*useful, *others]
+
     def _believed(self, now: float) -> list[Estimate]:
-        """The votes, less what our own count contradicts."""
+        """The weighed votes of those who know, less what our own count contradicts."""
         low, high = (self._ours / TRUST, self._ours * TRUST) if self._ours is not None else _ANYTHING
-        return [estimate for estimate in self._votes(now) if estimate is not None and low <= estimate.size <= high]
+        return [vote for vote in self._weighed(now, low, high) if vote is not None]
 
     def _aim(self, now: float) -> int | None:
-        """The goal, kept for a while: whoever listens at one place after another hears nobody anywhere."""
-        goal = self._goal(now)
+        """The goal by all votes: it decides only where we listen. Kept for a while, as a node that keeps changing places hears nobody."""
+        useful, others = self._votes(now)
+        goal = self._goal([*useful, *others])
         if goal is None or self._aimed is None or self._aimed[0] == self.shards or now >= self._aimed[1]:
             self._aimed = (goal, now + AIM) if goal is not None else None
         return self._aimed[0] if self._aimed is not None else None
 
-    def _goal(self, now: float) -> int | None:
-        """The K of most of the others, where it is not ours and they say another size than our own count; else None."""
-        votes = self._votes(now)
+    def _goal(self, votes: Sequence[Estimate | None]) -> int | None:
+        """The K of most of these votes and our own, where it is not ours and they say another size than our own count; else None."""
         known = [estimate for estimate in votes if estimate is not None]
         if len(known) < max(1, min(2, len(self.met.connected))) or KNOWING * len(votes) > len(known):
             return None  # where hardly anybody knows, all have just come
@@ -313,7 +306,8 @@ class Shards:
             return
         if goal is not None and not self._waited:  # now it knows where to listen, and has to find somebody there
             self._waited, self._patience = True, now + self._rng.uniform(*PATIENCE)
-        votes = self._votes(now)
+        useful, others = self._votes(now)
+        votes = [*useful, *others]
         one = all(estimate is None or estimate.shards == 1 for estimate in votes)  # nobody knows of more
         enough = len(votes) >= min(FEW, len(self.met.connected)) > 0
         self._settled = now >= self._patience or (goal is None and one and enough)
@@ -327,7 +321,7 @@ class Shards:
         if not self._settled:
             return
         if self._at and now - self._home.since >= COUNTED and self._home.count(now, self.met) == 0:
-            self._search(now, goal)
+            self._search(now)
             return
         size = self.size(now)
         if self._ours is None or (self._at == 0 and self._home.apart(now, self.met.connected) == 0):
@@ -362,11 +356,12 @@ class Shards:
             return place.proven(now) >= min(FEW, proven / TRUST)
         return place.count(now, self.met) >= max(1, min(FEW, here / TRUST))
 
-    def _search(self, now: float, goal: int | None) -> None:
+    def _search(self, now: float) -> None:
         """Nobody is at this home, so what we counted before says nothing any more. We take another, and if nobody is there either, or we
         are connected to few, we publish where everybody is.
         """
         self._number, self._ours, self._agreed = self._rng.random(), None, None
+        goal = self._goal(self._weighed(now))
         alone = self._searched or len(self.met.connected) < COMPANY
         self._searched = not alone
         self._move(1 if alone else goal or self.shards, now)

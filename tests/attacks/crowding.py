@@ -14,7 +14,7 @@ import trio
 from benchmarks.probe import build_engine, options, say
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.shards.shards import Estimate, encode_estimate
+from p2p.shards.estimate import Estimate, encode_estimate
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, PeerRequest, Verdict
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL
+from p2p.shards.estimate import MAX_SHARDS, MAX_SIZE, Estimate, decode_estimate, encode_estimate
 from p2p.shards.headcount import FAR, GROUP, Headcount, Met
 from p2p.shards.shards import (
     ASK,
@@ -16,16 +17,12 @@ from p2p.shards.shards import (
     COMPANY,
     COUNTED,
     LISTENED,
-    MAX_SHARDS,
-    MAX_SIZE,
     PACE,
     PATIENCE,
     ROVE,
-    Estimate,
+    Placement,
     Shards,
     authors_of,
-    decode_estimate,
-    encode_estimate,
     shard_at,
     shards_of,
     share_of,
@@ -88,7 +85,7 @@ class Swarm:
         end = self.now + seconds
         while self.now < end:
             self.now += EVERY
-            places = {name: node.look(self.now, dict(self.connected[name])) for name, node in self.nodes.items()}
+            places = {name: self.look(name, node) for name, node in self.nodes.items()}
             listeners: dict[int, list[PeerId]] = {0: list(self.nodes)}
             for name, place in places.items():
                 for shard in place.listening:
@@ -108,6 +105,10 @@ class Swarm:
                         node.met.look({**self.connected[name], peer: f"group of {peer}"}, self.now)
                     answer = self.liars[peer] if peer in self.liars else self.nodes[peer].answer(self.now)
                     node.answered(peer, answer, self.now)
+
+    def look(self, name: PeerId, node: Shards) -> Placement:
+        connected = self.connected[name]
+        return node.look(self.now, dict(connected), self.useful[name] & connected.keys())
 
     def hear(self, name: PeerId, author: PeerId, shard: int) -> None:
         """One in ten sets is fetched from, and in half of them something is useful; who is fetched from is connected to for a while."""
@@ -219,7 +220,7 @@ def test_everybody_comes_to_about_the_same_number_of_shards_and_hears_what_the_b
 
 @pytest.mark.slow
 def test_a_swarm_that_grows_and_shrinks_is_followed() -> None:
-    swarm = Swarm(20)
+    swarm = Swarm(20, 4)
     for _ in range(5):
         swarm.run(120)
         swarm.join(16)
@@ -376,13 +377,25 @@ def test_liars_who_are_a_quarter_of_everybodys_connections_move_little(lie: Esti
 
 
 @pytest.mark.slow
-def test_a_lying_majority_without_authors_moves_the_mean_by_less_than_two_thirds() -> None:
-    swarm = Swarm(60, 1)
+@pytest.mark.parametrize(("seed", "lie"), [(2, Estimate(250, 25)), (0, Estimate(120, 12))], ids=["25 shards", "12 shards"])
+def test_a_majority_of_liars_that_were_never_useful_moves_little(seed: int, lie: Estimate) -> None:
+    swarm = Swarm(60, seed)
     swarm.run(1200)
     before = mean(node.shards for node in swarm.nodes.values())
-    swarm.lie(60, encode_estimate(Estimate(250, 25)))
-    swarm.run(600)
-    assert 0.6 <= mean(node.shards for node in swarm.nodes.values()) / before <= 5 / 3
+    swarm.lie(60, encode_estimate(lie))
+    swarm.run(900)
+    assert mean(node.shards for node in swarm.nodes.values()) / before <= 1.4
+    assert max(swarm.counts()) < 25
+
+
+def test_votes_of_members_that_were_never_useful_do_not_choose_the_size() -> None:
+    node, connected = Shards(random.Random(1), 0.0, authors=AUTHORS), crowd_of(12)
+    for useful, size in ((["0", "1", "2"], 60), ([], 250)):
+        node.look(0.0, connected, {PeerId(name) for name in useful})
+        for i in range(12):
+            said = Estimate(60, 6) if i < 3 else Estimate(250, 25)
+            node.answered(PeerId(f"{i}"), encode_estimate(said), 1.0)
+        assert node.size(1.0) == size
 
 
 def test_a_stranger_heard_at_home_is_asked_once_and_counts_when_it_is_met() -> None:

@@ -4,7 +4,7 @@ import random
 
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.shards.shards import Estimate, encode_estimate
+from p2p.shards.estimate import Estimate, encode_estimate
 from swarmd.lab.simulation.gossip import Message
 from swarmd.lab.simulation.node import EPOCH
 from swarmd.lab.simulation.swarm import SimulatedSwarm

@@ -172,7 +172,8 @@ class SimulatedSwarm:
         if node.life != life:
             return
         now, number = self.events.now, node.number
-        node.placement = node.shards.look(now, {self.nodes[other].name: str(other) for other in self.gossip.links[number]})
+        connected = {self.nodes[other].name: str(other) for other in self.gossip.links[number]}
+        node.placement = node.shards.look(now, connected, {name for name in connected if node.reputation.proved(name)})
         inside, wanted = self.gossip.inside[number], {0, *node.placement.listening}
         if inside != wanted:
             for shard in sorted(inside - wanted):
