@@ -38,6 +38,12 @@ def dial(book: AddressBook, who: PeerId, now: float = NOW) -> None:
     book.met(who, now)
 
 
+def pin(book: AddressBook, who: PeerId, address: str) -> None:
+    endpoint = parse_endpoint(address)
+    assert endpoint is not None
+    book.pin(who, endpoint)
+
+
 @pytest.fixture
 def book() -> AddressBook:
     return AddressBook(ME, KEY)
@@ -202,9 +208,7 @@ def test_candidates_come_in_seeded_order_and_only_when_due(book: AddressBook) ->
 
 
 def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> None:
-    endpoint = parse_endpoint(at(1))
-    assert endpoint is not None
-    book.pin(peer(1), endpoint)
+    pin(book, peer(1), at(1))
     book.add(peer(2), [at(2)], NOW - 10_000)
 
     def waits(who: PeerId, start: float) -> list[float]:
@@ -306,9 +310,7 @@ def test_of_those_never_reached_half_are_drawn_from_visitors(book: AddressBook) 
 
 
 def test_a_stranger_is_forgotten_unless_the_operator_named_it(book: AddressBook) -> None:
-    endpoint = parse_endpoint(at(1))
-    assert endpoint is not None
-    book.pin(peer(1), endpoint)
+    pin(book, peer(1), at(1))
     book.add(peer(2), [at(2)], NOW)
     for who in (peer(1), peer(2), peer(3)):
         book.stranger(who, NOW)
@@ -347,8 +349,8 @@ def play(book: AddressBook, steps: list[Step]) -> float:
                 book.stranger(peer(who), now)
             case "anchor":
                 book.anchor([peer(who)])
-            case "pin" if who < 3 and (endpoint := parse_endpoint(address)):
-                book.pin(peer(who), endpoint)
+            case "pin" if who < 3:
+                pin(book, peer(who), address)
     return now
 
 
@@ -399,9 +401,8 @@ def test_what_the_file_keeps(book: AddressBook, tmp_path: Path) -> None:
 
 def test_a_bootstrap_that_is_none_any_more_is_a_peer_like_others(book: AddressBook, tmp_path: Path) -> None:
     """Nobody may have spoken of it: it is as old as the file."""
-    path, endpoint = tmp_path / "peers.json", parse_endpoint(at(1))
-    assert endpoint is not None
-    book.pin(peer(1), endpoint)
+    path = tmp_path / "peers.json"
+    pin(book, peer(1), at(1))
     book.save(path)
     again = AddressBook(ME, KEY)
     again.load(path)

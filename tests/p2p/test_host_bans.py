@@ -29,18 +29,8 @@ def test_one_hostile_peer_after_another_closes_the_door_to_their_machine_alone(c
     assert HERE in caplog.text
     assert not host_bans.admits(HERE, CLOSED - 1) and host_bans.admits(THERE, CLOSED - 1)
     assert host_bans.admits(HERE, CLOSED)
-
-
-def test_who_goes_on_waits_longer_each_time() -> None:
-    host_bans, now, waits = HostBans(), 0.0, list[float]()
-    while len(waits) < 8:
-        come(host_bans, 1, now)
-        closed = now
-        while not host_bans.admits(HERE, now):
-            now += CLOSED
-        if now > closed:
-            waits.append(now - closed)
-    assert waits == [60, 120, 240, 480, 960, 960, 960, 960]
+    come(host_bans, 100, 0.0, "")  # from a host that is not known
+    assert host_bans.admits("", 0.0)
 
 
 def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> None:
@@ -51,12 +41,6 @@ def test_a_peer_counts_once_and_a_few_over_a_long_time_count_for_nothing() -> No
     for n in range(100):
         come(host_bans, 1, 1000 + n * EVERY)
         assert host_bans.admits(HERE, 1000 + n * EVERY)
-
-
-def test_what_comes_from_nowhere_that_is_known_counts_for_nothing() -> None:
-    host_bans = HostBans()
-    come(host_bans, 100, 0.0, "")
-    assert host_bans.admits("", 0.0)
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -27,21 +27,24 @@ def strings(*texts: bytes) -> bytes:
     return b"".join(bytes([len(text)]) + text for text in texts)
 
 
-def test_what_is_announced_is_understood() -> None:
-    six = f"/ip6/fd00::2/tcp/4001/p2p/{THEM}"
-    assert read_text(text_of([TAG], [HERE, six]), [TAG], HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001", "/ip6/fd00::2/tcp/4001"])
-
-
 def test_it_is_libp2ps_form_and_names_no_swarm() -> None:
     data = text_of([TAG], [HERE])
     assert data == strings(f"swarmd={TAG}".encode(), f"dnsaddr={HERE}".encode())
     assert b"main" not in data and len(TAG) == 16
+    six = f"/ip6/fd00::2/tcp/4001/p2p/{THEM}"
+    assert read_text(text_of([TAG], [HERE, six]), [TAG], HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001", "/ip6/fd00::2/tcp/4001"])
 
 
-def test_another_swarm_is_not_ours() -> None:
-    other = swarm_tag(Topic("main", "another"))
-    assert read_text(text_of([other], [HERE]), [TAG], HOUSE) is None
-    assert read_text(strings(f"dnsaddr={HERE}".encode()), [TAG], HOUSE) is None  # some other libp2p program
+@pytest.mark.parametrize(
+    "data",
+    [
+        text_of([swarm_tag(Topic("main", "another"))], [HERE]),
+        strings(f"dnsaddr={HERE}".encode()),  # some other libp2p program
+        text_of([TAG], [HERE, f"/ip4/192.168.2.11/tcp/4001/p2p/{ME}"]),  # of two peers
+    ],
+)
+def test_an_announcement_of_another_swarm_or_of_two_peers_is_refused(data: bytes) -> None:
+    assert read_text(data, [TAG], HOUSE) is None
 
 
 @pytest.mark.parametrize(
@@ -61,11 +64,6 @@ def test_another_swarm_is_not_ours() -> None:
 def test_only_addresses_on_our_own_networks_count(address: str) -> None:
     assert read_text(text_of([TAG], [address]), [TAG], HOUSE) is None
     assert read_text(text_of([TAG], [address, HERE]), [TAG], HOUSE) == (THEM, ["/ip4/192.168.2.10/tcp/4001"])
-
-
-def test_one_announcement_is_of_one_peer() -> None:
-    mine = f"/ip4/192.168.2.11/tcp/4001/p2p/{ME}"
-    assert read_text(text_of([TAG], [HERE, mine]), [TAG], HOUSE) is None
 
 
 def test_an_announcement_has_its_limits() -> None:

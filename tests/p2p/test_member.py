@@ -3,7 +3,6 @@ import random
 
 import pytest
 
-from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits
 from p2p.blobs.blobs import content_id, pack
 from p2p.blobs.fetch import Fetcher, Want, answer
@@ -30,13 +29,6 @@ def test_what_one_publishes_the_others_receive_in_order() -> None:
     assert {envelope.author for envelope in c.received()} <= {a.identity.peer_id}
 
 
-def test_members_of_other_swarms_hear_nothing_of_each_other() -> None:
-    swarm = MemorySwarm()  # one network under two swarms, as a hostile peer could make it
-    a, b = member(swarm, 1), member(swarm, 2, Topic(TOPIC.name, "ffffffffffffffff"))
-    a.publish("rollouts", b"body")
-    assert not b.received() and b.rejected == {Reason.OTHER_SWARM: 1}
-
-
 def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
     other = Topic(TOPIC.name, "ffffffffffffffff")
     kept: list[Handlers] = []
@@ -55,19 +47,6 @@ def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
     ]  # fmt: skip
     assert [envelope.body for envelope in helper.received()] == [b"body"] and helper.score(hostile) < 0
     assert helper.rejected == {Reason.OTHER_SWARM: 1, Reason.DUPLICATE: 1, Reason.BAD_SIGNATURE: 1}
-
-
-def test_the_queue_drops_the_oldest() -> None:
-    swarm = MemorySwarm()
-    a, b = member(swarm, 1), member(swarm, 2)
-    b.queue = FairQueue(frames=10)
-    for n in range(25):
-        a.publish("rollouts", bytes([n]))
-    assert [envelope.body[0] for envelope in b.received()] == list(range(15, 25)) and b.queue.dropped == 15
-    b.queue = FairQueue(bytes_=1000)
-    for n in range(5):
-        a.publish("rollouts", bytes([n]) * 300)
-    assert [envelope.body[0] for envelope in b.received()] == [2, 3, 4]
 
 
 def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() -> None:
