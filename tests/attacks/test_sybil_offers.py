@@ -9,6 +9,7 @@ import itertools
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 
 import pytest
@@ -22,16 +23,14 @@ from p2p.engines.memory import MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.types import Envelope, Handlers, PeerId, Verdict
-from swarmd.exchange import offers, wire
-from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.offers import Board, Offered
-from swarmd.experience.caps import Author, Ration
+from swarmd.exchange import offers
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import TOPIC, Clock, memory_member
+from swarmd.testing import TOPIC, Clock
 from swarmd.types import Completion, Rollout, TaskRef
+from tests.attacks.gathering_node import WANTED, Node
 from tests.attacks.harness import show
 
-HONEST, WANTED, OFFERED = 10, 4, 8
+HONEST, OFFERED = 10, 8
 ROUND = 30.0  # seconds
 ROUNDS = 20
 
@@ -55,33 +54,31 @@ class Result:
         return min(self.on_board)
 
 
+class Victim(Node):
+    """Notes whose rollouts it fetched."""
+
+    authors: list[PeerId]
+
+    def _take(self, envelope: Envelope) -> None:
+        super()._take(envelope)
+        self.authors.append(envelope.author)
+
+
 class World:
     def __init__(self, sybils: int, seed: int) -> None:
         self.rng, self.clock, self.numbers = random.Random(seed), Clock(), itertools.count(1)
-        self.swarm, self.got = MemorySwarm(), list[Envelope]()
+        self.swarm = MemorySwarm()
         self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(HONEST)]
         self.sybils = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(sybils)]
         self.stores = {who.peer_id: BlobStore() for who in [*self.honest, *self.sybils]}
         for name, store in self.stores.items():
             self.swarm.join(name, Handlers(lambda *_: Verdict.IGNORE, BlobServer(store, self.clock)))
         me = Identity.from_seed(b"v" * 32)
-        self.victim = memory_member(self.swarm, me, self.clock, admitted=self.sort)
+        self.victim = Victim(me, TOPIC, partial(self.swarm.join, me.peer_id), self.clock, self.rng)
+        self.victim.authors = self.fetched = []
         for who in self.honest:  # they have trained together for a while
-            self.victim.reputation.vouch(who.peer_id, USEFUL, self.clock() - TENURE)
-            self.victim.vouch(who.peer_id, 1)
-        self.board = Board(TINY_9.trains_on, kept_rounds=2, newcomer=lambda author: not self.victim.standing(author)[1])
-        self.ration: Ration[Offered] = Ration(WANTED, self.author, self.rng)
-        self.gatherer = Gatherer(
-            self.victim, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self.got.append,
-            clock=trio.current_time, rng=self.rng, choice=self.ration,
-        )  # fmt: skip
-
-    def author(self, item: Offered) -> Author:
-        return Author(item.author, *self.victim.standing(item.author))
-
-    def sort(self) -> None:
-        for envelope in self.victim.received():
-            self.gatherer.on_offer(envelope)
+            self.victim.member.reputation.vouch(who.peer_id, USEFUL, self.clock() - TENURE)
+            self.victim.member.vouch(who.peer_id, 1)
 
     def offer(self, who: Identity, count: int) -> None:
         text = self.rng.randbytes(200).hex()
@@ -93,21 +90,21 @@ class World:
             self.swarm.inject(seal(who, TOPIC.swarm_id, next(self.numbers), self.clock(), offers.KIND, body), who.peer_id)
 
     async def round(self, each: int, result: Result) -> None:
-        self.ration.begin()
-        self.gatherer.next_round()
+        self.victim.ration.begin()
+        self.victim.gatherer.next_round()
         for who in self.sybils:
             self.offer(who, each)
         on_board = 0
         for n, who in enumerate(self.rng.sample(self.honest, HONEST)):
             self.offer(who, OFFERED)
             await trio.testing.wait_all_tasks_blocked()
-            on_board = max(on_board, sum(item.author in {h.peer_id for h in self.honest} for item in self.board))
+            on_board = max(on_board, sum(item.author in {h.peer_id for h in self.honest} for item in self.victim.board))
             for who_else in self.sybils if n == HONEST // 2 else ():  # and once more, between the others
                 self.offer(who_else, each)
         await trio.testing.wait_all_tasks_blocked()
         his: set[PeerId] = {who.peer_id for who in self.sybils}
-        fetched = [envelope.author in his for envelope in self.got if envelope.kind == wire.KIND]
-        self.got.clear()
+        fetched = [author in his for author in self.fetched]
+        self.fetched.clear()
         result.fetched.update(fetched)
         result.shares.append(sum(fetched) / (2 * WANTED))
         result.on_board.append(on_board)
@@ -120,7 +117,7 @@ def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1
 
     async def play() -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(world.gatherer.run)
+            nursery.start_soon(world.victim.gatherer.run)
             await trio.testing.wait_all_tasks_blocked()
             for _ in range(rounds):
                 await world.round(each, result)

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,11 @@ import pytest
 from benchmarks import simulate
 from p2p.types import Reason
 from swarmd.lab.simulation.events import Events
-from swarmd.lab.simulation.fetches import Fetch, Fetches
+from swarmd.lab.simulation.fetches import Fetches
 from swarmd.lab.simulation.gossip import DEGREE_HIGH, Gossip, Message
 from swarmd.lab.simulation.growth import grow
 from swarmd.lab.simulation.internet import HOMES, LOOPBACK, Internet, Weather
 from swarmd.lab.simulation.ledger import Ledger
-from swarmd.lab.simulation.node import SimulatedNode
 from swarmd.lab.simulation.report import SwarmReport, report
 from swarmd.lab.simulation.swarm import SimulatedSwarm, SwarmPlan
 
@@ -238,69 +237,49 @@ def test_nodes_that_come_and_go_cost_the_others_no_round() -> None:
     assert found.rounds_full > 0.97
 
 
-def watched(swarm: SimulatedSwarm, done: Callable[[bool], None]) -> Fetches:
-    """The swarm's own, but that `done` hears whether a blob came."""
-    parts = swarm.events, swarm.internet, swarm.ledger, swarm.gossip, swarm.nodes, swarm._numbers
-    return Fetches(*parts, lambda _, here: done(here))
+class Search:
+    """A node of a small swarm, an item on its board that its author alone has, and another node that could hold it."""
 
+    def __init__(self, nodes: int) -> None:
+        self.swarm, _ = played(SwarmPlan(nodes))
+        swarm, self.node = self.swarm, self.swarm.nodes[0]
+        owners = {item: [n.number for n in swarm.nodes if item.id in n.held] for item in self.node.board}
+        self.item = next(item for item, numbers in owners.items() if numbers == [swarm._numbers[item.author]])
+        self.author = swarm._numbers[self.item.author]
+        self.holder = next(other for other in swarm.nodes if other.number not in (0, self.author))
 
-def fetched(swarm: SimulatedSwarm, node: SimulatedNode, blob: bytes, holders: Sequence[int]) -> bool:
-    """Whether this node gets this blob, which it heard of from its author."""
-    author = next(other for other in swarm.nodes if any(item.id == blob for item in node.board) and other.name == holder_of(node, blob))
-    outcome: list[bool] = []
-    fetches = watched(swarm, outcome.append)
-    item = next(item for item in node.board if item.id == blob)
-    fetch: Fetch = fetches.begin(node, item, author.number, holders[0] if holders else author.number)
-    swarm.events.run(swarm.events.now + 60.0)
-    assert fetch.settled
-    return outcome[0]
+    def fetch(self) -> tuple[bool, float]:
+        """Whether the blob came, and after how many seconds."""
+        swarm, since, outcome = self.swarm, self.swarm.events.now, list[tuple[bool, float]]()
+        parts = swarm.events, swarm.internet, swarm.ledger, swarm.gossip, swarm.nodes, swarm._numbers
+        fetches = Fetches(*parts, lambda _, here: outcome.append((here, swarm.events.now - since)))
+        fetch = fetches.begin(self.node, self.item, self.author, self.author)
+        swarm.events.run(since + 60.0)
+        assert fetch.settled
+        (only,) = outcome
+        return only
 
 
 def test_a_holder_that_lets_us_wait_is_not_waited_for() -> None:
-    swarm, _ = played(SwarmPlan(8))
-    node = swarm.nodes[0]
-    item = next(item for item in node.board if not any(item.id in n.held for n in swarm.nodes if n.name != item.author))
-    author = swarm._numbers[item.author]
-    swarm.nodes[next(n for n in range(1, 8) if n != author)].held[item.id] = 1
-    swarm.internet._free[author] = swarm.events.now + 30.0  # its line is full
-    took: list[float] = []
-    since = swarm.events.now
-    fetches = watched(swarm, lambda _: took.append(swarm.events.now - since))
-    fetches.begin(node, item, author, author)
-    swarm.events.run(since + 60.0)
-    assert 0.5 < took[0] < 8.0
-    assert len(took) == 1
+    search = Search(8)
+    search.holder.held[search.item.id] = 1
+    search.swarm.internet._free[search.author] = search.swarm.events.now + 30.0  # its line is full
+    here, seconds = search.fetch()
+    assert here and 0.5 < seconds < 8.0
 
 
-def holder_of(node: SimulatedNode, blob: bytes) -> str:
-    return next(item.author for item in node.board if item.id == blob)
-
-
-@pytest.mark.parametrize("somebody", [True, False], ids=["one holder lives", "nobody has it"])
-def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(somebody: bool) -> None:
-    swarm, _ = played(SwarmPlan(8))
-    node = swarm.nodes[0]
-    held = [item for item in node.board if [n.number for n in swarm.nodes if item.id in n.held] == [swarm._numbers[item.author]]]
-    item = held[0]
-    author = swarm._numbers[item.author]
-    holder = next(other for other in swarm.nodes if other.number not in (0, author))
+@pytest.mark.parametrize(
+    ("somebody", "nodes", "connected"), [(True, 8, True), (False, 8, True), (True, 16, False)],
+    ids=["one holder lives", "nobody has it", "a holder that was heard of"],
+)  # fmt: skip
+def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(somebody: bool, nodes: int, connected: bool) -> None:
+    search = Search(nodes)
     if somebody:
-        holder.held[item.id] = holder.round
-    swarm._stop(swarm.nodes[author])
-    assert fetched(swarm, node, item.id, ()) == somebody
-
-
-def test_a_holder_that_we_are_not_connected_to_and_heard_of_is_found() -> None:
-    swarm, _ = played(SwarmPlan(16))
-    node = swarm.nodes[0]
-    item = next(item for item in node.board if not any(item.id in n.held for n in swarm.nodes if n.name != item.author))
-    author = swarm._numbers[item.author]
-    holder = next(other for other in swarm.nodes if other.number not in (0, author))
-    holder.held[item.id] = holder.round
-    swarm._stop(swarm.nodes[author])
-    for other in list(swarm.gossip.links[0]):
-        swarm.gossip.disconnect(0, other)
-    assert fetched(swarm, node, item.id, ())
+        search.holder.held[search.item.id] = search.holder.round
+    search.swarm._stop(search.swarm.nodes[search.author])
+    for other in list(search.swarm.gossip.links[0]) if not connected else ():
+        search.swarm.gossip.disconnect(0, other)
+    assert search.fetch()[0] == somebody
 
 
 @pytest.mark.slow
