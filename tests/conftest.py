@@ -1,9 +1,13 @@
 """Every run is the same run: property tests draw from a fixed seed, and no test depends on how busy the machine is."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.scoring import Verifier
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded in a test
@@ -15,3 +19,10 @@ settings.load_profile("swarmd")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes last, so that a run fails early where it fails."""
     items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "net", "gpu")))
+
+
+@pytest.fixture(scope="session")
+def verifier() -> Iterator[Verifier]:
+    """One contained verifier for all tests that do not break it."""
+    with Verifier(TINY_9) as running:
+        yield running

@@ -1,6 +1,6 @@
 """The gate in a real node: tiny's own log-probabilities, a checkpoint between, and what an operator reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from swarmd.exchange import wire
 from swarmd.experience.outliers import MEASURED_TO
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import build, resume, run_state
@@ -22,12 +21,6 @@ from swarmd.trainer.round import Node, run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef, Tokens
 from tests.cli.test_metrics import report
 from tests.node.test_round import join, without_seconds
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9.name) as running:
-        yield running
 
 
 class OfSize:

@@ -1,6 +1,6 @@
 """Rounds with experience replay, with their real parts: the tiny model, the contained verifier, the memory swarm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
 from swarmd.experience.replay_schedule import GuardState
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import build, resume, run_state
@@ -18,12 +17,6 @@ from swarmd.trainer.round import Node, run_round
 from swarmd.trainer.trainer import reuse_figures
 from swarmd.types import RoundReport, Scored, Tokens
 from tests.node.test_round import join, weights, without_seconds
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9.name) as running:
-        yield running
 
 
 def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: object) -> NodeConfig:

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,6 @@ from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 TOPIC = Topic("test", "0123456789abcdef")
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9.name) as running:
-        yield running
 
 
 def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on") -> NodeConfig:

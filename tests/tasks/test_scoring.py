@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,12 @@ import pytest
 from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import LONGEST_COMPLETION
-from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.scoring import Completion, GradeReason, Judgement, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
 
 ROOT = Path(__file__).parents[2]
 REF = TaskRef("binary_matrix", 7)
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[Verifier]:
-    with Verifier(TINY_9) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
