@@ -61,7 +61,7 @@ MODELS = {"torch", "transformers", "peft", "safetensors"}
 
 LONGEST = 400  # lines of a file; a longer one probably holds two nouns
 MOST_ROOMS = {"swarmd": 17, "p2p": 17, "swarmd/policy": 7, "p2p/engines": 5}  # modules and folders, but for __init__ and __main__
-TWICE = 5  # class names that exist twice
+TWICE = 3  # class names that exist twice
 
 
 def files(*folders: str) -> Mapping[str, ast.Module]:
