@@ -14,7 +14,7 @@ from p2p.admission.fair_queue import FairQueue
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.memory import AdmissionMemory
 from p2p.blobs.blobs import BlobStore
-from p2p.blobs.fetch import BlobServer, Fetcher, Says, Want
+from p2p.blobs.fetch import BlobServer, Fetcher, HolderReplies, Want
 from p2p.blobs.providers import Providers
 from p2p.envelope import seal
 from p2p.errors import OperatorError
@@ -194,16 +194,16 @@ class Member:
     def hold(self, blob: bytes) -> None:
         self.blobs.put(blob)
 
-    async def fetch(self, want: Want, says: Says | None = None) -> bytes | None:
+    async def fetch(self, want: Want, replies: HolderReplies | None = None) -> bytes | None:
         """The blob, from its named holders or else from any member that we know. Cancel it at your deadline.
 
-        says: filled with the reply of each holder so far.
+        replies: filled with the reply of each holder so far.
         """
         now = self._clock()
         connected = (peer.id for peer in self.peers())
         holders = self._providers.likely(want.holders, connected, lambda peer: self.reputation.established(peer, now))
         good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
-        return await self.fetcher.fetch(dataclasses.replace(want, holders=good), says)
+        return await self.fetcher.fetch(dataclasses.replace(want, holders=good), replies)
 
     def report(self, author: PeerId, reason: Reason) -> None:
         now = self._clock()

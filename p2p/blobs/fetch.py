@@ -103,7 +103,7 @@ class Want:
     holders: Sequence[PeerId]  # who may have it, the likeliest first
 
 
-class Said(Enum):
+class HolderReply(Enum):
     """The reply of a holder to our question for one blob."""
 
     NOTHING = "nothing yet"  # the question was sent
@@ -112,7 +112,7 @@ class Said(Enum):
     FAILED = "could not be asked, or hung up"
 
 
-Says = MutableMapping[PeerId, Said]  # by holder, those that were asked
+HolderReplies = MutableMapping[PeerId, HolderReply]  # by holder, those that were asked
 
 
 class _Question:
@@ -124,7 +124,7 @@ class _Question:
         self.over = trio.Event()
         self.blobs: dict[bytes, bytes | None] | None = None  # None: given up before the answer came
         self.failed: Unanswered | None = None  # in place of an answer
-        self.says: list[Says] = []  # of the fetches that wait for it
+        self.replies: list[HolderReplies] = []  # of the fetches that wait for it
         self.refused = False  # the holder does not have the blobs that are missing in its answer: it answered in time, and there was room
 
     @property
@@ -150,16 +150,16 @@ class Fetcher:
         self._unsent: dict[PeerId, _Question] = {}
         self.received = 0  # bytes of answers
 
-    async def fetch(self, want: Want, says: Says | None = None) -> bytes | None:
+    async def fetch(self, want: Want, replies: HolderReplies | None = None) -> bytes | None:
         """The blob, from the first holder that has it; None where none does. Cancel it at your deadline.
 
         A slow holder is still waited for when the next is asked: the first answer wins, the other requests are cancelled. A holder that
-        could not be asked is asked once more. says: filled with the reply of each holder so far.
+        could not be asked is asked once more. replies: filled with the reply of each holder so far.
         """
         found = self._store.get(want.id)
         if found is not None:
             return found
-        told = {} if says is None else says
+        told = {} if replies is None else replies
         async with trio.open_nursery() as nursery:
 
             async def ask(holder: PeerId, settled: trio.Event) -> None:
@@ -170,7 +170,7 @@ class Fetcher:
                         found = blob
                         self._store.put(blob)
                         nursery.cancel_scope.cancel()
-                    elif holder == holders[0] and told.get(holder) is Said.NO:
+                    elif holder == holders[0] and told.get(holder) is HolderReply.NO:
                         nursery.cancel_scope.deadline = trio.current_time() + AGAIN  # for all others together
                 finally:
                     settled.set()
@@ -179,24 +179,24 @@ class Fetcher:
             for holder in holders:
                 settled = trio.Event()
                 nursery.start_soon(ask, holder, settled)
-                hopeless = told.get(holders[0]) is Said.NO
+                hopeless = told.get(holders[0]) is HolderReply.NO
                 with trio.move_on_after(min(HOPELESS, self._hedge) if hopeless else self._hedge):
                     await settled.wait()
         return found
 
-    async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event, says: Says) -> bytes | None:
+    async def _ask_up_to_twice(self, holder: PeerId, want: Want, settled: trio.Event, replies: HolderReplies) -> bytes | None:
         """settled: set where the first request failed, so that nobody waits for the second."""
         try:
-            return await self._ask_one(holder, want, says)
+            return await self._ask_one(holder, want, replies)
         except Unanswered:
             settled.set()
         await trio.sleep(AGAIN)
         try:
-            return await self._ask_one(holder, want, says)
+            return await self._ask_one(holder, want, replies)
         except Unanswered:
             return None
 
-    async def _ask_one(self, holder: PeerId, want: Want, says: Says) -> bytes | None:
+    async def _ask_one(self, holder: PeerId, want: Want, replies: HolderReplies) -> bytes | None:
         """Blobs that are wanted of one holder at one moment are one question: the first fetch sends it, the others wait.
 
         Raises Unanswered where the holder could not be asked.
@@ -204,17 +204,17 @@ class Fetcher:
         while True:
             shared = self._unsent.get(holder)
             if shared is not None and shared.takes(want):
-                shared.says.append(says)
+                shared.replies.append(replies)
                 await shared.over.wait()
             else:
                 shared = self._unsent[holder] = _Question()
                 shared.takes(want)
-                shared.says.append(says)
+                shared.replies.append(replies)
                 try:
                     async with self._at_once:  # a checkpoint: fetches of the same moment join in
                         self._close(holder, shared)
-                        for each in shared.says:
-                            each[holder] = Said.NOTHING
+                        for each in shared.replies:
+                            each[holder] = HolderReply.NOTHING
                         shared.blobs = await self._asked(holder, shared)
                 except Unanswered as error:
                     log.debug("%d blobs were not fetched from %s: %s", len(shared.wants), holder, error)
@@ -223,12 +223,12 @@ class Fetcher:
                     self._close(holder, shared)
                     shared.over.set()
             if shared.failed is not None:
-                says[holder] = Said.FAILED
+                replies[holder] = HolderReply.FAILED
                 raise Unanswered(str(shared.failed))
             if shared.blobs is not None:
                 blob = shared.blobs[want.id]
                 if blob is not None or shared.refused:
-                    says[holder] = Said.NO if blob is None else Said.YES
+                    replies[holder] = HolderReply.NO if blob is None else HolderReply.YES
                 return blob
 
     def _close(self, holder: PeerId, shared: _Question) -> None:

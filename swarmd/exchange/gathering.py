@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import trio
 
 from p2p.blobs.blobs import BadBlob, unpack
-from p2p.blobs.fetch import HEDGE, Said, Says, Want
+from p2p.blobs.fetch import HEDGE, HolderReplies, HolderReply, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
@@ -33,7 +33,7 @@ class _Fetch:
     item: Offered
     scope: trio.CancelScope
     since: float  # seconds, the gatherer's clock
-    says: Says  # what its providers said so far
+    replies: HolderReplies  # what its providers said so far
     late: bool = False  # it holds no place in the round any more
 
 
@@ -148,11 +148,12 @@ class Gatherer:
         try:
             with fetch.scope, trio.move_on_after(DOUBTFUL if self._serving.doubtful(item.author) else math.inf):
                 holders: list[PeerId] = [item.author] if item.via is None else [item.author, item.via]
-                blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.says)
+                blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.replies)
         finally:
             del self._under_way[item.id]
         if blob is not None and self._take(item, blob):
-            if fetch.says.get(item.author, Said.NO) is not Said.NO:  # else we had it, or others served it: no credit for the author
+            # Without a reply of the author we had the blob, or others served it: no credit for the author.
+            if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
                 self._serving.served(item.author, self._clock())
             self._wanting -= 1
             self._fill()
@@ -165,10 +166,10 @@ class Gatherer:
 
     def _unserved(self, fetch: _Fetch) -> None:
         """A fetch failed: say what the author's part in it was."""
-        author, said, now = fetch.item.author, fetch.says.get(fetch.item.author), self._clock()
+        author, said, now = fetch.item.author, fetch.replies.get(fetch.item.author), self._clock()
         log.info("nobody has what %s offered; itself: %s", author, said.value if said else "not asked")
         given = now - fetch.since  # seconds
-        if said is None or (said is not Said.NO and given < HEDGE):
+        if said is None or (said is not HolderReply.NO and given < HEDGE):
             return  # the author had no time to answer
         patient = given >= AT_LEAST or not fetch.scope.cancelled_caught
         connected = patient and any(peer.id == author for peer in self._member.peers())

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from p2p.blobs.fetch import Said
+from p2p.blobs.fetch import HolderReply
 from p2p.types import PeerId
 from swarmd.exchange.offers import Choice, Offered
 
@@ -72,10 +72,10 @@ class Serving:
         record.credit = min(CREDIT, max(0, record.credit) + SERVED)
         record.failing, record.again_at, record.aside = False, 0.0, ASIDE
 
-    def cost(self, said: Said, connected: bool, now: float) -> int:
+    def cost(self, said: HolderReply, connected: bool, now: float) -> int:
         """What a failure costs, by the author's own answer."""
         alive = connected and now - self._served_at < OF_LATE
-        return HARD if said is Said.NO or alive else SOFT
+        return HARD if said is HolderReply.NO or alive else SOFT
 
     def failed(self, author: PeerId, cost: int, since: float, now: float) -> bool:
         """Nobody had what the author offered, and we asked from `since` on. Whether it, who has served, is set aside for that."""

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from p2p.admission.reputation import TENURE, USEFUL
-from p2p.blobs.fetch import Said
+from p2p.blobs.fetch import HolderReply
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
@@ -120,11 +120,11 @@ def test_one_with_standing_is_no_stranger_after_our_restart() -> None:
 
 def test_silence_is_held_against_an_author_only_where_others_answered_of_late() -> None:
     serving = Serving(4)
-    assert serving.cost(Said.NOTHING, True, 5.0) == SOFT and serving.cost(Said.NO, False, 5.0) == HARD
+    assert serving.cost(HolderReply.NOTHING, True, 5.0) == SOFT and serving.cost(HolderReply.NO, False, 5.0) == HARD
     serving.served(A, 6.0)
-    assert serving.cost(Said.NOTHING, True, 10.0) == HARD
-    assert serving.cost(Said.FAILED, False, 10.0) == SOFT  # nobody is connected to it
-    assert serving.cost(Said.NOTHING, True, 66.0) == SOFT
+    assert serving.cost(HolderReply.NOTHING, True, 10.0) == HARD
+    assert serving.cost(HolderReply.FAILED, False, 10.0) == SOFT  # nobody is connected to it
+    assert serving.cost(HolderReply.NOTHING, True, 66.0) == SOFT
 
 
 def test_nobody_hides_what_another_offers_behind_a_name_that_does_not_serve() -> None:

@@ -10,7 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.blobs.blobs import ID_BYTES, BlobStore, content_id
-from p2p.blobs.fetch import AGAIN, MAX_ANSWER, MAX_ASKED, PATIENCE, BlobServer, Fetcher, Said, Want, answer, answered, asked, question
+from p2p.blobs.fetch import (
+    AGAIN,
+    MAX_ANSWER,
+    MAX_ASKED,
+    PATIENCE,
+    BlobServer,
+    Fetcher,
+    HolderReply,
+    Want,
+    answer,
+    answered,
+    asked,
+    question,
+)
 from p2p.blobs.providers import HOLDERS
 from p2p.types import MAX_QUESTION, PeerId, Reason, Unanswered
 
@@ -117,10 +130,11 @@ async def test_holders_that_have_it_not_are_passed_over(autojump_clock: trio.tes
 
 @pytest.mark.trio
 async def test_what_each_holder_said_is_told(autojump_clock: trio.testing.MockClock) -> None:
-    peers, says = Peers(a=silent, b=gone, c=lambda: answer([None]), d=lambda: b"", e=has), dict[PeerId, Said]()
+    peers, replies = Peers(a=silent, b=gone, c=lambda: answer([None]), d=lambda: b"", e=has), dict[PeerId, HolderReply]()
     holders = [A, B, C, PeerId("d"), PeerId("e"), PeerId("f")]
-    assert await peers.fetcher.fetch(Want(NAME, len(BLOB), holders), says) == BLOB
-    assert says == {A: Said.NOTHING, B: Said.FAILED, C: Said.NO, PeerId("d"): Said.NOTHING, PeerId("e"): Said.YES}
+    assert await peers.fetcher.fetch(Want(NAME, len(BLOB), holders), replies) == BLOB
+    expected = [HolderReply.NOTHING, HolderReply.FAILED, HolderReply.NO, HolderReply.NOTHING, HolderReply.YES]
+    assert replies == dict(zip(holders, expected, strict=False))
 
 
 @pytest.mark.trio
@@ -174,7 +188,7 @@ class Holders:
         await trio.sleep(self._seconds)
         reply = answer(self._changed(peer, [self.blobs.get(name) for name in asked(question)]))
         if len(reply) > limit:
-            raise Unanswered("says too much")
+            raise Unanswered("replies too much")
         return reply
 
     async def fetch(self, blob: bytes, *holders: PeerId, size: int | None = None) -> None:
