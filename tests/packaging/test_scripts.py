@@ -1,5 +1,6 @@
 """The scripts a newcomer runs first: they find what they need, say what is missing in one line, and do nothing twice."""
 
+import ast
 import os
 import platform
 import re
@@ -7,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from importlib.metadata import requires
+from collections.abc import Mapping
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
@@ -17,31 +18,34 @@ from p2p.engines.hivemind.p2pd import INSTALL
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]
-TOOLS = ["sh", "env", "dirname", "cat", "head", "tr", "sort", "uname", "id", "rm", "printf", "ls"]
-PIP = """#!/bin/sh
-printf '%s\\n' "$*" >> "{log}"
-[ ! -e "{fails}" ]
-"""
+TOOLS = ["sh", "env", "dirname", "cat", "head", "tail", "sed", "tr", "sort", "uname", "id", "rm", "printf", "ls", "mkdir", "ln", "cp"]
+READ = ("scripts/setup", "scripts/test", "pyproject.toml", "engines/vllm/pyproject.toml", "constraints.txt", "overrides.txt")
+PYTHON = """case "$*" in
+    "-m venv --clear .venv") mkdir -p .venv/bin; cp "{folder}/pip" .venv/bin/pip; ln -sf "{folder}/python" .venv/bin/python ;;
+    *) exec {real} "$@" ;;
+esac"""
+INSTALLER = 'echo "${{0##*/}} $*" >> "{folder}/log"; [ ! -e "{folder}/fails" ]'
+
+
+def program(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout with what `scripts/setup` reads, and a virtual environment whose pip only writes down what it was asked."""
-    folder = tmp_path / "checkout"
-    (folder / "scripts").mkdir(parents=True)
-    shutil.copy(ROOT / "scripts" / "setup", folder / "scripts")
-    (folder / "engines" / "vllm").mkdir(parents=True)
-    for name in ("pyproject.toml", "engines/vllm/pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder / name)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / ".venv")], check=True, timeout=60)
-    pip = folder / ".venv" / "bin" / "pip"
-    pip.write_text(PIP.format(log=tmp_path / "pip.log", fails=tmp_path / "pip-fails"))
-    pip.chmod(0o755)
-    return folder
+    """A checkout with what the scripts read; beside it a Python whose environments have a pip that only writes down what it is asked."""
+    for name in READ:
+        (tmp_path / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "checkout" / name)
+    program(tmp_path / "python", PYTHON.format(folder=tmp_path, real=sys.executable))
+    program(tmp_path / "pip", INSTALLER.format(folder=tmp_path))
+    return tmp_path / "checkout"
 
 
 @pytest.fixture
-def bare_path(tmp_path: Path) -> Iterator[Path]:
+def bare_path(tmp_path: Path) -> Path:
     """A folder with the commonest tools alone: no Python, no compiler, no package manager."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -49,11 +53,11 @@ def bare_path(tmp_path: Path) -> Iterator[Path]:
         found = shutil.which(tool)
         assert found is not None
         (folder / tool).symlink_to(found)
-    yield folder
+    return folder
 
 
 def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    own = {"SWARMD_PYTHON": sys.executable, "SWARMD_PIP_ARGS": "--quiet"}  # arguments: no look for torch's CPU page
+    own = {"SWARMD_PYTHON": str(checkout.parent / "python"), "SWARMD_INSTALLER": "pip"}
     return subprocess.run(
         [str(checkout / "scripts" / "setup")],
         env={name: value for name, value in {**os.environ, **own, **environment}.items() if value},
@@ -65,8 +69,8 @@ def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess
 
 
 def asked(checkout: Path, *, alone: bool = False) -> list[str]:
-    """Of pip. alone: what was to come without its dependencies; else the rest."""
-    log = checkout.parent / "pip.log"
+    """Of pip or uv. alone: what was to come without its dependencies; else the rest."""
+    log = checkout.parent / "log"
     return [line for line in log.read_text().splitlines() if ("--no-deps" in line) == alone] if log.exists() else []
 
 
@@ -78,7 +82,7 @@ def test_scripts_are_posix_shell_that_can_be_run(script: Path) -> None:
         subprocess.run([shell, "-n", str(script)], check=True, timeout=10)
 
 
-def test_ci_runs_the_readmes_test_command_in_a_clone() -> None:
+def test_ci_runs_every_test_in_a_clone() -> None:
     ci = ROOT / ".ci" / "run"
     assert os.access(ci, os.X_OK)
     text = ci.read_text(encoding="utf-8")
@@ -91,91 +95,98 @@ def test_ci_runs_the_readmes_test_command_in_a_clone() -> None:
     "words, lanes",
     [
         ("", ["ruff check .", "mypy", "pytest -m not slow and not net and not gpu"]),
-        ("--all", ["ruff check .", "mypy", "pytest -m "]),
+        ("--all", ["ruff check .", "mypy", "pytest -m"]),
         ("-k one tests/p2p", ["pytest -k one tests/p2p"]),
     ],
 )
-def test_what_scripts_test_runs(tmp_path: Path, words: str, lanes: list[str]) -> None:
-    """Every tool stands in for itself and writes down how it was called; a failing one does not keep the next from running."""
-    log, tools = tmp_path / "log", tmp_path / ".venv" / "bin"
-    (tmp_path / "scripts").mkdir()
+def test_what_scripts_test_runs(checkout: Path, words: str, lanes: list[str]) -> None:
+    """A tool that fails does not keep the next from running."""
+    tools = checkout / ".venv" / "bin"
     tools.mkdir(parents=True)
-    shutil.copy(ROOT / "scripts" / "test", tmp_path / "scripts")
-    for tool in (tmp_path / "scripts" / "setup", tools / "ruff", tools / "mypy", tools / "pytest"):
-        tool.write_text(f'#!/bin/sh\n[ "${{0##*/}}" = setup ] || {{ echo "${{0##*/}} $*" >> "{log}"; exit 1; }}\n')
-        tool.chmod(0o755)
-    done = subprocess.run([tmp_path / "scripts" / "test", *words.split()], capture_output=True, text=True, timeout=60, check=False)
-    ran = [re.sub(r"-n \d --dist worksteal | --durations \d+", "", line).strip() for line in log.read_text().splitlines()]
-    assert (done.returncode, ran) == (1, [lane.strip() for lane in lanes])
+    program(checkout / "scripts" / "setup", "true")
+    (checkout.parent / "fails").touch()
+    for tool in ("ruff", "mypy", "pytest"):
+        program(tools / tool, INSTALLER.format(folder=checkout.parent))
+    done = subprocess.run([checkout / "scripts" / "test", *words.split()], capture_output=True, text=True, timeout=60, check=False)
+    ran = [re.sub(r"-n \d --dist worksteal | --durations \d+", "", line).strip() for line in asked(checkout)]
+    assert (done.returncode, ran) == (1, lanes)
     assert done.stderr == ("failed: ruff mypy pytest\n" if len(lanes) > 1 else "")
 
 
-def test_one_pip_command_pins_torch_with_the_rest(checkout: Path) -> None:
-    done = run_setup(checkout, SWARMD_PIP_ARGS="--proxy http://192.0.2.1:1")
-    assert done.returncode == 0, done.stderr
+def test_one_command_pins_torch_with_the_rest(checkout: Path) -> None:
+    done = run_setup(checkout, SWARMD_PIP_ARGS="--index-url http://192.0.2.1:1")
+    assert done.returncode == 0 and done.stderr.count("\n") < 12, done.stderr
     (line,) = asked(checkout)
-    assert re.search(r"^install .*--proxy http://192\.0\.2\.1:1 -c constraints\.txt torch==[\d.]+ -e \.\[dev\] -e engines/vllm$", line)
+    assert re.fullmatch(
+        r"pip install torch==[\d.]+ -e \.\[dev\] -e engines/vllm -c constraints\.txt --index-url http://192\.0\.2\.1:1", line
+    )
+
+
+def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_path: Path) -> None:
+    """As a package where it is not there. Without GMP's headers, as fastecdsa is overridden."""
+    own = checkout.parent
+    program(own / "uv", f'{INSTALLER.format(folder=own)}; echo "$UV_FIND_LINKS $UV_INDEX $UV_DEFAULT_INDEX" > "{own}/looks"')
+    program(
+        own / "pip",
+        f"""case "$1" in
+            config) printf '%s\\n' "global.find-links='\\\\n/wheels\\\\n/more'" ":env:.extra-index-url='file:///index'" ;;
+            install) {INSTALLER.format(folder=own)}; cp "{own}/uv" .venv/bin/uv ;;
+        esac""",
+    )
+    program(bare_path / "cc", "exit 1")  # finds no gmp.h
+    done = run_setup(checkout, SWARMD_INSTALLER="", PATH=str(bare_path))
+    assert done.returncode == 0, done.stderr
+    itself, line = asked(checkout)
+    assert itself == "pip install --quiet -c constraints.txt uv"
+    assert line.startswith("uv pip install --python .venv/bin/python ")
+    assert re.search(r" --override overrides\.txt torch==[\d.]+ -e \.\[dev\] -e engines/vllm -c constraints\.txt$", line)
+    assert (own / "looks").read_text().split() == ["/wheels,/more", "file:///index"]
 
 
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="hivemind's p2pd is for Linux on x86-64")
 def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does_not(checkout: Path) -> None:
-    pip = checkout / ".venv" / "bin" / "pip"
-    pip.write_text(pip.read_text() + 'case "$*" in *--no-deps*) exit 1 ;; esac\n')
+    program(checkout.parent / "pip", f'{INSTALLER.format(folder=checkout.parent)}; case "$*" in *--no-deps*) exit 1 ;; esac')
     done = run_setup(checkout)
     assert done.returncode == 0 and "py-libp2p alone" in done.stderr
-    assert [line.split()[-2:] for line in asked(checkout, alone=True)] == [["--no-deps", "hivemind"]]
-    (pin,) = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line.startswith("hivemind==")]
+    assert asked(checkout, alone=True) == ["pip install --no-deps hivemind -c constraints.txt"]
+    pin = f"hivemind=={pins('constraints.txt')['hivemind']}"
     assert pin in (ROOT / "pyproject.toml").read_text(encoding="utf-8") and pin in INSTALL
 
 
-def test_nothing_changed_is_nothing_to_do(checkout: Path) -> None:
+def test_nothing_changed_is_nothing_to_do_and_what_changed_is_installed_again(checkout: Path) -> None:
     assert run_setup(checkout).returncode == 0
     again = run_setup(checkout)
-    assert (again.returncode, again.stderr) == (0, "setup: nothing to do\n")
-    assert len(asked(checkout)) == 1
-
-
-@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt", "SWARMD_PIP_ARGS"])
-def test_what_changed_is_installed_again(checkout: Path, changed: str) -> None:
-    run_setup(checkout)
-    if changed == "SWARMD_PIP_ARGS":
-        assert run_setup(checkout, SWARMD_PIP_ARGS="--verbose").returncode == 0
-    else:
-        with (checkout / changed).open("a", encoding="utf-8") as file:
+    assert (again.returncode, again.stderr, len(asked(checkout))) == (0, "setup: nothing to do\n", 1)
+    for times, name in enumerate(("pyproject.toml", "constraints.txt", "overrides.txt"), 2):
+        with (checkout / name).open("a", encoding="utf-8") as file:
             file.write("# another line\n")
-        assert run_setup(checkout).returncode == 0
-    assert len(asked(checkout)) == 2
+        assert (run_setup(checkout).returncode, len(asked(checkout))) == (0, times)
+    assert (run_setup(checkout, SWARMD_PIP_ARGS="--verbose").returncode, len(asked(checkout))) == (0, 5)
 
 
 def test_a_failed_install_is_told_and_tried_again(checkout: Path) -> None:
     """Also where the files are as they were at the last install that went well: what is installed is not."""
     assert run_setup(checkout).returncode == 0
-    (checkout.parent / "pip-fails").touch()
+    (checkout.parent / "fails").touch()
     failed = run_setup(checkout, SWARMD_PIP_ARGS="--verbose")
-    assert failed.returncode == 1
-    assert "pip failed" in failed.stderr
-    (checkout.parent / "pip-fails").unlink()
+    assert failed.returncode == 1 and "the installation failed" in failed.stderr
+    (checkout.parent / "fails").unlink()
     assert run_setup(checkout).returncode == 0
     assert len(asked(checkout)) == 3
 
 
-def test_no_python_is_one_clear_line(checkout: Path, bare_path: Path) -> None:
-    told = run_setup(checkout, PATH=str(bare_path), SWARMD_PYTHON="")
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        ({"SWARMD_PYTHON": ""}, "setup: swarmd needs Python 3.11, 3.12 or 3.13: install one and run this again\n"),
+        ({"SWARMD_PYTHON": "python-of-old"}, "setup: python-of-old is not it; swarmd needs Python 3.11"),
+        ({"CC": ""}, "setup: no C compiler found"),
+    ],
+)
+def test_no_python_and_no_compiler_are_one_clear_line(checkout: Path, bare_path: Path, environment: Mapping[str, str], said: str) -> None:
+    told = run_setup(checkout, PATH=str(bare_path), **environment)
     assert told.returncode == 1
-    assert told.stderr == "setup: swarmd needs Python 3.11, 3.12 or 3.13: install one and run this again\n"
-
-
-def test_a_python_that_is_none_is_named(checkout: Path, bare_path: Path) -> None:
-    told = run_setup(checkout, PATH=str(bare_path), SWARMD_PYTHON="python-of-old")
-    assert told.returncode == 1
-    assert told.stderr.startswith("setup: python-of-old is not it; swarmd needs Python 3.11")
-
-
-def test_no_compiler_is_one_clear_line(checkout: Path, bare_path: Path) -> None:
-    told = run_setup(checkout, PATH=str(bare_path), CC="")
-    assert told.returncode == 1
-    assert told.stderr.startswith("setup: no C compiler found")
-    assert told.stderr.count("\n") == 1
+    assert told.stderr.startswith(said) and told.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -185,9 +196,7 @@ def test_missing_headers_nobody_may_install_are_named_in_one_line(checkout: Path
     """A compiler that finds no gmp.h, a user who is not root, and no sudo."""
     for name, text in {"cc": "exit 1", "id": "echo 1000", manager: "exit 1"}.items():
         if name:
-            (bare_path / name).unlink(missing_ok=True)
-            (bare_path / name).write_text(f"#!/bin/sh\n{text}\n")
-            (bare_path / name).chmod(0o755)
+            program(bare_path / name, text)
     told = run_setup(checkout, PATH=str(bare_path), CC="")
     assert told.returncode == 1
     assert re.search(rf"\b{package}\b", told.stderr)
@@ -197,48 +206,85 @@ def test_missing_headers_nobody_may_install_are_named_in_one_line(checkout: Path
 
 def test_missing_headers_are_installed_where_that_is_possible(checkout: Path, bare_path: Path) -> None:
     """apt-get as root: a stale list of packages is renewed once, and then the compiler finds gmp.h."""
-    installed, log = checkout.parent / "gmp-installed", checkout.parent / "apt.log"
-    for name, text in {
-        "cc": f'[ -e "{installed}" ]',
-        "id": "echo 0",
-        "apt-get": f'echo "$*" >> "{log}"; case "$*" in update) touch "{installed}-list" ;; '
-        f'*install*) [ -e "{installed}-list" ] && touch "{installed}" ;; esac',
-        "touch": f'exec {shutil.which("touch")} "$@"',
-    }.items():
-        (bare_path / name).unlink(missing_ok=True)
-        (bare_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (bare_path / name).chmod(0o755)
+    installed, listed, log = checkout.parent / "gmp", checkout.parent / "list", checkout.parent / "apt.log"
+    apt = f'echo "$*" >> "{log}"; case "$*" in *update) echo > "{listed}" ;; *) [ -e "{listed}" ] && echo > "{installed}" ;; esac'
+    for name, text in {"cc": f'[ -e "{installed}" ]', "id": "echo 0", "apt-get": apt}.items():
+        program(bare_path / name, text)
     done = run_setup(checkout, PATH=str(bare_path), CC="")
     assert done.returncode == 0, done.stderr
     first, update, second = log.read_text().splitlines()
-    assert (update, first) == ("update", second)
+    assert (update, first) == ("-qq update", second)
     assert first.endswith("libgmp-dev")
     assert len(asked(checkout)) == 1
 
 
-def test_a_moved_checkout_gets_a_new_environment(checkout: Path, bare_path: Path) -> None:
+def test_a_moved_checkout_gets_a_new_environment(checkout: Path) -> None:
     assert run_setup(checkout).returncode == 0
+    (checkout / ".venv" / "of-old").touch()
     moved = checkout.rename(checkout.parent / "moved")
-    told = run_setup(moved, PATH=f"{bare_path}:{os.environ['PATH']}", SWARMD_PIP_ARGS="--no-such-option-of-pip")
-    assert "this checkout was moved" in told.stderr
-    assert told.returncode == 1  # the new environment's pip is the real one
-    assert len(asked(moved)) == 1
-
-
-def test_constraints_pin_everything_that_is_asked_for() -> None:
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
-    pinned = {canonical(name) for name in pins}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
-    names = {canonical(re.split(r"[\[<>=!~; ]", line)[0]) for line in wanted} - {"swarmd"}
-    assert names - pinned == set()
-    for name in names - {"hivemind", "bitsandbytes"}:  # and what those want in turn, here; hivemind comes alone, the other not at all
-        further = {canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line}
-        assert further - pinned == set(), name
-    assert all(re.fullmatch(r"[\w.]+", version) for version in pins.values())  # no local versions: "+cpu" is one platform's
-    assert not any(name.startswith(("nvidia", "cuda", "triton")) for name in pinned)
+    told = run_setup(moved)
+    assert told.returncode == 0 and "this checkout was moved" in told.stderr
+    assert not (moved / ".venv" / "of-old").exists()
+    assert len(asked(moved)) == 2
 
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    return {canonical(name): version for name, version in (line.split("==") for line in lines if line and not line.startswith("#"))}
+
+
+def declared(project: Path) -> dict[str, set[str]]:
+    """By extra ("" for none): the packages that a pyproject.toml asks for."""
+    table = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = {"": table["dependencies"], **table.get("optional-dependencies", {})}
+    return {extra: {canonical(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines} - {"swarmd"} for extra, lines in groups.items()}
+
+
+def test_constraints_pin_everything_that_is_asked_for() -> None:
+    pinned, overridden = pins("constraints.txt"), pins("overrides.txt")
+    names = set().union(*declared(ROOT).values())
+    assert names - pinned.keys() == set()
+    for name in names - {"hivemind", "bitsandbytes"}:  # and what those want in turn, here; hivemind comes alone, the other not at all
+        further = {canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line}
+        assert further - pinned.keys() - overridden.keys() == set(), name
+    assert pinned.keys() & overridden.keys() == set()  # uv would hold to both
+    assert all(re.fullmatch(r"[\w.]+", version) for version in pinned.values())  # no local versions: "+cpu" is one platform's
+    assert not any(name.startswith(("nvidia", "cuda", "triton")) for name in pinned)
+
+
+UNSEEN = {"hivemind", "bitsandbytes"}  # a program of its own; imported by its name in a string
+RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist"}  # and not imported
+OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm"}
+
+
+def imported(folders: str) -> set[str]:
+    """The packages, as an index calls them, that the code below these folders imports. The peers' of benchmarks are not ours to declare."""
+    known, found = packages_distributions(), set[str]()
+    for path in (path for folder in folders.split() for path in (ROOT / folder).rglob("*.py") if "benchmarks/peers" not in str(path)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {name.name.split(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add((node.module or "").split(".")[0])
+    return {canonical(known.get(name, [name])[0]) for name in found - sys.stdlib_module_names - OURS}
+
+
+@pytest.mark.parametrize(
+    "project, folders, extras",
+    [
+        (".", "swarmd p2p", ["", "8bit", "plot", "hivemind"]),
+        (".", "judge", ["judge"]),
+        (".", "tests benchmarks packaging", ["dev"]),
+        ("engines/vllm", "engines/vllm", [""]),
+    ],
+)
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported(project: str, folders: str, extras: list[str]) -> None:
+    groups, wanted = declared(ROOT / project), imported(folders)
+    of_extras = set().union(*(groups[extra] for extra in extras))
+    may = of_extras | groups[""] | (groups["judge"] | groups["plot"] if extras == ["dev"] else set())
+    assert wanted - may - UNSEEN == set(), "imported and not declared"
+    assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"
