@@ -39,63 +39,33 @@ JUDGE, OTHER = "https://judge.example", "https://other.example:8443"
 NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
-def test_what_is_told_is_understood() -> None:
+def test_what_is_told_is_understood_and_more_is_not_told() -> None:
     assert unpack(pack([JUDGE, OTHER])) == [JUDGE, OTHER] and unpack(b"") == []
+    for urls in (["https://a.example"] * (MAX_URLS + 1), ["https://" + "a" * 200], [""]):
+        with pytest.raises(ValueError, match="at most"):
+            pack(urls)
 
 
-@pytest.mark.parametrize("urls", [["https://a.example"] * (MAX_URLS + 1), ["https://" + "a" * 200], [""]])
-def test_more_is_not_told(urls: list[str]) -> None:
-    with pytest.raises(ValueError, match="at most"):
-        pack(urls)
+NO_ANSWERS = [pack([JUDGE])[:-1], pack([JUDGE]) + b"\x05", pack([JUDGE]) * (MAX_URLS + 1), b"\x03\xff\xff\xff", b"\x00"]
+NO_ANSWERS += [b"\x0cftp://a.examp", b"\xc9" + b"https://" + b"a" * 193, b"\x20https://me:secret@judge.example/"]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        pack([JUDGE])[:-1],
-        pack([JUDGE]) + b"\x05",
-        pack([JUDGE]) * (MAX_URLS + 1),
-        b"\x03\xff\xff\xff",
-        b"\x0cftp://a.examp",
-        b"\xc9" + b"https://" + b"a" * 193,
-        b"\x20https://me:secret@judge.example/",
-        b"\x00",
-    ],
-)
+@pytest.mark.parametrize("message", NO_ANSWERS)
 def test_what_is_no_answer_tells_nothing(message: bytes) -> None:
     assert unpack(message) == []
 
 
-@pytest.mark.parametrize(
-    "url, far, near",
-    [
-        (JUDGE, True, True),
-        ("https://11.0.0.1:8400", True, True),
-        ("http://judge.example", False, False),
-        ("http://11.0.0.1", False, False),
-        ("https://192.168.1.1", False, False),
-        ("https://10.0.0.1", False, False),
-        ("https://[fe80::1]", False, False),
-        ("https://localhost", False, False),
-        ("https://nas.local", False, False),
-        ("https://metadata.google.internal", False, False),
-        ("http://127.0.0.1:8400", False, True),
-        ("http://[::1]:8400", False, True),
-        ("https://0.0.0.0", False, False),
-        ("https://224.0.0.1", False, False),
-        ("https://198.18.0.1", False, False),
-        ("https://judge.example.", True, True),
-        ("https://metadata.google.internal.", False, False),
-        ("https://localhost.", False, False),
-        ("https://router", False, False),
-        ("https://0x7f000001", False, False),
-        ("https://0x7f.0.0.0x1", False, False),
-        ("https://127.0.0.0x1", False, False),
-        ("https://nas.home.arpa", False, False),
-    ],
-)
-def test_where_a_peers_word_may_send_us(url: str, far: bool, near: bool) -> None:
-    assert (usable(url, same_machine=False), usable(url, same_machine=True)) == (far, near)
+EVERYWHERE = f"{JUDGE} https://judge.example. https://11.0.0.1:8400"
+NEAR = "http://127.0.0.1:8400 http://[::1]:8400"
+NOWHERE = """http://judge.example http://11.0.0.1 https://192.168.1.1 https://10.0.0.1 https://[fe80::1] https://localhost https://nas.local
+    https://metadata.google.internal https://0.0.0.0 https://224.0.0.1 https://198.18.0.1 https://metadata.google.internal.
+    https://localhost. https://router https://0x7f000001 https://0x7f.0.0.0x1 https://127.0.0.0x1 https://nas.home.arpa"""
+
+
+@pytest.mark.parametrize("urls, far, near", [(EVERYWHERE, True, True), (NEAR, False, True), (NOWHERE, False, False)])
+def test_where_a_peers_word_may_send_us(urls: str, far: bool, near: bool) -> None:
+    for url in urls.split():
+        assert (usable(url, same_machine=False), usable(url, same_machine=True)) == (far, near), url
 
 
 class Names(trio.abc.HostnameResolver):

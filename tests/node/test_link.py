@@ -9,6 +9,7 @@ import pytest
 
 from p2p.types import PeerId, Reason
 from swarmd import link
+from swarmd.testing import wait_until
 
 START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
 ENDS: list[socket.socket] = []
@@ -53,17 +54,11 @@ def say(sock: socket.socket, trainer: link.TrainerLink, *messages: link.ToTraine
 
 def test_what_the_daemon_admits_the_round_receives_once_and_in_order() -> None:
     daemon, trainer, _ = opened()
-    say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", bytes([n])) for n in range(3)))
+    say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", bytes([n]), heard=n) for n in range(3)))
     received = trainer.received()
-    assert [(e.sequence, e.body) for e in received] == [(0, b"\0"), (1, b"\1"), (2, b"\2")]
+    assert [(e.sequence, e.body, e.heard) for e in received] == [(0, b"\0", 0), (1, b"\1", 1), (2, b"\2", 2)]
     assert {(e.author, e.sent_at, e.kind) for e in received} == {("p", 1.5, "rollouts")}
     assert not trainer.received()
-
-
-def test_when_it_was_heard_travels_with_it() -> None:
-    daemon, trainer, _ = opened()
-    say(daemon, trainer, link.Received("p", 1, 1.5, "rollouts", b"", heard=7), link.Received("p", 2, 1.5, "rollouts", b""))
-    assert [e.heard for e in trainer.received()] == [7, 0]
 
 
 def test_what_the_round_says_the_daemon_hears() -> None:
@@ -76,30 +71,22 @@ def test_what_the_round_says_the_daemon_hears() -> None:
     assert link.Publish("rollouts", b"body") in heard and link.ReportPeer("p", "UNDECODABLE") in heard
 
 
-def test_refusals_are_counted_until_asked_for() -> None:
+def test_what_the_swarm_and_the_judge_said_is_there_for_the_loop() -> None:
     daemon, trainer, _ = opened()
-    say(daemon, trainer, link.SwarmNews(2, {"STALE": 1}), link.SwarmNews(3, {"STALE": 2, "MALFORMED": 1}))
-    assert trainer.peers == 3
-    assert trainer.refused() == {Reason.STALE: 3, Reason.MALFORMED: 1}
-    assert trainer.refused() == {}
-
-
-def test_a_question_is_given_out_once_and_the_newest_counts() -> None:
-    daemon, trainer, _ = opened()
-    say(daemon, trainer, link.JudgeQuestion("1", "old"), link.JudgeQuestion("2", "new"))
-    assert trainer.question() == link.JudgeQuestion("2", "new")
-    assert trainer.question() is None
+    news = [link.SwarmNews(2, {"STALE": 1}), link.SwarmNews(3, {"STALE": 2, "MALFORMED": 1})]
+    questions = [link.JudgeQuestion("1", "old"), link.JudgeQuestion("2", "new")]
+    scores = [link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8)]
+    say(daemon, trainer, *news, *questions, *scores)
+    assert (trainer.peers, trainer.judged) == (3, link.JudgeScore(0.5, 8))
+    assert (trainer.refused(), trainer.refused()) == ({Reason.STALE: 3, Reason.MALFORMED: 1}, {})  # counted until asked for
+    assert (trainer.question(), trainer.question()) == (link.JudgeQuestion("2", "new"), None)
 
 
 def test_pause_and_resume() -> None:
     daemon, trainer, _ = opened()
     for message, paused in ((link.Pause(), True), (link.Resume(), False)):
         daemon.sendall(link.pack(message))
-        for _ in range(100):
-            if trainer.paused == paused:
-                break
-            trainer.wait(0.1)
-        assert trainer.paused == paused
+        wait_until(lambda paused=paused: trainer.paused == paused)  # type: ignore[misc]
 
 
 def test_the_end_of_the_daemon_is_noticed_at_once() -> None:
@@ -126,14 +113,15 @@ def test_a_flood_costs_frames_never_words_and_nobody_waits() -> None:
     assert len(frames) < 5000 and frames[-1] == (4999).to_bytes(2, "big") and frames == sorted(frames)
 
 
-def test_no_word_is_ever_dropped_and_frames_are_bounded_both_ways() -> None:
-    outbox = link.MessageQueue(frames=2)
+def test_no_word_is_ever_dropped_and_of_frames_the_oldest() -> None:
+    queue = link.MessageQueue(frames=2)
     for n in range(50):
-        outbox.put(link.TrainerState("training", str(n)))
-        outbox.put(link.Received("p", n, 0.0, "rollouts", b""))
-    taken = [outbox.take() for _ in range(len(outbox))]
+        queue.put(link.TrainerState("training", str(n)))
+        queue.put(link.Received("p", n, 0.0, "rollouts", b"") if n % 2 else link.Publish("k", bytes([n])))
+    taken = [queue.take() for _ in range(len(queue))]
     assert taken[:50] == [link.TrainerState("training", str(n)) for n in range(50)]
-    assert taken[50:] == [link.Received("p", n, 0.0, "rollouts", b"") for n in (48, 49)]
+    assert taken[50:] == [link.Publish("k", bytes([48])), link.Received("p", 49, 0.0, "rollouts", b"")]
+    assert queue.dropped == 48 and queue.take() is None
 
 
 def test_a_round_that_takes_long_finds_the_newest_frames_only() -> None:
@@ -184,22 +172,6 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(message: link.ToTraine
     assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(
         isinstance(message, kind) for kind in (link.Stop, link.Pause, link.JudgeQuestion)
     )
-
-
-def test_what_the_judge_found_is_there_for_the_next_line() -> None:
-    daemon, trainer, _ = opened()
-    say(daemon, trainer, link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8))
-    assert trainer.judged == link.JudgeScore(0.5, 8)
-
-
-def test_the_outbox_drops_the_oldest_frames() -> None:
-    outbox = link.MessageQueue(frames=3)
-    for n in range(5):
-        outbox.put(link.Publish("k", bytes([n])))
-    outbox.put(link.Stopped(0))
-    taken = [outbox.take() for _ in range(len(outbox))]
-    assert taken == [link.Stopped(0), *(link.Publish("k", bytes([n])) for n in (2, 3, 4))]
-    assert outbox.dropped == 2 and outbox.take() is None
 
 
 @pytest.mark.parametrize("step", [1, 3, 1000])

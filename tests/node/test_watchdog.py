@@ -13,7 +13,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck, StuckLimits, Watchdog
-from swarmd.workers.restarts import HOPELESS, Death, Deaths
+from swarmd.workers.restarts import HOPELESS, Death, Deaths, exit_words
 
 TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
 
@@ -87,9 +87,9 @@ def test_long_rounds_are_normal_where_rounds_are_long() -> None:
 
 
 @pytest.mark.parametrize("state", ["paused", "waiting", "starting", "stopping"])
-def test_who_is_not_training_ends_no_rounds(daemon: Daemon, state: str) -> None:
+def test_one_that_is_not_training_ends_no_rounds(daemon: Daemon, state: str) -> None:
     daemon.dog.heard(link.TrainerState(state, "because", "wait"))
-    assert daemon.wait(24 * 3600, 2, [ALIVE]) is None
+    assert daemon.wait(4 * 3600, 2, [ALIVE]) is None
 
 
 def test_a_machine_that_slept_or_a_daemon_that_was_starved_blames_nobody(daemon: Daemon) -> None:
@@ -111,14 +111,19 @@ def test_a_slow_start_is_not_silence() -> None:
 
 def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> None:
     deaths = Deaths()
-    counts = []
+    died = []
     for _ in range(HOPELESS):
         for number in (11, 12, 13):  # lost each time, and run again
             deaths.progress(number)
-        counts.append(deaths.died("out of memory").count)
-    assert counts == [1, 2, 3, 4, 5]
+        died.append(deaths.died("out of memory"))
+    assert [(death.count, death.backoff, death.hopeless) for death in died] == [
+        (1, 0.0, False), (2, 2.0, False), (3, 4.0, False), (4, 8.0, False), (5, 16.0, True),
+    ]  # fmt: skip
     deaths.progress(14)
     assert deaths.died("out of memory").count == 1
+    assert [Deaths(longest_backoff=3.0).died("").backoff, exit_words(-9), exit_words(3)] == [
+        0.0, "killed by signal 9 (out of memory, perhaps)", "exit 3",
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -150,9 +150,6 @@ def test_a_port_in_use(tmp_path: Path) -> None:
         (["--model", "/nowhere/at/all"], 3, "/nowhere/at/all"),
         (["--model", "nobody/no-such-model"], 4, "nobody/no-such-model"),
         pytest.param(["--device", "cuda"], 3, "cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")),
-        (["--bootstrap", "127.0.0.1:4001"], 2, "127.0.0.1:4001"),
-        (["--judge", "not a url"], 2, "not a url"),
-        (["--local", "four"], 2, "--local"),
     ],
 )
 def test_what_cannot_work_says_why_and_what_to_do(tmp_path: Path, words: list[str], status: int, said: str) -> None:
