@@ -28,9 +28,8 @@ from p2p.topic import Topic
 from p2p.types import MAX_QUESTION, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_stack
-from tests.p2p.waiting import SECONDS, heard
+from tests.p2p.real import SECONDS, TOPIC, heard, real_engine
 
-TOPIC = Topic("main", "0123456789abcdef")
 pytestmark = pytest.mark.trio
 
 
@@ -48,16 +47,8 @@ class RealNet:
     def __init__(self, *engines: str) -> None:
         self._engines = itertools.cycle(engines)
 
-    def build(
-        self,
-        identity: Identity,
-        topic: Topic,
-        bootstrap: Sequence[str] = (),
-        listen: str = "/ip4/127.0.0.1/tcp/0",
-        addressbook: Path | None = None,
-    ) -> Callable[[Handlers], P2pEngine]:
-        options = {"listen": [listen], "bootstrap": bootstrap, "addressbook": addressbook, "clock": time.time}
-        return partial(engine(next(self._engines)), identity, topic, rng=random.Random(identity.peer_id), **options)
+    def build(self, identity: Identity, topic: Topic, bootstrap: Sequence[str] = (), **options: Any) -> Callable[[Handlers], P2pEngine]:
+        return partial(real_engine, next(self._engines), identity.seed[0], topic=topic, bootstrap=bootstrap, **options)
 
 
 def nets(*names: str) -> list[Any]:
@@ -201,7 +192,7 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(r
             dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the port is free at once
             await dial.aclose()
             await listener.aclose()
-            late = member(real, 1, listen=f"/ip4/127.0.0.1/tcp/{port}")
+            late = member(real, 1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
             await nursery.start(late.run)
             await until(lone.peers)
             assert not lone.rejected and [peer.direction for peer in lone.peers()] == ["outbound"]
@@ -248,7 +239,7 @@ async def test_a_peer_that_sends_what_is_no_frame_is_cut_off_and_the_others_are_
 
 
 async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> None:
-    first = member(real, 1, listen="/ip4/0.0.0.0/tcp/0")
+    first = member(real, 1, listen=["/ip4/0.0.0.0/tcp/0"])
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(first.run)
         assert addresses[0].startswith("/ip4/127.0.0.1/tcp/") and not any("0.0.0.0" in address for address in addresses)
@@ -260,7 +251,7 @@ async def test_a_port_in_use_and_an_address_not_ours_are_named(real: Any) -> Non
         ):
             caught: OperatorError | None = None
             try:
-                await nursery.start(member(real, 2, listen=listen).run)
+                await nursery.start(member(real, 2, listen=[listen]).run)
             except OperatorError as found:  # as it is, and in no group
                 caught = found
             assert isinstance(caught, error) and re.search(said, str(caught))
@@ -273,7 +264,7 @@ async def test_what_is_no_address_is_named(real: Any, text: str) -> None:
     with pytest.raises(BadAddress, match="one looks like /ip4/"):
         member(real, 1, [text])
     with pytest.raises(BadAddress, match="one looks like /ip4/"):
-        member(real, 1, listen=text + "x")
+        member(real, 1, listen=[text + "x"])
 
 
 # Engines alone.

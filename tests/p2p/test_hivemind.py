@@ -1,8 +1,6 @@
 """What only the hivemind engine has to withstand: a child process that dies, hangs or outlives us, and peers it passes things on for."""
 
-import itertools
 import os
-import random
 import signal
 import socket
 import stat
@@ -24,22 +22,20 @@ import trio.testing
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
 from p2p.admission.host_bans import PEERS
-from p2p.engines import choose, engine
+from p2p.engines import choose
 from p2p.engines.hivemind import p2pd as p2pd_module
 from p2p.engines.hivemind.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
 from p2p.engines.libp2p.stack import Stack
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.topic import Topic
-from p2p.types import Handlers, P2pEngine, PeerId, Verdict
+from p2p.types import PeerId, Verdict
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_stack
-from tests.p2p.waiting import SECONDS, heard
+from tests.p2p.real import SECONDS, TOPIC, heard, real_engine, real_member
 
 NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 pytestmark = pytest.mark.trio
-TOPIC = Topic("main", "0123456789abcdef")
 
 
 def with_p2pd(test: Any) -> Any:
@@ -54,20 +50,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-QUIET = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: b"")
-
-
-def build(name: str, n: int, handlers: Handlers = QUIET, **options: Any) -> Any:
-    settings: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": [], "addressbook": None, "clock": time.time}
-    return engine(name)(Identity.from_seed(bytes([n]) * 32), TOPIC, handlers, rng=random.Random(n), **settings | options)
-
-
 def member(n: int, name: str = "hivemind", **options: Any) -> Member:
-    def build_engine(handlers: Handlers) -> P2pEngine:
-        return build(name, n, handlers, **options)  # type: ignore[no-any-return]
-
-    numbers = itertools.count(int(time.time() * 1000))
-    return Member(Identity.from_seed(bytes([n]) * 32), TOPIC, build_engine, sequence=numbers, clock=time.time)
+    return real_member(name, n, **options)
 
 
 def children() -> list[psutil.Process]:
@@ -139,7 +123,7 @@ async def test_it_starts_again_with_the_same_port(sign: signal.Signals, monkeypa
         b = member(2, "libp2p", bootstrap=addresses[:1])
         await nursery.start(b.run)
         await heard(b, a)
-        monkeypatch.setattr(p2pd_module, "ANSWER_TIMEOUT", 5.0)
+        monkeypatch.setattr(p2pd_module, "ANSWER_TIMEOUT", 3.0)
         child.send_signal(sign)
         await until(lambda: a.engine.restarts == 1 and a.addresses())  # type: ignore[attr-defined]
         assert a.addresses() == addresses and [other.pid for other in children()] != [child.pid]
@@ -302,7 +286,7 @@ async def test_auto_takes_libp2p_where_hivemind_is_not_and_says_why(monkeypatch:
     with pytest.raises(EngineMissing, match=r"swarm\.engine"):
         choose("hivemind")
     with pytest.raises(EngineMissing):
-        build("hivemind", 1)
+        real_engine("hivemind", 1)
 
 
 async def test_another_machine_is_told_that_it_has_no_p2pd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,8 @@ import contextlib
 import itertools
 import logging
 import os
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,34 +29,27 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.peers import outbound, shard_peers
-from p2p.topic import Topic
-from p2p.types import Handlers, P2pEngine, PeerId, Verdict
+from p2p.types import Handlers, PeerId, Verdict
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_stack
-from tests.p2p.waiting import SECONDS, heard
+from tests.p2p.real import QUIET, SECONDS, TOPIC, heard, real_engine, real_member
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
-TOPIC = Topic("main", "0123456789abcdef")
 
 
-MULTISTREAM = b"\x13/multistream/1.0.0\n"  # whoever is let in is answered the same
-QUIET = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: b"")
+MULTISTREAM = b"\x13/multistream/1.0.0\n"  # the first bytes of an answer to a connection that is let in
 
 
 def engine(n: int, handlers: Handlers = QUIET, **options: Any) -> Libp2pEngine:
-    settings: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": [], "addressbook": None, "clock": time.time}
-    return Libp2pEngine(Identity.from_seed(bytes([n]) * 32), TOPIC, handlers, rng=random.Random(n), **settings | options)
+    found = real_engine("libp2p", n, handlers, **options)
+    assert isinstance(found, Libp2pEngine)
+    return found
 
 
 def member(n: int, **options: Any) -> tuple[Member, Libp2pEngine]:
-    built: list[Libp2pEngine] = []
-
-    def build(handlers: Handlers) -> P2pEngine:
-        built.append(engine(n, handlers, **options))
-        return built[0]
-
-    numbers = itertools.count(int(time.time() * 1000))
-    return Member(Identity.from_seed(bytes([n]) * 32), TOPIC, build, sequence=numbers, clock=time.time), built[0]
+    found = real_member("libp2p", n, **options)
+    assert isinstance(found.engine, Libp2pEngine)
+    return found, found.engine
 
 
 async def test_who_told_of_a_peer_is_noted() -> None:

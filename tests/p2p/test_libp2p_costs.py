@@ -18,8 +18,8 @@ from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.engines.libp2p.stack import Stack
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_stack
-from tests.p2p.test_libp2p import TOPIC, member
-from tests.p2p.waiting import heard
+from tests.p2p.real import TOPIC, heard
+from tests.p2p.test_libp2p import member
 
 pytestmark = [pytest.mark.trio, pytest.mark.net]
 

@@ -1,0 +1,46 @@
+"""Real engines and members over loopback, and waiting for what they do in their own time."""
+
+import itertools
+import os
+import random
+import time
+from typing import Any
+
+from p2p.engines import engine
+from p2p.identity import Identity
+from p2p.member import Member
+from p2p.topic import Topic
+from p2p.types import Handlers, Verdict
+from swarmd.testing import until
+
+TOPIC = Topic("main", "0123456789abcdef")
+SECONDS = 30.0  # a failure, not a measure
+QUIET = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: b"")
+
+
+def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TOPIC, **options: Any) -> Any:
+    """Of this kind, with the n-th key. options: other than a free port of loopback, no bootstrap and no address book."""
+    settings: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": [], "addressbook": None, "clock": time.time}
+    return engine(name)(Identity.from_seed(bytes([n]) * 32), topic, handlers, rng=random.Random(n), **settings | options)
+
+
+def real_member(name: str, n: int, topic: Topic = TOPIC, **options: Any) -> Member:
+    numbers = itertools.count(int(time.time() * 1000))
+    return Member(
+        Identity.from_seed(bytes([n]) * 32),
+        topic,
+        lambda handlers: real_engine(name, n, handlers, topic, **options),
+        sequence=numbers,
+        clock=time.time,
+    )
+
+
+async def heard(sender: Member, receiver: Member) -> None:
+    """The sender is heard, sooner or later."""
+    receiver.received()
+
+    def arrived() -> bool:
+        sender.publish("rollouts", os.urandom(100))
+        return bool(receiver.received())
+
+    await until(arrived, SECONDS, every=0.2)
