@@ -1,4 +1,4 @@
-"""What runs in a lab, and what is done with it; and as a program, figures that take too long for a test.
+"""Nodes in the NAT lab, and what they do there; as a program, figures that take too long for a test.
 
     python -m tests.nat.figures punch --observers 3        when two homes meet through a relay, and when directly
     python -m tests.nat.figures partition --seconds 60     when a swarm is one again after a cut of so long
@@ -76,9 +76,7 @@ def fresh(probe: ProbeProcess, since: float) -> set[str]:
 
 
 def cut_and_heal(net: Net, seconds: float) -> float:
-    """A swarm of six with both engines, half of it behind a cut for so long, during which each half goes on; how many seconds after
-    the healing everybody hears everybody.
-    """
+    """Cuts a swarm of six, with both engines, in two halves that go on. Returns the seconds after the healing until all hear all."""
     net.bootstrap("auto")
     numbers = range(4, 10)
     probes = [net.probe(net.lab.public(n), engine) for n, engine in zip(numbers, ["libp2p", "hivemind"] * 3, strict=True)]
@@ -105,8 +103,9 @@ def cut_and_heal(net: Net, seconds: float) -> float:
 
 
 def punch(net: Net, observers: int) -> dict[str, Any]:
-    """Two homes, a bootstrap node that relays, and so many members on the public net, who tell the two where they see them. Seconds after
-    the start at which the one first fetched from the other, and at which there was a connection without the relay; None: not in a minute.
+    """Hole punching: two homes, a bootstrap node that relays, and members on the public net that tell the two where they see them.
+
+    Returns the seconds until the one first fetched from the other, and until a connection without the relay; None: not in a minute.
     """
     net.bootstrap("hivemind")
     since = time.monotonic()
@@ -125,7 +124,7 @@ def punch(net: Net, observers: int) -> dict[str, Any]:
             direct = time.monotonic() - since
         if fetched is None and obtain(asker, held, [author.peer_id])["bytes"]:
             fetched = time.monotonic() - since
-        time.sleep(4 if fetched is None else 0.2)  # who dials in vain too often is kept from it by go-libp2p, for a punch too
+        time.sleep(4 if fetched is None else 0.2)  # go-libp2p backs off from a peer that it could not reach, for a punch too
     return {"observers": observers, "fetched": fetched, "direct": direct}
 
 

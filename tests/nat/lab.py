@@ -67,7 +67,7 @@ class Place:
 
     name: str  # of its namespace
     address: str  # its own
-    python: Path  # the interpreter, in this place: a program for whoever starts processes
+    python: Path  # a program that runs the interpreter in this place
 
     def run(self, *arguments: str, timeout: float = 60.0) -> "subprocess.CompletedProcess[str]":
         """`python -m …` here, until it ends."""
@@ -128,7 +128,7 @@ class Lab:
         return self._place(host, machine)
 
     def cut(self, number: int) -> None:
-        """Whoever is at 11.0.0.<number> is on the other side from now on, with all others there."""
+        """Move the machine at 11.0.0.<number> to the other side of the cut."""
         _ip(f"-n {self._net} link set port{number} master apart")
 
     def heal(self, number: int) -> None:

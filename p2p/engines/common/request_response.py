@@ -15,12 +15,12 @@ import trio
 
 from p2p.types import MAX_QUESTION, Answer, PeerId, Unanswered
 
-PATIENCE = 10.0  # seconds in which a question has come, and in which an answer is taken
+PATIENCE = 10.0  # seconds to send a question, and to take an answer
 AT_ONCE = 4  # questions to one peer
-SERVED_AT_ONCE, SERVED_EACH = 64, 8  # questions that others ask us, and one of them: more than AT_ONCE, for ends are seen late
-IDLE = 60.0  # seconds in which the next question has begun
-IDLE_AT_ONCE, IDLE_EACH = 128, 2  # streams that we leave open for others' next questions, and for those of one of them
-KEPT, KEPT_FOR = 64, 45.0  # streams that we keep for our own, one to each peer, and seconds: less than IDLE, for they end together
+SERVED_AT_ONCE, SERVED_EACH = 64, 8  # questions answered at once, in all and of one peer: more than AT_ONCE, as ends are seen late
+IDLE = 60.0  # seconds until the next question begins
+IDLE_AT_ONCE, IDLE_EACH = 128, 2  # streams left open for a next question, in all and of one peer
+KEPT, KEPT_FOR = 64, 45.0  # streams kept for our own questions, one to each peer, and seconds: less than IDLE of the other side
 CHUNK = 64 * 1024  # bytes
 _LENGTH = struct.Struct(">I")
 
@@ -30,7 +30,7 @@ class Broken(Exception):
 
 
 class ByteStream(Protocol):
-    """What an engine makes of its library's streams. Both calls raise Broken."""
+    """A stream to a peer, whatever the library. Both calls raise Broken."""
 
     async def read(self) -> bytes:
         """Some bytes, at most CHUNK; none at the end."""
@@ -134,7 +134,7 @@ def _counted(counter: Counter[PeerId], peer: PeerId) -> Iterator[None]:
 
 
 class KeptStreams(Generic[S]):
-    """Asks: at most AT_ONCE questions to each peer, the others wait. A stream that a question went well on is kept for the next.
+    """Asks at most AT_ONCE questions of each peer at once; the others wait. A stream whose question went well is kept for the next.
 
     reach: makes sure that there is a connection; False where none can be made. new: opens a stream to a peer; raises Broken.
     clock: seconds, as trio's.

@@ -1,12 +1,12 @@
 """The p2p engine on p2pd, the Go daemon that hivemind ships. Meets `Libp2pEngine`s in the same swarm.
 
-What differs from `Libp2pEngine`, because p2pd's control socket knows no validators and does not say who forwarded a message:
+Two things differ from `Libp2pEngine`, because p2pd's control socket knows no validators and does not say who forwarded a message:
 
-- A frame is admitted after p2pd has passed it on. Each frame's libp2p signature is checked before that, ours and all other rules
-  after. So what a hostile peer signs travels through nodes with this engine, once, and is stopped by the others; the others may
-  cut off the node that passed it on (`p2p.rate_limit`). Here its author pays, and is disconnected as often as it connects to us. What p2pd
-  itself drops has no author that it tells us of: who sends that is found by what the kernel counts (`flood_watch`).
-- Whether a peer dialled us or p2pd's DHT dialled it cannot be told: only what we dialled is "outbound".
+- A frame is admitted after p2pd has passed it on. p2pd checks the libp2p signature before that; our own and all other rules come after.
+  So what a hostile peer signs goes through a node with this engine, once, and is stopped by the others, which may cut off the node that
+  passed it on (`p2p.rate_limit`). Here the author is charged, and disconnected as often as it connects. Of what p2pd drops by itself it
+  names no author: `flood_watch` finds the senders by the kernel's byte counters.
+- It is unknown whether a peer dialled us or p2pd's DHT dialled it: only what we dialled is "outbound".
 """
 
 import logging
@@ -30,7 +30,7 @@ from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
 
-IDENTIFY_EVERY = 10.0  # seconds between looks at where others see us
+IDENTIFY_EVERY = 10.0  # seconds between two questions to p2pd where others see us
 RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us
 # Signed and verified, as py-libp2p's default is: both engines drop what is not. TCP alone is listened on: the address book knows
 # nothing else. A relay passes on at most 64 MiB for each pair and keeps 64 KiB; p2pd's defaults are 4 GiB and 16 MiB.
@@ -124,7 +124,7 @@ class HivemindEngine(NetworkEngine):
         return [str(endpoint) for text in direct(found) if (endpoint := parse_endpoint(text)) is not None]
 
     async def _check_ports(self, p2pd: P2pd, listen: Sequence[Endpoint]) -> None:
-        """At the start alone: when nobody can dial us, p2pd no longer names its public addresses. Raises P2pdGone."""
+        """Only at the start: when nobody can dial us, p2pd no longer names its public addresses. Raises P2pdGone."""
         ports = {int(text.rsplit("/", 1)[1]) for text in await self._identify(p2pd)}
         if absent := {endpoint.port for endpoint in listen} - ports:
             raise P2pdGone(f"p2pd does not listen on port {', '.join(map(str, sorted(absent)))}")
@@ -140,7 +140,7 @@ class HivemindEngine(NetworkEngine):
             await self._note_addresses(p2pd, listen)
 
     async def _subscribe(self, p2pd: P2pd, inbox: Wire, topic: Topic) -> None:
-        """For as long as this connection is open."""
+        """Lasts as long as this connection to p2pd is open."""
         pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(topic)}
         await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
 
@@ -174,7 +174,7 @@ class HivemindEngine(NetworkEngine):
             log.warning("p2pd did not send a frame: %s", error)
 
     async def _receive(self, p2pd: P2pd, inbox: Wire, discovery: Discovery, watch: FloodWatch) -> None:
-        """p2pd keeps 32 messages for us and drops what comes beyond: nothing here may wait for long."""
+        """Until cancelled. Nothing here may wait for long: p2pd keeps 32 messages for us and drops the rest."""
         async with trio.open_nursery() as nursery:
             while True:
                 message = await inbox.receive(p2pd.pb.PSMessage)
@@ -182,7 +182,7 @@ class HivemindEngine(NetworkEngine):
                 author = peer_of(getattr(message, "from"))  # proved by the signature that p2pd checked
                 if author is None or author == self.me:
                     continue
-                if self._banned(author):  # it is back; p2pd passes on what it says until it is gone again
+                if self._banned(author):  # it came back; p2pd passes on what it sends until it is gone again
                     nursery.start_soon(discovery.hang_up, author)
                     continue
                 verdict = self._on_frame(message.data, None, message.topicIDs)
