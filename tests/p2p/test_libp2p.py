@@ -396,7 +396,7 @@ async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_not
 
 
 async def test_a_peer_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its connection is ended; whoever waits for it may leave at once."""
+    """Its connection is ended; a caller that waits for it may leave at once."""
     monkeypatch.setattr(libp2p_network, "WRITE_TIMEOUT", 2.0)
     a_engine = engine(1)
     async with trio.open_nursery() as nursery:

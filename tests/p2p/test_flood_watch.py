@@ -1,4 +1,4 @@
-"""Who brings more than what came of it explains, by an account and by what the kernel says."""
+"""Flood detection: bytes that no useful traffic explains, by an account and by the kernel's counters."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The protocol of questions and answers, byte by byte, and how little one who means ill can tie up."""
+"""The request/response protocol, byte by byte, and how little a hostile peer can tie up."""
 
 import struct
 from typing import Any
@@ -54,7 +54,7 @@ def pair() -> tuple[Any, End]:
     return theirs, End(ours)
 
 
-def desk(answer: Any = lambda peer, question: question[::-1]) -> Responder:
+def responder(answer: Any = lambda peer, question: question[::-1]) -> Responder:
     return Responder(answer, lambda peer: peer != PEERS[13])
 
 
@@ -64,7 +64,7 @@ async def test_the_bytes_are_those_of_the_document_however_they_are_cut(step: in
     done: list[bool] = []
 
     async def serve() -> None:
-        done.append(await desk().serve(PEERS[0], ours))
+        done.append(await responder().serve(PEERS[0], ours))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
@@ -82,7 +82,7 @@ async def test_what_is_asked_is_answered() -> None:
     for question in (b"", b"x" * MAX_QUESTION):
         theirs, ours = pair()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk().serve, PEERS[0], ours)
+            nursery.start_soon(responder().serve, PEERS[0], ours)
             assert await ask(End(theirs), question, len(question)) == question[::-1]
             await theirs.aclose()
 
@@ -123,12 +123,12 @@ async def test_a_question_that_is_none_is_cut_off(question: bytes) -> None:
     def answer(peer: PeerId, question: bytes) -> bytes:
         raise AssertionError(question)
 
-    assert not await desk(answer).serve(PEERS[0], ours)
+    assert not await responder(answer).serve(PEERS[0], ours)
 
 
 async def test_who_is_slow_is_cut_off(autojump_clock: Any) -> None:
     """In asking and in taking the answer: a place is held for no longer than twice the patience."""
-    served = desk(lambda peer, question: b"x" * 1_000_000)
+    served = responder(lambda peer, question: b"x" * 1_000_000)
     full = trio.testing.lockstep_stream_pair  # takes nothing that is not read
 
     async def drip(stream: Any) -> None:
@@ -158,7 +158,7 @@ async def test_who_is_slow_is_cut_off(autojump_clock: Any) -> None:
 
 
 async def test_places_are_few_and_come_back(autojump_clock: Any) -> None:
-    served, turned_away = desk(), 0
+    served, turned_away = responder(), 0
 
     async def come(peer: PeerId) -> None:
         nonlocal turned_away
@@ -182,7 +182,7 @@ async def test_an_answer_that_fails_leaves_its_place() -> None:
         raise RuntimeError
 
     theirs, ours = pair()
-    served = desk(fail)
+    served = responder(fail)
     await theirs.send_all(b"\x00\x00\x00\x01?")
     with pytest.raises(RuntimeError):
         await served.serve(PEERS[0], ours)
@@ -215,7 +215,7 @@ async def test_one_question_after_another_on_a_stream() -> None:
 
 
 async def test_what_waits_for_a_next_question_takes_no_place_and_not_for_long(autojump_clock: Any) -> None:
-    served, ends = desk(), list[tuple[PeerId, bool, float]]()
+    served, ends = responder(), list[tuple[PeerId, bool, float]]()
     streams: list[tuple[PeerId, Any]] = []
 
     async def serve(peer: PeerId, stream: End) -> None:
@@ -264,7 +264,7 @@ class World:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
-        self.desk = Responder(lambda peer, question: question[::-1], lambda peer: True)
+        self.responder = Responder(lambda peer, question: question[::-1], lambda peer: True)
         self.opened: list[tuple[PeerId, Asked]] = []
         self.reached: list[PeerId] = []
         self.away: set[PeerId] = set()
@@ -281,7 +281,7 @@ class World:
         return self.opened[-1][1]
 
     async def serve(self, peer: PeerId, stream: End) -> None:
-        await self.desk.serve(peer, stream)
+        await self.responder.serve(peer, stream)
         await stream.stream.aclose()
 
     def ends(self) -> list[bool | None]:
@@ -344,7 +344,7 @@ async def test_a_question_given_up_costs_its_stream() -> None:
                 given_up.cancel()
             return question
 
-        world.desk = Responder(answer, lambda peer: True)
+        world.responder = Responder(answer, lambda peer: True)
         await world.asking.ask(PEERS[0], b"?", 1)
         with given_up:
             await world.asking.ask(PEERS[0], b"give up", 10)
