@@ -163,3 +163,5 @@ async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
             several.start_soon(reach, peer)
     assert sorted(reached) == [False] * 2 + [True] * 3
     assert sorted(peer for peer, _ in library.dials) == sorted([PEERS[1], PEERS[14]])
+    library.connect(PEERS[13], "inbound")
+    assert not await discovery.reach(PEERS[13])
