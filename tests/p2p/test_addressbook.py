@@ -1,4 +1,4 @@
-"""Buckets, network groups, tellers and the file: what keeps the book from being filled by one who has many addresses of a kind."""
+"""The address book: buckets, network groups and the file. One attacker with many addresses of a kind fills only a part of it."""
 
 import json
 import random

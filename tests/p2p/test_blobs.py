@@ -1,4 +1,4 @@
-"""Blobs: what is packed comes back, what is anything else is refused before it costs anything."""
+"""Blobs: packing round trip, and refusing malformed ones before they cost anything."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""Knocking at a door and being dialled back: who is believed, who is dialled, and how often."""
+"""Dial-back and the partial Noise handshake: which addresses are dialled, how often, and which proofs are believed."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""Questions and answers about blobs, and a fetcher among holders that are slow, empty, gone or lying."""
+"""Fetching blobs from holders that are slow, empty, gone or lying, and serving them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

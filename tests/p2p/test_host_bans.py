@@ -1,4 +1,4 @@
-"""Whom nobody lets in any more, because of who came from there before."""
+"""Hosts that are banned because several peers from there were banned."""
 
 import ipaddress
 import itertools

@@ -1,4 +1,4 @@
-"""Members on the local network: what an announcement says, which are believed, and two that find each other by real multicast."""
+"""Discovery on the local network: reading announcements, and two members that find each other by real multicast."""
 
 import ipaddress
 import logging

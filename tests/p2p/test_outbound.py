@@ -1,4 +1,4 @@
-"""Whom a node dials: members in as many network groups as it can, whatever those do that dial it."""
+"""Outbound peer selection: members in as many network groups as possible, whatever inbound peers do."""
 
 import random
 from collections import Counter

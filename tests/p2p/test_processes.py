@@ -1,4 +1,4 @@
-"""Real processes over loopback: what one machine's swarm does when its nodes come, are killed, and come back."""
+"""Real processes over loopback: nodes that are killed and come back, and two with one key."""
 
 import itertools
 import random

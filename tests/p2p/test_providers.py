@@ -1,4 +1,4 @@
-"""Whom to ask for a blob."""
+"""The order in which peers are asked for a blob."""
 
 from collections.abc import Collection, Sequence
 

@@ -1,4 +1,4 @@
-"""Who is dialled for a shard's sake, and who is hung up on again."""
+"""Connections into our shards: which peers are dialled, and which are hung up on."""
 
 import itertools
 import random

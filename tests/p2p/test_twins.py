@@ -1,4 +1,4 @@
-"""Two nodes with one key, told of each other by a member that both know."""
+"""Two nodes with one key detect each other through a member that both are connected to."""
 
 import random
 from itertools import count
