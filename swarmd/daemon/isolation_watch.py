@@ -15,7 +15,7 @@ from p2p.member import Member
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig
 from swarmd.daemon.isolation import Facts, Trouble, dead_bootstrap, twin_trouble, why_alone
-from swarmd.daemon.reachability_survey import who_answers, whom_others_see
+from swarmd.daemon.reachability_survey import count_others, who_answers
 from swarmd.daemon.roster import Roster
 
 CHECK_EVERY = 2.0  # seconds
@@ -85,7 +85,7 @@ class IsolationWatch:
             bootstrap=list(self._knocked.values()),
             refused=Counter(self._member.rejected) - self._refused_before,
             shards=self._member.sharding.shards,
-            **await whom_others_see(self._member, list(self._bootstrap.values())),
+            **await count_others(self._member, list(self._bootstrap.values())),
         )
 
     async def _knock(self) -> None:

@@ -1,6 +1,6 @@
 """The judge's client, in the daemon (trio). A judge that is down, slow or lying costs a line in the status, never a round.
 
-The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question, a grade, or a Silence with
+The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question, a grade, or a NotJudged with
 cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded, the types and values are checked after.
 """
 
@@ -62,7 +62,7 @@ class Graded:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NotJudged:
     """No evaluation this time: cause and remedy. Training continues."""
 
     cause: str
@@ -163,64 +163,66 @@ class JudgeClient:
         """Seconds until it is worth asking again; 0.0: now."""
         return max(0.0, self._again_at - self._clock())
 
-    async def ask(self, round_number: int, model: str) -> Question | Silence:
+    async def ask(self, round_number: int, model: str) -> Question | NotJudged:
         """A fresh question for this node; the one it was asked before, where that is still open. Never raises for what a judge does."""
         if wait := self.wait():
-            return Silence(f"the judge failed {self._failures} times in a row", f"nothing to do; it is asked again in {math.ceil(wait)} s")
+            cause = f"the judge failed {self._failures} times in a row"
+            return NotJudged(cause, f"nothing to do; it is asked again in {math.ceil(wait)} s")
         folder = model.startswith(("/", ".", "~")) or "\\" in model
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
         name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL] or "unnamed"
         asked = await self._call("/v1/evaluations", {"round": round_number, "model": name, "curriculum": self._digest}, 201, _Asked)
-        if isinstance(asked, Silence):
+        if isinstance(asked, NotJudged):
             return self._failed(asked)
         return Question(asked.evaluation, asked.question, self._clock() + asked.seconds)
 
-    async def answer(self, question: Question, completion: Completion) -> Graded | Silence:
+    async def answer(self, question: Question, completion: Completion) -> Graded | NotJudged:
         """Hand the one answer in. Never raises for what a judge does."""
         if question.expired(self.now()):
-            return Silence(
+            return NotJudged(
                 "the answer took longer than the judge's deadline",
                 "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
             )
         text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER]  # a lone surrogate has no UTF-8
         grade = await self._call(f"/v1/evaluations/{question.id}/answer", {"text": text, "ended": completion.ended}, 200, _Grade)
-        if isinstance(grade, Silence):
+        if isinstance(grade, NotJudged):
             return self._failed(grade)
         if grade.evaluation != question.id or grade.reward not in (0.0, 1.0) or grade.total > grade.answered:
             return self._failed(self._lie("a grade that cannot be"))
         self._failures = 0
         return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n)
 
-    def _failed(self, silence: Silence) -> Silence:
+    def _failed(self, silence: NotJudged) -> NotJudged:
         self._failures += 1
         self._again_at = self._clock() + backoff_seconds(self._failures, self._spread)
         return silence
 
-    def _lie(self, what: str) -> Silence:
-        return Silence(f"the judge at {self.origin} sent {what}", "check that judge.url names a swarmd judge; if so, tell its operator")
+    def _lie(self, what: str) -> NotJudged:
+        return NotJudged(f"the judge at {self.origin} sent {what}", "check that judge.url names a swarmd judge; if so, tell its operator")
 
     async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
-        """What the judge answered, as `kind`, or a Silence."""
+        """What the judge answered, as `kind`, or a NotJudged."""
         body = msgspec.json.encode(document)
         with trio.move_on_after(self._timeouts.whole):
             async with self._turn:
                 try:
                     status, received = await self._exchange(path, body)
                 except (httpx2.ConnectError, httpx2.ConnectTimeout, OSError) as error:
-                    return Silence(
+                    return NotJudged(
                         f"cannot reach the judge at {self.origin}: {str(error) or 'no connection in time'}"[:200],
                         "check judge.url and your network, or train on without it",
                     )
                 except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, ValueError) as error:
                     # ValueError: text that httpx2 cannot encode or decode. All of them: the operator hears of it in the status.
-                    return Silence(
+                    return NotJudged(
                         f"no proper answer from the judge at {self.origin}: {str(error) or type(error).__name__}"[:200],
                         "nothing to do; it is asked again later",
                     )
             if received is None:
                 return self._lie(f"more than {MAX_RESPONSE:,} bytes")
             return self._understand(status, received, success, kind)
-        return Silence(f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s", "nothing to do; it is asked again later")
+        cause = f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s"
+        return NotJudged(cause, "nothing to do; it is asked again later")
 
     async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes | None]:
         """Status and body; None: the body is over the limit. No redirect is followed, no cookie kept, no environment read."""
@@ -269,7 +271,7 @@ class JudgeClient:
 
     def _understand(self, status: int, received: bytes, success: int, kind: type[Any]) -> Any:
         if 300 <= status < 400:
-            return Silence(f"the judge at {self.origin} redirects elsewhere", "set judge.url to its new address, if its operator says so")
+            return NotJudged(f"the judge at {self.origin} redirects elsewhere", "set judge.url to its new address, if its operator says so")
         try:
             if status == success:
                 return msgspec.json.decode(received, type=kind)
@@ -279,7 +281,7 @@ class JudgeClient:
         self._sequence = max(self._sequence, refusal.sequence)  # another run of this node was ahead of our clock
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        return Silence(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator")
+        return NotJudged(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator")
 
 
 def _readable(text: str) -> str:
@@ -310,7 +312,7 @@ class Evaluation:
         self._busy = False
         self._open: Question | None = None
         self._last: Graded | None = None
-        self._silence: Silence | None = None
+        self._silence: NotJudged | None = None
 
     async def ask(self, round_number: int, model: str) -> None:
         """Get a question and give it to the trainer. Does nothing while one is on its way, being answered, or not yet due."""
@@ -321,8 +323,8 @@ class Evaluation:
             outcome = await self._client.ask(round_number, model)
         finally:
             self._busy = False
-        if isinstance(outcome, Silence):
-            self._on_silence(outcome)
+        if isinstance(outcome, NotJudged):
+            self._on_failure(outcome)
             return
         self._open = outcome
         self._ask_trainer(outcome.id, outcome.text)
@@ -337,8 +339,8 @@ class Evaluation:
             outcome = await self._client.answer(question, Completion(text, ended))
         finally:
             self._busy = False
-        if isinstance(outcome, Silence):
-            self._on_silence(outcome)
+        if isinstance(outcome, NotJudged):
+            self._on_failure(outcome)
             return
         self._last, self._silence = outcome, None
         self._judged(outcome.score, outcome.n)
@@ -355,7 +357,7 @@ class Evaluation:
             "asked_again_in": round(self._client.wait(), 1),  # seconds
         }
 
-    def _on_silence(self, silence: Silence) -> None:
+    def _on_failure(self, silence: NotJudged) -> None:
         if silence != self._silence:
             log.warning("not judged: %s; %s", silence.cause, silence.remedy)
             self._talk(f"not judged: {silence.cause}; {silence.remedy}")

@@ -55,7 +55,7 @@ def diagnose(found: Survey) -> Diagnosis:
         _listening(found, reachable),
         _addresses(found, reachable),
         *_bootstrap(found),
-        _company(found, bool(answering)),
+        _members(found, bool(answering)),
         _reached(found, reachable),
         *_relayed(found, reachable),
     ]
@@ -153,7 +153,7 @@ def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
     return "check that this machine is online and that no firewall stops outgoing TCP connections to that port; otherwise that node is down"
 
 
-def _company(found: Survey, bootstrap_answers: bool) -> Finding:
+def _members(found: Survey, bootstrap_answers: bool) -> Finding:
     peers, seen = found["peers"], found["seen"]
     if peers["connected"] > seen["helpers"] or (peers["connected"] and seen["companions"]):
         return Finding("members", True, f"connected to {peers['connected']} of swarm {found['swarm']['name']}")
@@ -177,7 +177,7 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
     if reachable is False:
         by = ", ".join(v["name"] for v in _verdicts(found, Outcome.NOT_REACHED))
         says = f"no: {by} could not open a connection to it at TCP port {port}"
-        return Finding("dialled back", None, says, _open_the_door(found))
+        return Finding("dialled back", None, says, _how_to_open(found))
     if near := _verdicts(found, Outcome.REACHED, far=False) + _verdicts(found, Outcome.NOT_REACHED, far=False):
         yes = [v["name"] for v in near if v["outcome"] == Outcome.REACHED.name]
         says = f"by members on the same network only: {'yes' if yes else 'no'}; nobody could say whether the internet can reach it"
@@ -186,7 +186,7 @@ def _reached(found: Survey, reachable: bool | None) -> Finding:
     return Finding("dialled back", None, "no member could say", "" if found["peers"]["connected"] else "ask again when it has met members")
 
 
-def _open_the_door(found: Survey) -> str:
+def _how_to_open(found: Survey) -> str:
     local = next((a for a in found["own"] if ipaddress.ip_address(a).version == 4), "this machine")
     port = PORT if _changes_port(found) else _port(found)
     public = any(ipaddress.ip_address(address).is_global for address in found["own"])

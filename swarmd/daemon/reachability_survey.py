@@ -50,7 +50,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         "bootstrap": [],
         "verdicts": [],
         "curriculum": curriculum_of(config).name,
-        "seen": {"helpers": 0, "companions": 0, "others": {}},  # as `whom_others_see` says
+        "seen": {"helpers": 0, "companions": 0, "others": {}},  # as `count_others` says
     }
 
     async def dial_back() -> None:
@@ -63,7 +63,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
 
     async def see() -> None:
         named = [parse_bootstrap(address)[0] for address in config.swarm.bootstrap]
-        found["seen"] = await whom_others_see(member, named)
+        found["seen"] = await count_others(member, named)
 
     async def knock_at(address: str) -> None:
         found["bootstrap"].append({"address": address, **await who_answers(address)})
@@ -78,7 +78,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
     return found
 
 
-async def whom_others_see(member: Member, named: Sequence[PeerId]) -> dict[str, Any]:
+async def count_others(member: Member, named: Sequence[PeerId]) -> dict[str, Any]:
     """How many of the connected members only help, and at least how many other nodes of our and of other curricula our members see.
     named: asked too, connected or not.
     """

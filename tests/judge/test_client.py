@@ -1,4 +1,4 @@
-"""The client against judges that are down, slow or lying: raw servers on loopback. The outcome is always a Silence, in bounded time."""
+"""The client against judges that are down, slow or lying: raw servers on loopback. The outcome is always NotJudged, in bounded time."""
 
 import json
 import math
@@ -21,8 +21,8 @@ from swarmd.daemon.judge_client import (
     Evaluation,
     Graded,
     JudgeClient,
+    NotJudged,
     Question,
-    Silence,
     Timeouts,
     backoff_seconds,
     judge_origin,
@@ -86,11 +86,11 @@ def saying(data: bytes) -> Handler:
     return handle
 
 
-async def silent(call: Callable[[], Awaitable[object]]) -> Silence:
+async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
     begun = trio.current_time()
     outcome = await call()
     assert trio.current_time() - begun < 3.0  # the time limit is 0.8 s; the rest is a busy machine
-    assert isinstance(outcome, Silence), outcome
+    assert isinstance(outcome, NotJudged), outcome
     assert outcome.cause
     assert outcome.remedy
     assert outcome.cause.isprintable()
@@ -187,7 +187,7 @@ async def test_what_is_no_question(said: bytes) -> None:
 
 @pytest.mark.trio
 async def test_mutated_answers() -> None:
-    """500 answers with random bytes changed: a Question of the right form, or a Silence; never an exception."""
+    """500 answers with random bytes changed: a Question of the right form, or NotJudged; never an exception."""
     rng, honest = random.Random(1), reply(QUESTION)
     outcomes = []
 
@@ -203,8 +203,8 @@ async def test_mutated_answers() -> None:
         for _ in range(500):
             clock.now += asking.wait()
             outcomes.append(await asking.ask(1, "tiny"))
-    assert all(isinstance(outcome, Question | Silence) for outcome in outcomes)
-    assert any(isinstance(outcome, Silence) for outcome in outcomes)
+    assert all(isinstance(outcome, Question | NotJudged) for outcome in outcomes)
+    assert any(isinstance(outcome, NotJudged) for outcome in outcomes)
 
 
 @pytest.mark.trio
@@ -273,7 +273,7 @@ async def test_slow(handle: Handler) -> None:
 async def test_too_much() -> None:
     async with judge(pours) as url:
         outcome = await JudgeClient(url, ME, "digest", timeouts=Timeouts(5.0, 5.0, 600.0)).ask(1, "tiny")
-    assert isinstance(outcome, Silence)
+    assert isinstance(outcome, NotJudged)
     assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
 
 
@@ -369,7 +369,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
     clock = Clock(0.0)
     async with judge(handle) as url:
         asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, timeouts=SHORT)
-        assert isinstance(await asking.ask(1, "tiny"), Silence)
+        assert isinstance(await asking.ask(1, "tiny"), NotJudged)
         clock.now += 60.0
         assert isinstance(await asking.ask(1, "tiny"), Question)
     assert numbers == [5, 10**18 + 1]
