@@ -1,9 +1,11 @@
-"""The wheel as a volunteer gets it: the three packages, the tiny models, and nothing else."""
+"""What others install: the wheel holds the three packages, the tiny models and the settings, the source distribution the rest as well."""
 
 import email
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -15,57 +17,67 @@ from tests.packaging.checkout import ROOT
 PACKAGES = ("swarmd", "p2p", "judge")
 WEIGHTS = Path("swarmd/policy/models/tiny/weights")
 MAX_BYTES = 20 * 1024 * 1024
+NOT_COPIED = (".*", "__pycache__", "build", "dist", "demo-*", "*.egg-info")
+BUILD = "from setuptools import build_meta as b; print(b.build_wheel('built')); print(b.build_sdist('built'))"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a `build` folder left in a checkout would end up in the wheel."""
-    copy, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for name in (*PACKAGES, "tests", "packaging", "scripts"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    made = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(copy)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    copy = tmp_path_factory.mktemp("source") / "swarmd"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    made = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=300, check=False)
     assert made.returncode == 0, made.stderr
-    (path,) = built.iterdir()
+    return copy / "built"
+
+
+@pytest.fixture
+def wheel(built: Path) -> zipfile.ZipFile:
+    (path,) = built.glob("*.whl")
     assert path.stat().st_size < MAX_BYTES
     return zipfile.ZipFile(path)
 
 
-def test_it_holds_the_packages_and_the_tiny_models_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     expected |= {f"{package}/py.typed" for package in PACKAGES}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / WEIGHTS).rglob("*") if path.is_file()}
+    expected |= {f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml"}
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert sorted(files - expected) == []
-    assert sorted(expected - files) == []
+    assert (sorted(files - expected), sorted(expected - files)) == ([], [])
+    for name in (WEIGHTS / model / file for model in ("tiny", "tiny-latent") for file in ("config.json", "model.safetensors")):
+        assert wheel.read(str(name)) == (ROOT / name).read_bytes()
 
 
-def test_it_holds_both_tiny_models_whole(wheel: zipfile.ZipFile) -> None:
-    for model in ("tiny", "tiny-latent"):
-        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md"):
-            inside = str(WEIGHTS / model / name)
-            assert wheel.read(inside) == (ROOT / inside).read_bytes()
-
-
-def test_its_metadata_says_what_it_is(wheel: zipfile.ZipFile) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    folder = f"swarmd-{project['version']}.dist-info"
+def test_the_wheels_metadata_says_what_it_is(wheel: zipfile.ZipFile) -> None:
+    folder = f"swarmd-{PROJECT['version']}.dist-info"
     metadata = email.message_from_bytes(wheel.read(f"{folder}/METADATA"))
-    assert (metadata["Name"], metadata["Version"]) == ("swarmd", project["version"])
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert (metadata["Name"], metadata["Version"], metadata["License-Expression"]) == ("swarmd", PROJECT["version"], "Apache-2.0")
     assert set(metadata["Requires-Python"].split(",")) == {">=3.11", "<3.14"}
+    assert metadata["Author"] and "Typing :: Typed" in metadata.get_all("Classifier", [])
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert len(required) == len(project["dependencies"])
+    assert len(required) == len(PROJECT["dependencies"])
+    page = str(metadata.get_payload())
+    assert "swarmd join" in page
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")] == []  # others lead nowhere there
     assert "Apache License" in wheel.read(f"{folder}/licenses/LICENSE").decode()
     scripts = wheel.read(f"{folder}/entry_points.txt").decode()
-    assert "swarmd = swarmd.cli.app:main" in scripts
-    assert "swarmd-judge = judge.cli:main" in scripts
+    assert "swarmd = swarmd.cli.app:main" in scripts and "swarmd-judge = judge.cli:main" in scripts
+
+
+def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path) -> None:
+    (path,) = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ("swarmd", "p2p", "judge", "tests", "benchmarks", "docs", "packaging", "scripts", "engines/vllm")
+    ours = subprocess.run(["git", "ls-files", *folders, "*.md", "*.txt"], cwd=ROOT, capture_output=True, text=True, check=False)
+    tracked = set(ours.stdout.splitlines()) or {"CHANGELOG.md", "docs/wire.md", "tests/conftest.py"}  # where there is no git
+    assert sorted(name for name in tracked - files if (ROOT / name).exists()) == []
+    assert {"CHANGELOG.md", "node_config.example.toml"} <= files
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"\n## {PROJECT['version']} " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
