@@ -207,8 +207,7 @@ async def readers_left(take: float, of_a_network: int, readers: int, until: int)
             reader.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         async with httpx2.AsyncClient(timeout=60, trust_env=False) as honest:
             assert len((await honest.get(url_of(listener))).content) == 8 * 2**20
-        while len(server.server_state.connections) != until:
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(wait_until, lambda: len(server.server_state.connections) == until)
         for reader in held:
             reader.close()
 
