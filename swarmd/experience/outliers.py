@@ -137,9 +137,9 @@ class Gate:
 
 @dataclass
 class Gated:
-    """A `Sampler` that passes on what another one chose, but for what the gate turns away; that leaves the pool, and others are drawn.
+    """A `Sampler` that filters another: what the gate refuses leaves the pool, and others are drawn in its place.
 
-    Only what was chosen is looked at, not all that arrives. logprobs: `seams.Remembering`. remember: gives a batch the tokens that its
+    Only what was chosen is looked at, not all that arrives. logprobs: `protocols.Remembering`. remember: gives a batch the tokens that its
     replay needs (`Pool.remember`), which are then looked at in place of others computed for the gate alone.
     """
 

@@ -58,7 +58,7 @@ class Trainer:
     save_seconds: float = 0.0  # seconds that saves blocked the loop since the last round
     starved: bool = False  # waiting for others' rollouts has been said
     slowed: bool = False  # that checkpoints come less often than configured has been said
-    crew: WorkerGroup | None = None  # where others generate or train beside us (`[workers]`)
+    workers: WorkerGroup | None = None  # where others generate or train beside us (`[workers]`)
     waited: float = 0.0  # seconds for their rollouts, since the last round
 
     def run(self) -> None:
@@ -90,8 +90,8 @@ class Trainer:
                 self.node.schedule.drift_limit,
                 guard.resting,
             )
-        mu, gamma = reuse_figures(report, self.crew.seconds_per_rollout() if self.crew else None)
-        if self.crew:
+        mu, gamma = reuse_figures(report, self.workers.seconds_per_rollout() if self.workers else None)
+        if self.workers:
             report = with_waiting(report, self.waited)
         judged = self.link.judged
         figures = NodeReport(
@@ -102,7 +102,7 @@ class Trainer:
             pool_external_share=self.node.pool.external_share,
             mu=mu,
             gamma=gamma,
-            workers=self.crew.report(time.monotonic()) if self.crew else None,
+            workers=self.workers.report(time.monotonic()) if self.workers else None,
         )
         line = metrics_line(report, figures)
         self.waited, self.save_seconds = 0.0, 0.0
@@ -120,11 +120,11 @@ class Trainer:
         """
         if self.config.round.local == 0:
             return self._others_are_here()
-        if self.crew is None:
+        if self.workers is None:
             return True
         reuse = self.config.replay.mode == "on" and not self.node.schedule.resting and any(s.informative for s in self.node.pool)
         begun = time.monotonic()
-        there = self.crew.generators.wait(0 if reuse else self.config.round.local, POLL)
+        there = self.workers.generators.wait(0 if reuse else self.config.round.local, POLL)
         self.waited += time.monotonic() - begun
         if not there:
             self._attend()
@@ -155,8 +155,8 @@ class Trainer:
         return min(seconds, self.timetable.until_due(time.monotonic())) if self.saved < self.round else seconds
 
     def _let_generators(self, rest: bool) -> None:
-        if self.crew is not None:
-            self.crew.generators.rest(rest)
+        if self.workers is not None:
+            self.workers.generators.rest(rest)
 
     def _attend(self) -> None:
         """Between rounds, and wherever the loop waits: save what is due, answer the judge."""
@@ -265,7 +265,7 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
         trainer = Trainer(
             config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, timetable, behind, behind
         )
-        with _open_crew(config, policy, start.seed, state_dir, node) as trainer.crew:
+        with _open_workers(config, policy, start.seed, state_dir, node) as trainer.workers:
             yield trainer
 
 
@@ -277,14 +277,14 @@ def _open_policy(config: NodeConfig, seed: int, report: Callable[[str], None]) -
 
 
 @contextmanager
-def _open_crew(config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, node: Node) -> Iterator[WorkerGroup | None]:
+def _open_workers(config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, node: Node) -> Iterator[WorkerGroup | None]:
     if not is_apart(config):
         yield None
         return
-    with open_workers(config, policy, seed, state_dir, partial(node.tasks.draw, rng=node.task_rng)) as crew:
-        crew.lag.sample = node.sample
-        node.generators, node.sample = crew.generators, crew.lag
-        yield crew
+    with open_workers(config, policy, seed, state_dir, partial(node.tasks.draw, rng=node.task_rng)) as workers:
+        workers.lag.sample = node.sample
+        node.generators, node.sample = workers.generators, workers.lag
+        yield workers
 
 
 def slower(size: int, interval: float, limits: CheckpointConfig) -> str:

@@ -170,14 +170,27 @@ def test_the_same_text_is_looked_at_once() -> None:
     assert asked.texts == ["fine", "wrong", "fine too"]
 
 
-def test_odd_wrong_answers_are_left_out() -> None:
-    """To push away what is far away already does harm alone; and it is no reason to go without the rest."""
-    pool, asked = Pool(2), Asked()
-    pool.add([rollout(1, OTHER, ["fine", "odd", "wrong", "odd too"], (1.0, 0.0, 0.0, 0.0))])
-    sampler = gated(pool, asked)
-    (scored,) = sampler([], pool.snapshot(), random.Random(0))
-    assert [c.text for c in scored.rollout.completions] == ["fine", "wrong"] and scored.rewards == (1.0, 0.0)
-    assert len(pool.use([scored])) == 1 and sampler.gate.take_refused() == {}
+@pytest.mark.parametrize(
+    "texts, rewards, left",
+    [
+        (["fine", "odd", "wrong", "odd too"], (1.0, 0.0, 0.0, 0.0), ["fine", "wrong"]),
+        (["fine", "odd", "odd", "odd"], (1.0, 0.0, 0.0, 0.0), ["fine"]),
+        (["fine", "odd", "wrong"], (1.0, 1.0, 0.0), None),
+    ],
+)
+def test_odd_wrong_answers_are_left_out_and_an_odd_right_one_costs_the_rollout(
+    texts: list[str], rewards: tuple[float, ...], left: list[str] | None
+) -> None:
+    """Pushing away what is far away already does harm by itself, and is no reason to do without the rest."""
+    pool = Pool(2)
+    pool.add([whole := rollout(1, OTHER, texts, rewards)])
+    sampler = gated(pool, Asked())
+    batch = sampler([], pool.snapshot(), random.Random(0))
+    assert [[c.text for c in s.rollout.completions] for s in batch] == ([] if left is None else [left])
+    for scored in batch:
+        assert scored.rewards == rewards[:1] + (0.0,) * (len(left or ()) - 1) and scored.informative
+        assert scored.advantages[0] == whole.advantages[0]
+        assert len(pool.use([scored])) == 1 and sampler.gate.take_refused() == {}
 
 
 def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
@@ -189,15 +202,6 @@ def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
     again = part(scored, [0, 1])
     assert again.advantages == scored.advantages[:2], "also of a part of a part"
     assert losses.asymre_advantages(again.rewards, -0.1, again.group) == pytest.approx((0.975, -0.025))
-
-
-def test_right_answers_are_learnt_without_the_wrong_ones_that_are_all_odd() -> None:
-    pool = Pool(2)
-    pool.add([rollout(1, OTHER, ["fine", "odd", "odd", "odd"], (1.0, 0.0, 0.0, 0.0))])
-    sampler = gated(pool, Asked())
-    (scored,) = sampler([], pool.snapshot(), random.Random(0))
-    assert scored.rewards == (1.0,) and scored.informative and scored.advantages == pytest.approx((1.732,), abs=1e-3)
-    assert sampler.gate.take_refused() == {}
 
 
 def end(text: str) -> int | None:
@@ -240,12 +244,6 @@ def test_where_it_does_not_act_it_reports() -> None:
     plain = uniform([own(2)], pool.snapshot(), random.Random(5))
     assert sampler([own(2)], pool.snapshot(), random.Random(5)) == plain
     assert len(pool) == 4 and sampler.gate.take_refused() == {NAMES[1]: 3} and len(asked.texts) == 8
-
-
-def test_one_odd_right_answer_costs_the_rollout() -> None:
-    pool = Pool(2)
-    pool.add([rollout(1, OTHER, ["fine", "odd", "wrong"], (1.0, 1.0, 0.0))])
-    assert gated(pool, Asked())([], pool.snapshot(), random.Random(0)) == []
 
 
 def test_a_pool_full_of_poison_does_not_take_up_the_round() -> None:

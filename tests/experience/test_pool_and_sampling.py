@@ -42,11 +42,12 @@ def test_without_replay_each_is_trained_on_once_and_never_comes_back() -> None:
 
 
 def test_what_is_remembered_of_used_rollouts_is_bounded() -> None:
-    pool = Pool(max_age=1, capacity=USED + 9)
-    for n in range(USED + 5):
-        pool.add([scored(n, 0, 1)])
-        pool.use([scored(n, 0, 1)])
-    assert len(pool.used) == USED
+    pool = Pool(max_age=1)
+    pool.restore([], 0, [n.to_bytes(8) for n in range(USED)])
+    batch = [scored(n, 0, 1) for n in range(5)]
+    pool.add(batch)
+    pool.use(batch)
+    assert len(pool.used) == USED and pool.used[0] == (5).to_bytes(8)
 
 
 def test_off_policiness_counts_updates_since_a_rollout_was_heard() -> None:

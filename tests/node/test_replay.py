@@ -1,6 +1,5 @@
 """Rounds with experience replay, with their real parts: the tiny model, the contained verifier, the memory swarm."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +11,10 @@ from swarmd.experience.replay_schedule import GuardState
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
-from swarmd.trainer.node import build, resume, run_state
+from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.round import Node, run_round
 from swarmd.trainer.trainer import reuse_figures
-from swarmd.types import RoundReport, Scored, Tokens
+from swarmd.types import RoundReport, Tokens
 from tests.node.test_round import join, weights, without_seconds
 
 
@@ -110,13 +109,6 @@ def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:
     assert reports[-2].updates == 6 and reports[-2].update.clip_fraction > 0.09
 
 
-class Remembering(LanguagePolicy):
-    """The tiny model, with a view of others' text that is easily told from any it could have: one token, and certain."""
-
-    def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
-        return [Tokens(((1,),) * len(s.rewards), ((0.0,),) * len(s.rewards)) for s in batch]
-
-
 def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_first_use(verifier: Verifier) -> None:
     settings = config(local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0, rate=3e-3)
     swarm = MemorySwarm()
@@ -132,19 +124,3 @@ def test_others_text_is_replayed_with_the_policys_own_log_probabilities_of_its_f
     now = policy.logprobs(theirs)
     assert now and [n.ids for n in now] == [s.tokens.ids for s in theirs if s.tokens]
     assert all(n.logprobs != s.tokens.logprobs for n, s in zip(now, theirs, strict=True) if s.tokens), "the policy has moved on since"
-
-
-def test_a_policy_that_remembers_has_others_text_replayed_from_its_first_use(verifier: Verifier) -> None:
-    swarm, settings = MemorySwarm(), config(local=2, external=2, size=12, author_share=1.0, max_clip_fraction=1.0, max_kl=100.0)
-    plain, _, _ = join(swarm, 1, verifier, settings)
-    other, _, _ = join(swarm, 2, verifier, config(local=4, updates_per_round=1))
-    node = build(settings, 1, plain.me, plain.swarm, Remembering.open(settings, 1), verifier)
-    assert node.pool.max_age == settings.replay.max_age
-    for t in range(1, 6):
-        run_round(t, other)
-        run_round(t, node)
-    theirs = [kept for kept in node.pool.kept() if kept.scored.rollout.author == other.me]
-    assert any(kept.uses > 1 for kept in theirs)
-    for kept in theirs:
-        assert (kept.scored.tokens is not None) == (kept.uses > 0)
-        assert kept.scored.tokens is None or kept.scored.tokens.logprobs[0] == (0.0,)

@@ -23,7 +23,7 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
-from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
+from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef
 
 TOPIC = Topic("test", "0123456789abcdef")
 
@@ -40,6 +40,17 @@ def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConf
     policy = LanguagePolicy.open(settings, seed=number)
     exchange = RolloutExchange(member, "tiny", TINY_9)
     return build(settings, number, identity.peer_id, exchange, policy, verifier), policy, member
+
+
+def pair(verifier: Verifier, settings: NodeConfig) -> tuple[Node, Member, Member]:
+    """A node, its member, and another member of its swarm."""
+    swarm = MemorySwarm()
+    node, _, member = join(swarm, 1, verifier, settings)
+    return node, member, join(swarm, 2, verifier, config())[2]
+
+
+def right_answer(task: Task) -> Completion:
+    return Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
 
 
 def without_seconds(report: RoundReport) -> RoundReport:
@@ -103,9 +114,8 @@ def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) 
     node, _, _ = join(swarm, 1, verifier, config())
     _, _, liar = join(swarm, 2, verifier, config())
     tasks = node.tasks.draw(4, random.Random(0))
-    right = {task.ref: f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>" for task in tasks}
     wrong = Completion("<answer>I am right, trust me</answer>", True)
-    rollouts = [Rollout(task.ref, (Completion(right[task.ref], True), wrong), liar.identity.peer_id) for task in tasks]
+    rollouts = [Rollout(task.ref, (right_answer(task), wrong), liar.identity.peer_id) for task in tasks]
     RolloutExchange(liar, "m", TINY_9).share(rollouts, 1)
     report = run_round(1, node)
     assert report.pool_fresh == 4 and report.external == 4 and report.zero_advantage_dropped == 0
@@ -116,9 +126,7 @@ def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) 
 
 
 def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config())
-    _, _, other = join(swarm, 2, verifier, config())
+    node, _, other = pair(verifier, config())
     useless = [Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)]
     RolloutExchange(other, "m", TINY_9).share(useless, 1)
     report = run_round(1, node)
@@ -139,9 +147,7 @@ def counted(node: Node) -> list[list[TaskRef]]:
 
 
 def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config())
-    _, _, other = join(swarm, 2, verifier, config())
+    node, _, other = pair(verifier, config())
     flood = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in range(SCORED_PER_ROUND + 44)]
     calls = counted(node)
     for start in range(0, len(flood), 50):
@@ -152,11 +158,9 @@ def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> Non
 
 
 def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config(gate="off"))
-    _, _, other = join(swarm, 2, verifier, config())
+    node, _, other = pair(verifier, config(gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
-    right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+    right = right_answer(task)
     rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
     calls = counted(node)
     for t in (1, 2):
@@ -166,9 +170,7 @@ def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
 
 
 def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config())
-    _, _, other = join(swarm, 2, verifier, config())
+    node, _, other = pair(verifier, config())
     refs = [TaskRef("bf", TRAINING_TASKS), TaskRef("nothing", 1), TaskRef("bf", -1), TaskRef("bf", 1)]
     assert [TINY_9.trains_on(ref) for ref in refs] == [False, False, False, True]
     known = node.tasks.task
@@ -191,13 +193,11 @@ def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
 
 def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
     """Not from when it came out of the link: the trainer may have been in a long round, or the rollout have been fetched for long."""
-    swarm = MemorySwarm()
-    node, _, member = join(swarm, 1, verifier, config(local=0, external=1, gate="off"))
-    _, _, other = join(swarm, 2, verifier, config())
+    node, member, other = pair(verifier, config(local=0, external=1, gate="off"))
     calls = counted(node)
     ages = []
     for task, heard, t in zip(node.tasks.draw(3, random.Random(0)), (2, 2, 900), (4, 5, 6), strict=True):
-        right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+        right = right_answer(task)
         rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
         body = wire.encode([rollout], 1, "m")
         member.queue.put(Envelope(other.identity.peer_id, t, 0.0, wire.KIND, body, heard=heard))
@@ -209,21 +209,14 @@ def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
 
 def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(verifier: Verifier) -> None:
     """Twice as many are scored, and advantages are of those: what is trained on keeps the sign that it has among all of them."""
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config(local=0, gate="off"))
-    _, _, other = join(swarm, 2, verifier, config())
+    node, _, other = pair(verifier, config(local=0, gate="off"))
     (task,) = node.tasks.draw(1, random.Random(0))
-    right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+    right = right_answer(task)
     wrong = [Completion(f"<answer>no {n}</answer>", True) for n in range(32)]
     RolloutExchange(other, "m", TINY_9).share([Rollout(task.ref, (*(right,) * 32, *wrong), other.identity.peer_id)], 1)
-    completions = []
+    completions: list[int] = []
     reward = node.reward
-
-    def score(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
-        completions.extend(len(texts) for _, texts in items)
-        return reward(items)
-
-    node.reward = score
+    node.reward = lambda items: completions.extend(len(texts) for _, texts in items) or reward(items)
     assert run_round(1, node).external == 1 and completions == [16]
     (scored,) = node.pool
     assert len(scored.rollout.completions) == len(scored.rewards) == 8 and len(scored.group) == 16
@@ -246,7 +239,7 @@ def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier
     (_, _, useless), (_, _, useful) = (join(swarm, n, verifier, config()) for n in (2, 3))
     wrong = (Completion("no", True),) * 2
     (task,) = node.tasks.draw(1, random.Random(0))
-    right = Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
+    right = right_answer(task)
     for peer, also in ((useless, []), (useful, [Rollout(task.ref, (right, *wrong), useful.identity.peer_id)])):
         sent = [*also, *(Rollout(TaskRef("bf", n), wrong, peer.identity.peer_id) for n in range(64 - len(also)))]
         RolloutExchange(peer, "m", TINY_9).share(sent[:32], 1)

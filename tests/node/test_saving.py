@@ -84,14 +84,6 @@ def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
     assert disk.durable() == 2
 
 
-def test_who_leaves_waits_for_the_save_under_way(tmp_path: Path) -> None:
-    disk = SlowDisk(tmp_path)
-    disk.let_go.set()
-    with Saver(disk) as saver:
-        saver.begin(state(1), policy())
-    assert disk.durable() == 1
-
-
 def test_a_save_that_failed_is_told_and_tried_again_until_there_is_room(tmp_path: Path) -> None:
     disk = SmallDisk(tmp_path)
     with Saver(disk) as saver:
@@ -157,6 +149,13 @@ def figures(folder: Path) -> list[tuple[float, float, float]]:
     return [(line["reward_sum"], line["loss"], line["grad_norm"]) for line in read_metrics(folder / "metrics.jsonl")]
 
 
+def assert_same_end(folder: Path, name: str) -> None:
+    assert figures(folder / "cut") == figures(folder / "whole")
+    for file in ("weights.safetensors", "training.safetensors", "run.msgpack"):
+        ends = [(folder / side / "checkpoints" / name / file).read_bytes() for side in ("cut", "whole")]
+        assert ends[0] == ends[1], file
+
+
 def make_due(trainer: node.Trainer) -> None:
     """As if the configured interval were over, and all that was written paid for."""
     trainer.timetable.last = trainer.timetable.paid = -math.inf
@@ -200,10 +199,8 @@ def test_rounds_lost_to_a_kill_are_run_again_and_are_the_same(tmp_path: Path) ->
         assert trainer.round == 2 and figures(tmp_path / "cut") == figures(tmp_path / "whole")[:2]
         trainer.run()
         again = published(daemon)
-    assert figures(tmp_path / "cut") == figures(tmp_path / "whole") and again == sent[-len(again) :] and again
-    for name in ("weights.safetensors", "training.safetensors", "run.msgpack"):
-        ends = [(tmp_path / side / "checkpoints" / "round-00000004" / name).read_bytes() for side in ("cut", "whole")]
-        assert ends[0] == ends[1], name
+    assert again == sent[-len(again) :] and again
+    assert_same_end(tmp_path, "round-00000004")
 
 
 def test_a_checkpoint_whose_content_is_nonsense_costs_a_note_and_no_death(tmp_path: Path) -> None:
@@ -283,10 +280,7 @@ def test_a_run_from_a_checkpoint_taken_meanwhile_is_the_run_that_never_stopped(t
     with trainer_in(tmp_path / "cut", 3) as (trainer, _):
         assert trainer.round == 1 and len(figures(tmp_path / "cut")) == 1
         trainer.run()
-    assert figures(tmp_path / "cut") == figures(tmp_path / "whole")
-    for name in ("weights.safetensors", "training.safetensors", "run.msgpack"):
-        ends = [(tmp_path / side / "checkpoints" / "round-00000003" / name).read_bytes() for side in ("cut", "whole")]
-        assert ends[0] == ends[1], name
+    assert_same_end(tmp_path, "round-00000003")
 
 
 def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

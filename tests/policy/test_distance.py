@@ -137,20 +137,6 @@ def test_log_probabilities_of_nothing(folders: dict[str, Path]) -> None:
     assert policy.logprobs([external("?", [("", False)] * 2, (0.0, 1.0))])[0].ids == ((), ())
 
 
-def test_log_probabilities_with_little_memory(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
-    policy = open_policy(folders["qwen2"])
-    batch = batch_of(policy)
-    whole = policy.logprobs(batch)
-
-    def check(_: object, args: object, kwargs: dict[str, torch.Tensor]) -> None:
-        if kwargs["input_ids"].numel() > 80:
-            raise torch.OutOfMemoryError("out of memory")
-
-    policy.network.base_model.register_forward_pre_hook(check, with_kwargs=True)  # type: ignore[operator, union-attr]
-    assert flat([t.logprobs for t in policy.logprobs(batch)]) == pytest.approx(flat([t.logprobs for t in whole]), abs=1e-5)
-    assert "micro-batches of at most" in caplog.text
-
-
 def rates(policy: LanguagePolicy, count: int) -> list[float]:
     return [policy.update(batch_of(policy)).rate for _ in range(count)]
 

@@ -24,7 +24,7 @@ from swarmd.policy.inference.select import importance_cap, open_engine
 from swarmd.policy.inference.weights import NetworkWeights
 from swarmd.policy.models.device import seeded
 from swarmd.policy.models.load import load_model
-from tests.policy.conftest import ALL_FAMILIES, config_of, external, make_model, open_policy
+from tests.policy.conftest import ALL_FAMILIES, config_of, external, open_policy
 
 CPU = torch.device("cpu")
 PROMPTS = [[20, 30, 40, 50] * 4, [60, 70], [80, 90, 100] * 9, [110]]
@@ -333,12 +333,6 @@ def test_importance_weights_are_on_for_a_foreign_engine_unless_told_otherwise(fo
     assert cap("vllm", replay="on") == cap("vllm", loss="asymre") == 0.0
 
 
-def test_each_model_is_made_anew(tmp_path: Path) -> None:
-    """Guards the fixtures above: two seeds are two models."""
-    one, two = make_model(tmp_path / "1", seed=1), make_model(tmp_path / "2", seed=2)
-    assert open_policy(one).answer("a") != open_policy(two).answer("a")
-
-
 def test_short_of_memory_the_own_engine_holds_less_at_once(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     """The allocator's refusal is made up; what follows is not."""
     network = network_of(folders["qwen2"])
@@ -368,8 +362,3 @@ def test_where_one_prompt_does_not_fit_it_says_so(folders: dict[str, Path]) -> N
     engine.between = refused
     with pytest.raises(NoModel, match=r"not enough memory on cpu to answer one question 2 times\. Lower generate\.max_new_tokens"):
         engine.generate(PROMPTS, 2, sampling(0.0), seeded(CPU, 0))
-
-
-def test_another_failure_is_not_taken_for_it(folders: dict[str, Path]) -> None:
-    with pytest.raises(IndexError):
-        OwnEngine(network_of(folders["qwen2"]), MANY).generate([[10_000]], 1, sampling(), seeded(CPU, 0))

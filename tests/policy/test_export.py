@@ -239,27 +239,6 @@ def test_checkpoint_that_goes_away_while_it_is_read(tmp_path: Path) -> None:
     assert (run.round, run.files["weights.safetensors"]) == (3, b"three")
 
 
-def test_checkpoints_of_a_node_that_never_rests(tmp_path: Path) -> None:
-    """A node that saves as fast as it can: what is read is one checkpoint, and whole."""
-    stop = threading.Event()
-
-    def node() -> None:
-        number = 1
-        while not stop.is_set():
-            save_round(tmp_path, number, str(number).encode() * 1000)
-            number += 1
-
-    save_round(tmp_path, 0, b"0" * 1000)
-    thread = threading.Thread(target=node)
-    thread.start()
-    try:
-        runs = [read_snapshot(tmp_path, FILES) for _ in range(50)]
-    finally:
-        stop.set()
-        thread.join()
-    assert all(run.files["weights.safetensors"] == str(run.round).encode() * 1000 for run in runs)
-
-
 # To the hub: against one of our own on loopback.
 
 
@@ -334,12 +313,10 @@ def test_upload_sends_every_file(hub: tuple[type[Hub], str], exported: Path) -> 
 
 
 @pytest.mark.net
-@pytest.mark.parametrize(
-    "status, error, message", [(401, NotUploaded, "hf auth login"), (403, NotUploaded, "may write"), (500, NotUploaded, "later")]
-)
-def test_upload_that_is_refused(hub: tuple[type[Hub], str], exported: Path, status: int, error: type[Exception], message: str) -> None:
+@pytest.mark.parametrize("status, message", [(401, "hf auth login"), (403, "may write"), (500, "later")])
+def test_upload_that_is_refused(hub: tuple[type[Hub], str], exported: Path, status: int, message: str) -> None:
     hub[0].status = status
-    with pytest.raises(error, match=message) as caught:
+    with pytest.raises(NotUploaded, match=message) as caught:
         upload(exported, "me/x")
     assert f"whole in {exported}" in str(caught.value)
 

@@ -1,7 +1,9 @@
 """Every way a model can fail to load has a message with cause and remedy."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,34 +58,62 @@ def test_folder_that_is_not_there(name: str) -> None:
         load(name)
 
 
-def test_folder_without_config(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match=r"no config\.json.*save_pretrained"):
-        load(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["a/b/c", "white space", "x" * 200, "a--b"])
 def test_name_that_cannot_be_one(name: str) -> None:
     with pytest.raises(NoModel, match="is no model's name"):
         load(name)
 
 
-def test_config_that_is_not_json(tmp_path: Path) -> None:
-    for text in (b"{", b"\xff\xfe", b"[]", b"null", b"3"):
-        (tmp_path / "config.json").write_bytes(text)
-        with pytest.raises(NoModel, match="Download the model again"):
-            load(tmp_path)
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-def test_architecture_nobody_knows(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "perpetuum-mobile"}')
-    with pytest.raises(NoModel, match="upgrade it"):
+def cut_weights(part: float) -> Callable[[Path], object]:
+    def spoil(folder: Path) -> None:
+        whole = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").write_bytes(whole[: int(part * len(whole))])
+
+    return spoil
+
+
+def remove(*names: str) -> Callable[[Path], object]:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (remove("config.json"), r"no config\.json.*save_pretrained"),
+        *((write("config.json", text), "Download the model again") for text in (b"{", b"\xff\xfe", b"[]", b"null", b"3")),
+        (write("config.json", b'{"model_type": "perpetuum-mobile"}'), "upgrade it"),
+        (write("config.json", b'{"model_type": "vit"}'), "no causal language model"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+            r"no weights in safetensors format.*never loaded",
+        ),
+        *((cut_weights(part), r"weights of .* cannot be loaded.*again") for part in (0.01, 0.5, 0)),
+        (lambda folder: edit_json(folder / "config.json", hidden_size=64), "weights of"),
+        (lambda folder: edit_json(folder / "config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3), "not all there"),
+        (remove("tokenizer.json", "tokenizer_config.json"), "tokenizer"),
+    ],
+)
+def test_a_folder_that_is_spoilt(spoil: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+    spoil(make_model(tmp_path))
+    with pytest.raises(NoModel, match=message):
         load(tmp_path)
 
 
-def test_architecture_that_is_no_language_model(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(NoModel, match="no causal language model"):
-        load(tmp_path)
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"chat_template": None}, r"no chat template.*instruct model"),
+        ({"eos": None}, r"no end-of-sequence.*eos_token"),
+        ({"vocab_size": 100}, "do not belong together"),
+    ],
+)
+def test_a_tokenizer_that_lacks_something(made: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(NoModel, match=message):
+        load(make_model(tmp_path, "llama", **made))
 
 
 def test_code_in_the_repository_is_never_run(tmp_path: Path) -> None:
@@ -108,13 +138,6 @@ def test_code_for_the_tokenizer_is_never_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_pickled_weights_are_refused(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(NoModel, match=r"no weights in safetensors format.*never loaded"):
-        load(tmp_path)
-
-
 def test_pickled_weights_beside_other_safetensors_are_never_opened(tmp_path: Path) -> None:
     make_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
@@ -122,52 +145,6 @@ def test_pickled_weights_beside_other_safetensors_are_never_opened(tmp_path: Pat
     torch.save(network.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(NoModel, match="cannot be loaded"):
         load(tmp_path)
-
-
-def test_damaged_weights(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    whole = (tmp_path / "model.safetensors").read_bytes()
-    for part in (whole[:100], whole[: len(whole) // 2], b""):
-        (tmp_path / "model.safetensors").write_bytes(part)
-        with pytest.raises(NoModel, match=r"weights of .* cannot be loaded.*again"):
-            load(tmp_path)
-
-
-def test_weights_of_another_shape(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    edit_json(tmp_path / "config.json", hidden_size=64)
-    with pytest.raises(NoModel, match="weights of"):
-        load(tmp_path)
-
-
-def test_weights_that_are_not_all_there(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    edit_json(tmp_path / "config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3)
-    with pytest.raises(NoModel, match="not all there"):
-        load(tmp_path)
-
-
-def test_tokenizer_without_chat_template(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match=r"no chat template.*instruct model"):
-        load(make_model(tmp_path, "llama", chat_template=None))
-
-
-def test_tokenizer_without_end(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match=r"no end-of-sequence.*eos_token"):
-        load(make_model(tmp_path, "llama", eos=None))
-
-
-def test_tokenizer_missing(tmp_path: Path) -> None:
-    make_model(tmp_path, "llama")
-    (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "tokenizer_config.json").unlink()
-    with pytest.raises(NoModel, match="tokenizer"):
-        load(tmp_path)
-
-
-def test_tokenizer_larger_than_the_network(tmp_path: Path) -> None:
-    with pytest.raises(NoModel, match="do not belong together"):
-        load(make_model(tmp_path, "llama", vocab_size=100))
 
 
 def test_memory_is_checked_before_weights_are_looked_at(tmp_path: Path) -> None:

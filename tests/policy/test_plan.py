@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
@@ -254,9 +256,13 @@ def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at
     assert (small.plan.dtype, small.plan.precision) == ("float32", None)
 
 
-@pytest.mark.parametrize("gigabytes", [1.5, 2, 3, 4, 6, 8, 12, 16, 24, 48])
-@pytest.mark.parametrize("dtype, rank", [("bfloat16", 16), ("float32", 16), ("float32", None), ("bfloat16", None)])
-@pytest.mark.parametrize("work", [Workload(), Workload(8, 8, 64), Workload(4, 16, 1024)])
+@settings(derandomize=True, max_examples=100)
+@given(
+    gigabytes=st.floats(1, 50),
+    dtype=st.sampled_from(["bfloat16", "float32"]),
+    rank=st.sampled_from([16, None]),
+    work=st.builds(Workload, st.integers(1, 16), st.integers(2, 32), st.sampled_from([16, 64, 256, 1024])),
+)
 def test_what_fits_stays_within_what_can_be_counted_on(gigabytes: float, dtype: str, rank: int | None, work: Workload) -> None:
     shape = shape_05b_cached
     plan = make_plan(shape, dtype, rank, int(gigabytes * GB), work)

@@ -374,18 +374,6 @@ def test_out_of_memory_with_a_single_row(folders: dict[str, Path]) -> None:
         Learner(network, learning(), CPU).step(rows)
 
 
-def test_out_of_memory_while_answering(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
-    policy = open_policy(folders["qwen2"])
-    hook = scarce(policy._loaded.network, 12)
-    answers = policy.generate(["1+1?", "2+2?", "3+3?"], 4)
-    assert [len(a.completions) for a in answers] == [4, 4, 4]
-    assert "out of memory while answering" in caplog.text
-    hook.remove()
-    scarce(policy._loaded.network, 3)
-    with pytest.raises(NoModel, match="to answer one question 4 times"):
-        policy.generate(["1+1?"], 4)
-
-
 def test_other_runtime_errors_are_not_taken_for_it(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen2"])
 
