@@ -1,6 +1,7 @@
 """The request/response protocol, byte by byte, and how little a hostile peer can tie up."""
 
 import struct
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from p2p.engines.common.request_response import (
     Broken,
     KeptStreams,
     Responder,
-    Turns,
     ask,
 )
 from p2p.identity import Identity
@@ -331,7 +331,7 @@ async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(autojump_
             await ask(PEERS[2], b"?", 1)
         with pytest.raises(Unanswered, match="4097"):
             await ask(PEERS[0], b"?" * (MAX_QUESTION + 1), 1)
-        assert len(world.opened) == 4 and not world.asking._turns._peers
+        assert len(world.opened) == 4
 
 
 async def test_a_question_given_up_costs_its_stream() -> None:
@@ -354,21 +354,31 @@ async def test_a_question_given_up_costs_its_stream() -> None:
         await world.asking.end()
 
 
-async def test_one_peer_is_asked_a_few_questions_at_a_time() -> None:
-    turns, now, most = Turns(), 0, 0
-
-    async def one(peer: PeerId) -> None:
-        nonlocal now, most
-        async with turns.turn(peer):
-            now += peer == PEERS[0]
-            most = max(most, now)
-            await trio.sleep(0.001)
-            now -= peer == PEERS[0]
-
+async def test_one_peer_is_asked_a_few_questions_at_a_time_and_others_meanwhile(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
-        for _ in range(20):
-            nursery.start_soon(one, PEERS[0])
-            nursery.start_soon(one, PEERS[1])
-    with trio.move_on_after(0):
-        await one(PEERS[0])
-    assert most == AT_ONCE and not turns._peers
+        world, now, most = World(nursery), Counter[PeerId](), Counter[PeerId]()
+
+        async def reach(peer: PeerId) -> bool:
+            now[peer] += 1
+            most[peer] = max(most[peer], now[peer])
+            await trio.sleep(1)
+            now[peer] -= 1
+            return False
+
+        async def ask_in_vain(peer: PeerId) -> None:
+            with pytest.raises(Unanswered):
+                await asking.ask(peer, b"?", 1)
+
+        asking, began = KeptStreams(reach, world.new), trio.current_time()
+        async with trio.open_nursery() as several:
+            for _ in range(5 * AT_ONCE):
+                several.start_soon(ask_in_vain, PEERS[0])
+                several.start_soon(ask_in_vain, PEERS[1])
+        assert most == {PEERS[0]: AT_ONCE, PEERS[1]: AT_ONCE} and trio.current_time() - began == pytest.approx(5)
+        assert not asking._turns
+        for _ in range(2 * AT_ONCE):  # given up, they leave their places
+            with trio.move_on_after(0.5):
+                await ask_in_vain(PEERS[0])
+        began = trio.current_time()
+        await ask_in_vain(PEERS[0])
+        assert trio.current_time() - began == pytest.approx(1)

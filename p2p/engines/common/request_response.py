@@ -8,8 +8,9 @@ stream is there for the next question. It ends when the asker closes it, and the
 import contextlib
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -147,7 +148,7 @@ class KeptStreams(Generic[S]):
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self._reach, self._new, self._clock = reach, new, clock
-        self._turns = Turns()
+        self._turns: WeakValueDictionary[PeerId, trio.Semaphore] = WeakValueDictionary()
         self._room = KEPT
         self._kept: OrderedDict[PeerId, tuple[float, S]] = OrderedDict()  # and when its last answer came, the oldest first
 
@@ -155,8 +156,9 @@ class KeptStreams(Generic[S]):
         """Raises Unanswered."""
         if len(question) > MAX_QUESTION:
             raise Unanswered(f"a question of {len(question)} bytes, over {MAX_QUESTION}")
+        turn = self._turns.setdefault(peer, trio.Semaphore(AT_ONCE))
         try:
-            async with self._turns.turn(peer):
+            async with turn:
                 if not await self._reach(peer):
                     raise Unanswered(f"{peer}: not connected, and not to be reached")
                 since, kept = self._kept.pop(peer, (0.0, None))
@@ -194,22 +196,3 @@ class KeptStreams(Generic[S]):
             surplus.append(self._kept.popitem(last=False)[1][1])
         for stream in surplus:
             await stream.end(True)
-
-
-class Turns:
-    """At most AT_ONCE questions to each peer; the others wait."""
-
-    def __init__(self) -> None:
-        self._peers: dict[PeerId, tuple[trio.Semaphore, list[None]]] = {}
-
-    @contextlib.asynccontextmanager
-    async def turn(self, peer: PeerId) -> AsyncIterator[None]:
-        free, users = self._peers.setdefault(peer, (trio.Semaphore(AT_ONCE), []))
-        users.append(None)
-        try:
-            async with free:
-                yield
-        finally:
-            users.pop()
-            if not users:
-                del self._peers[peer]
