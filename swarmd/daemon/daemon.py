@@ -45,7 +45,7 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience import caps
 from swarmd.protocols import View
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
-from swarmd.state.logs import installed_version, set_up_logging
+from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
 from swarmd.workers.restarts import Death
 
@@ -62,6 +62,7 @@ def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
     try:
         daemon = Daemon(config, state.path, view)
+        log_with(peer=daemon.identity.peer_id, engine=daemon.engine.name if daemon.engine else "none")
         run(daemon.run)
     except OperatorError as error:
         log.error("node failed: %s", error)  # noqa: TRY400  the operator can mend it: no traceback

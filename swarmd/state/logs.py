@@ -23,6 +23,13 @@ def installed_version(package: str = "swarmd") -> str:
         return "not installed"
 
 
+def log_with(**fields: object) -> None:
+    """Put these into every later log line of this thread, and of the tasks that it starts."""
+    import structlog
+
+    structlog.contextvars.bind_contextvars(**fields)
+
+
 def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.INFO) -> None:
     """Send every library's log and our own (structlog or logging) to `log_file`, as JSON lines, and to stderr for people.
 
@@ -31,6 +38,7 @@ def set_up_logging(log_file: Path | None, *, stderr: bool, level: int = logging.
     """
     import structlog
 
+    structlog.contextvars.clear_contextvars()
     stamp: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,

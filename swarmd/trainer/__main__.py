@@ -13,7 +13,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.state.logs import set_up_logging
+from swarmd.state.logs import log_with, set_up_logging
 from swarmd.tasks.scoring import Verifier
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ def main() -> None:
     daemon = link.TrainerLink(sock, on_eof=lambda: os._exit(1))
     start = daemon.open()
     set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
+    log_with(peer=start.peer_id)
     try:
         with Verifier(curriculum_of(NodeConfig.model_validate_json(start.config))) as verifier:
             from swarmd.trainer.trainer import open_trainer

@@ -21,6 +21,7 @@ from swarmd.experience.replay_theory import compute_ratio
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import FILES
 from swarmd.state.folder import METRICS_FILE
+from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
@@ -79,6 +80,7 @@ class Trainer:
         self.link.tell(link.Stopped(self.round))
 
     def _one_round(self) -> None:
+        log_with(round=self.round + 1)
         rested = self.node.schedule.state.rests
         report = run_round(self.round + 1, self.node)
         self.round += 1

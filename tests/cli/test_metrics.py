@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from swarmd.errors import CannotRecord
-from swarmd.state.logs import LOG_BYTES, set_up_logging
+from swarmd.state.logs import LOG_BYTES, log_with, set_up_logging
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, WorkersReport, metrics_line, read_metrics, reference
 from swarmd.types import STAGES, RoundReport, UpdateReport
 
@@ -151,6 +151,18 @@ def log_file(tmp_path: Path) -> Iterator[Path]:
         handler.close()
     root.handlers, root.level = before, level
     structlog.reset_defaults()
+
+
+def test_every_line_names_peer_engine_and_round_from_when_they_are_known(log_file: Path) -> None:
+    set_up_logging(log_file, stderr=False)
+    log_with(peer="12D3KooW", engine="libp2p")
+    logging.getLogger("swarmd").info("before")
+    log_with(round=3)
+    logging.getLogger("libp2p").warning("in a round")
+    set_up_logging(None, stderr=False)  # of the next node in this process
+    before, within = (json.loads(text) for text in log_file.read_text().splitlines())
+    assert (before["peer"], before["engine"], before.get("round")) == ("12D3KooW", "libp2p", None)
+    assert (within["peer"], within["round"], within["event"]) == ("12D3KooW", 3, "in a round")
 
 
 def test_the_log_is_json_with_tracebacks_and_rotates(log_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
