@@ -10,9 +10,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from swarmd.config.config import ConfigError, ModelConfig, NodeConfig
+from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.config.sources import load
-from swarmd.errors import NoModel
+from swarmd.errors import ConfigError, NoModel
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
