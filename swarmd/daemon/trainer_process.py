@@ -23,7 +23,7 @@ CHECK_EVERY = 1.0  # seconds between two checks whether it is stuck
 
 
 class TrainerChild:
-    """Runs `python -m swarmd.trainer` until it finishes, is stopped, or dies too often.
+    """Runs the trainer, `python -m MODULE FD`, until it finishes, is stopped, or dies too often.
 
     `on_message` is called for every message, in order; `on_death` when it died and will be restarted; `on_stuck` when it is stuck
     (it is killed if that lasts), and with None when it works again.
@@ -37,7 +37,10 @@ class TrainerChild:
         on_death: Callable[[Death], None],
         on_stuck: Callable[[Stuck | None], None] = lambda _: None,
         watchdog: Watchdog | None = None,
+        module: str = "swarmd.trainer",
+        lingers: float = LINGERS,
     ) -> None:
+        self._module, self._lingers = module, lingers
         self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = start, log_file, on_message, on_death, on_stuck
         self._watchdog = watchdog or Watchdog()
         self._stuck: Stuck | None = None
@@ -89,6 +92,7 @@ class TrainerChild:
             self.on_death(death)
             with trio.move_on_after(death.backoff):
                 await self._told_to_stop.wait()
+            if self._stopping:
                 return
             self.restarts += 1
 
@@ -100,7 +104,7 @@ class TrainerChild:
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
         with self.log_file.open("wb") as output, theirs:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", "swarmd.trainer", str(theirs.fileno())],
+                [sys.executable, "-m", self._module, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -109,6 +113,8 @@ class TrainerChild:
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )
         self.pid, self._stuck = process.pid, None
+        if self._stopping:  # said while it was being started
+            self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
         try:
             async with stream, trio.open_nursery() as nursery:
@@ -116,7 +122,7 @@ class TrainerChild:
                 nursery.start_soon(self._watch, process.pid)
                 await self._read(stream)
                 nursery.cancel_scope.cancel()
-            with trio.move_on_after(LINGERS):
+            with trio.move_on_after(self._lingers):
                 await process.wait()
         finally:
             with trio.CancelScope(shield=True):

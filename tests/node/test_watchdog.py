@@ -126,6 +126,27 @@ def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> 
     ]  # fmt: skip
 
 
+@pytest.mark.net
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_restarted_once_stopped(tmp_path: Path, deaths: int) -> None:
+    causes: list[str] = []
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        if len(causes) == deaths:
+            child.stop()
+
+    start = link.StartTrainer("{}", str(tmp_path), "", 1)
+    child = TrainerChild(start, tmp_path / "trainer.log", print, died, module="tests.node.lingering", lingers=0.1)
+
+    async def run() -> None:
+        with trio.fail_after(60):
+            await child.run()
+
+    trio.run(run)
+    assert causes == ["killed by signal 9 (out of memory, perhaps)"] * deaths and child.restarts == deaths - 1 and child.pid is None
+
+
 @pytest.mark.slow
 def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
     """A real one: SIGSTOP, then nobody lets it go on."""
