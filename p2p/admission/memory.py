@@ -1,16 +1,23 @@
 """Keeps the replay log and the reputation over restarts, in two files of the state folder."""
 
+import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
-from p2p.admission import reputation_file
+from p2p import durable
 from p2p.admission.inbox import Memory, Trace
 from p2p.admission.replay_log import ReplayLog
 from p2p.admission.reputation import Reputation
 
 SEEN = "seen"
 REPUTATION = "reputation"
+MAX_FILE = 8 * 1024 * 1024  # bytes; that of a full `Reputation` has a quarter of it
+_CRC_BYTES = 4
 SAVE_EVERY = 120.0  # seconds; scores since then may be lost in a crash
+
+log = logging.getLogger(__name__)
 
 
 class AdmissionMemory:
@@ -24,7 +31,7 @@ class AdmissionMemory:
         self._saved_at = clock()
         self.memory = self._seen.load() if self._seen is not None else Memory(horizon=int(clock() * 1000))
         if self._path is not None:
-            reputation_file.load(self._path, self.reputation, clock())
+            load_reputation(self._path, self.reputation, clock())
 
     def note(self, trace: Trace) -> None:
         """A frame is admitted."""
@@ -36,11 +43,35 @@ class AdmissionMemory:
             self._seen.save(memory())
         if self._path is not None and not 0 <= now - self._saved_at < SAVE_EVERY:
             self._saved_at = now
-            reputation_file.save(self._path, self.reputation)
+            save_reputation(self._path, self.reputation)
 
     def close(self, memory: Memory) -> None:
         """The member stops."""
         if self._seen is not None:
             self._seen.save(memory, closed=True)
         if self._path is not None:
-            reputation_file.save(self._path, self.reputation)
+            save_reputation(self._path, self.reputation)
+
+
+def load_reputation(path: Path, reputation: Reputation, now: float) -> None:
+    """A damaged file is set aside, and all scores begin anew: hostile peers are found again."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE)
+        if int.from_bytes(data[:_CRC_BYTES], "big") != crc32(data[_CRC_BYTES:]):
+            raise ValueError("not what was written")  # noqa: TRY301
+        reputation.load(data[_CRC_BYTES:], now)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError):  # the folder is not writable: `save` says so
+            aside = durable.set_aside(path)
+            log.warning("%s was damaged (%s) and is now %s; all scores of peers begin anew", path, error, aside)
+
+
+def save_reputation(path: Path, reputation: Reputation) -> None:
+    data = reputation.dump()
+    try:
+        durable.replace(path, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
+    except OSError as error:
+        log.warning("cannot write %s: %s; after a restart all scores of peers begin anew", path, error.strerror)

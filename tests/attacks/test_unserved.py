@@ -20,8 +20,7 @@ import trio
 import trio.testing
 
 from benchmarks.probes import ProbeProcess
-from p2p.admission import reputation_file
-from p2p.admission.memory import REPUTATION
+from p2p.admission.memory import REPUTATION, save_reputation
 from p2p.admission.reputation import TENURE, USEFUL, Reputation
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
@@ -130,7 +129,7 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, standing: boo
             known.vouch(peer, USEFUL, time.time() - TENURE - 60)
             known.vouch(peer, 1, time.time() - 1)
         for n in range(honest):
-            reputation_file.save(folder / str(n) / REPUTATION, known)
+            save_reputation(folder / str(n) / REPUTATION, known)
     with ExitStack() as stack:
         more = ["--every", str(ROUND), "--suspects", json.dumps(suspects)]
         start = partial(ProbeProcess, engine=engine, module="tests.attacks.gathering_node", more=more)

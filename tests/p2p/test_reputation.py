@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.admission import reputation_file
 from p2p.admission.fair_queue import FairQueue
+from p2p.admission.memory import load_reputation, save_reputation
 from p2p.admission.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, QUIET, REPEATS, SHUNNED, TENURE, USEFUL, Reputation
 from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
@@ -135,18 +135,18 @@ def test_what_is_known_survives_a_restart(tmp_path_factory: pytest.TempPathFacto
     reputation.met(A, "11.0", now)
     for _ in range(5):
         reputation.offence(B, Reason.NOT_ASKED_FOR, now)
-    reputation_file.save(path, reputation)
+    save_reputation(path, reputation)
     again = Reputation()
-    reputation_file.load(path, again, now + 10)
+    load_reputation(path, again, now + 10)
     assert again.established(A, now + 10) and not again.established(C, now + 10) and again.group(A) == "11.0"
     assert again.banned(now + 10) == {B: 50} and path.stat().st_mode & 0o777 == 0o600
     data = bytearray(path.read_bytes())
     data[30] ^= 1
     path.write_bytes(data)
     clean = Reputation()
-    reputation_file.load(path, clean, now)
+    load_reputation(path, clean, now)
     assert clean.group(A) == "" and path.with_name("reputation.corrupt").read_bytes() == data
-    reputation_file.load(path, clean, now)  # and none is none
+    load_reputation(path, clean, now)  # and none is none
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000])
