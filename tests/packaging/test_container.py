@@ -21,6 +21,8 @@ from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"
 INSTRUCTIONS = {"FROM", "ARG", "ENV", "RUN", "COPY", "WORKDIR", "USER", "VOLUME", "EXPOSE", "STOPSIGNAL"}
 INSTRUCTIONS |= {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
+PROGRAM = (sys.executable, str(ROOT / "packaging" / "entrypoint.py"))
+ENTRY = {**os.environ, "PYTHONPATH": str(ROOT)}
 SECRET = re.compile(r"\.pem|\.key|id_rsa|password|secret|token|credential", re.IGNORECASE)
 
 
@@ -55,15 +57,12 @@ def test_the_dockerfile_copies_only_what_is_there_and_let_through() -> None:
     assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
 
 
-def test_the_image_holds_no_secret_and_does_not_run_as_root() -> None:
+def test_the_image_holds_no_secret_does_not_run_as_root_and_pins_what_the_scripts_pin() -> None:
     assert [rest for _, rest in instructions() if SECRET.search(rest)] == []
     (user,) = [rest for word, rest in instructions() if word == "USER"]
     assert all(int(number) > 0 for number in user.split(":"))
     words = [word for word, _ in instructions()]
     assert words.index("USER") < words.index("ENTRYPOINT")
-
-
-def test_the_image_pins_what_the_scripts_pin() -> None:
     (pin,) = set(re.findall(r"torch==[\d.]+", DOCKERFILE.read_text(encoding="utf-8")))
     assert pin in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert f'TORCH="{pin}"' in (ROOT / "scripts" / "setup").read_text(encoding="utf-8")
@@ -88,35 +87,27 @@ def test_the_swarm_of_the_paper() -> None:
     assert judge["curriculum"] == "sapo-9"
 
 
-def test_every_node_has_its_own_state_and_all_share_the_meeting() -> None:
+def test_every_node_has_its_own_state_and_gpu_and_all_share_the_meeting() -> None:
     states, declared = [], set(compose()["volumes"])
     for name, service in nodes().items():
         mounts = dict(volume.split(":", 1) for volume in service["volumes"])
         assert set(mounts) <= declared
         states += [volume for volume, path in mounts.items() if path == "/state"]
         assert mounts["meeting"] == ("/meeting" if name == "node-1" else "/meeting:ro")
-        assert service["environment"]["MEETING_FILE"] == "/meeting/bootstrap"
-        assert "--state-dir" in service["command"]
-    assert len(set(states)) == len(nodes())
+        assert service["environment"]["MEETING_FILE"] == "/meeting/bootstrap" and "--state-dir" in service["command"]
     first, *rest = nodes().values()
-    assert "node-1" not in first["depends_on"]
+    assert len(set(states)) == len(nodes()) and "node-1" not in first["depends_on"]
     assert all(service["depends_on"]["node-1"] == {"condition": "service_healthy"} for service in rest)
     assert first["environment"]["MEETING_AS"].split("/")[2] == "node-1"
+    override = yaml.safe_load((ROOT / "packaging" / "compose.gpu.yaml").read_text(encoding="utf-8"))["services"]
+    given = [service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for service in override.values()]
+    assert (list(override), given) == (list(nodes()), [[str(number)] for number in range(8)])
 
 
 def test_no_service_may_more_than_it_needs() -> None:
     for service in compose()["services"].values():
-        assert service["cap_drop"] == ["ALL"]
-        assert service["read_only"] is True
-        assert "privileged" not in service
+        assert (service["cap_drop"], service["read_only"], service.get("privileged")) == (["ALL"], True, None)
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-
-
-def test_the_gpu_file_gives_each_node_one() -> None:
-    override = yaml.safe_load((ROOT / "packaging" / "compose.gpu.yaml").read_text(encoding="utf-8"))["services"]
-    assert list(override) == list(nodes())
-    given = [service["deploy"]["resources"]["reservations"]["devices"][0] for service in override.values()]
-    assert [device["device_ids"] for device in given] == [[str(number)] for number in range(8)]
 
 
 def docker_has_compose() -> bool:
@@ -129,14 +120,8 @@ def docker_has_compose() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not docker_has_compose(), reason="no docker compose here")
 def test_docker_compose_accepts_the_files() -> None:
-    checked = subprocess.run(
-        ["docker", "compose", "-f", "packaging/compose.yaml", "-f", "packaging/compose.gpu.yaml", "config", "--quiet"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    words = "docker compose -f packaging/compose.yaml -f packaging/compose.gpu.yaml config --quiet"
+    checked = subprocess.run(words.split(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert checked.returncode == 0, checked.stderr
 
 
@@ -188,16 +173,9 @@ def test_other_commands_are_left_as_they_are() -> None:
 @pytest.mark.net
 def test_what_an_operator_got_wrong_is_one_line(tmp_path: Path, words: str, environment: dict[str, str], said: str) -> None:
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "packaging" / "entrypoint.py"), *shlex.split(words)],
-        cwd=tmp_path,
-        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [*PROGRAM, *words.split()], cwd=tmp_path, env={**ENTRY, **environment}, capture_output=True, text=True, timeout=60, check=False
     )
-    assert ran.returncode == 1
-    assert said in ran.stderr
+    assert ran.returncode == 1 and said in ran.stderr
     assert ran.stderr.count("\n") == 1, ran.stderr
 
 
@@ -211,37 +189,27 @@ def test_two_nodes_started_by_it_meet(tmp_path: Path) -> None:
     program = tmp_path / "swarmd"
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m swarmd "$@"\n')
     program.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "MEETING_FILE": str(tmp_path / "bootstrap")}
+    environment = {**ENTRY, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MEETING_FILE": str(tmp_path / "bootstrap")}
 
     def start(name: str, listen: str, **more: str) -> subprocess.Popen[str]:
         words = f"swarmd join --state-dir {tmp_path / name} --listen {listen} --model tiny --local 1 --external 1 --seed 1 --json"
         return subprocess.Popen(
-            [sys.executable, str(ROOT / "packaging" / "entrypoint.py"), *words.split()],
-            env={**environment, **more},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+            [*PROGRAM, *words.split()], env={**environment, **more}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
 
     second = start("two", "/ip4/127.0.0.1/tcp/0")  # first, so that it has to wait for the file
     first = start("one", f"/ip4/127.0.0.1/tcp/{port}", MEETING_AS=f"/ip4/127.0.0.1/tcp/{port}")
-
-    def kill() -> None:
-        for node in (first, second):
-            node.kill()
-
-    watchdog = threading.Timer(180, kill)
+    watchdog = threading.Timer(180, lambda: (first.kill(), second.kill()))
     watchdog.start()
     try:
         assert second.stdout is not None
         met = any(json.loads(line)["peers"] > 0 for line in second.stdout)  # one line a round, until they meet or are killed
-        for node in (first, second):
-            node.terminate()
-        for node in (first, second):
-            node.communicate()
+        for stop in (first, second):
+            stop.terminate()
+        for left in (first, second):
+            left.communicate()
     finally:
         watchdog.cancel()
-        kill()
-    assert met
-    assert (first.returncode, second.returncode) == (0, 0)
+        first.kill()
+        second.kill()
+    assert (met, first.returncode, second.returncode) == (True, 0, 0)
