@@ -27,7 +27,7 @@ from judge.serving import JudgeServer, PatientProtocol, listening_socket, serve,
 from judge.store import Store
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from swarmd.daemon.judge_client import Graded, JudgeClient, Question, Silence
+from swarmd.daemon.judge_client import Graded, JudgeClient, NotJudged, Question
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import wait_until
 from swarmd.types import Completion
@@ -117,7 +117,7 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
             nursery.start_soon(kill)
             while True:
                 question = await judge.ask(1, "tiny")
-                if isinstance(question, Silence):
+                if isinstance(question, NotJudged):
                     return graded
                 if isinstance(await judge.answer(question, Completion("x", True)), Graded):
                     graded += 1
@@ -133,7 +133,7 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
 def test_origin(tmp_path: Path) -> None:
     with serving(tmp_path, "--origin", "https://judge.example") as (_, ready):
         outcome = trio.run(client(str(ready["url"]), 1).ask, 1, "tiny")
-        assert isinstance(outcome, Silence)
+        assert isinstance(outcome, NotJudged)
         assert "another judge" in outcome.cause
         assert "https://judge.example" in outcome.remedy
 
