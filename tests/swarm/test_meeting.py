@@ -22,6 +22,8 @@ def started(stack: ExitStack, *words: str, **environment: str) -> "subprocess.Po
     own = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")} | environment
     command = [sys.executable, "-m", "swarmd", *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=own)
+    assert process.stdout is not None
+    stack.enter_context(process.stdout)
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process
