@@ -61,9 +61,13 @@ class Headcount:
         if len(self._heard) > _AUTHORS:
             del self._heard[next(iter(self._heard))]
 
-    def count(self, now: float, met: Met) -> int:
-        """How many authors are here, as far as they count."""
-        here = self._here(now)
+    def has(self, author: PeerId, now: float) -> bool:
+        known = self._heard.get(author)
+        return known is not None and now - known[0] <= known[1]
+
+    def count(self, now: float, met: Met, but: Collection[PeerId] = ()) -> int:
+        """How many authors are here, as far as they count. but: those that do not, unless they proved useful."""
+        here = {author: proven for author, proven in self._here(now).items() if proven or author not in but}
         groups = {author: met.group(author) for author in here}
         near = Counter(group for group in groups.values() if group is not None)
         count = sum(number if group == LOCAL else min(number, GROUP) for group, number in near.items())

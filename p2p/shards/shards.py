@@ -8,15 +8,15 @@ experience crosses the whole swarm. While all fit into little more than two shar
 (Litwin, 1980): K = 2^L + p shards are the leaves of level L, of which the first p are cut in two. So one more shard moves the members of
 one, who know each other already, and nodes that differ a little about K differ about few shards. K is taken from a ladder of small steps.
 
-**Size.** A node counts the authors at home (`p2p.shards.headcount`: connected or proven useful, no others); that, divided by its home's
-share of all numbers, is its own estimate. It asks one connected member every ASK_EVERY seconds for its own, and an author heard at home
-that it never met: who answers was connected to, and counts from then on. The lower median of its own estimate and theirs is the size:
-nobody is heard whom it is not connected to, and all of one network group together have one vote. Members that were never useful to the
-node have fewer votes than the useful ones and the node itself, so they cannot choose the median; while no useful member is connected, all
-votes count. So it is with the K that most say, and with the home to try when nobody is at ours. A node goes by that once it has counted
-for COUNTED seconds, heeds nobody who says more than TRUST times or less than 1 / TRUST of its own count, and moves K once in PACE seconds,
-by at most a factor STEP, and only as far as 1 / SURE to SURE times its own count asks for. While all that it hears on shard 0 are connected
-to it, it stays there.
+**Size.** A node counts the authors at home (`p2p.shards.headcount`: connected or proven useful, no others; one heard in two shards at a
+time counts in none); that, divided by its home's share of all numbers, is its own estimate. It asks one connected member every ASK_EVERY
+seconds for its own, and an author heard at home that it never met: who answers was connected to, and counts from then on. The lower median
+of its own estimate and theirs is the size: nobody is heard whom it is not connected to, and all of one network group together have one
+vote. Members that were never useful to the node have fewer votes than the useful ones and the node itself, so they cannot choose the
+median; while no useful member is connected, all votes count. So it is with the K that most say, and with the home to try when nobody is at
+ours. A node goes by that once it has counted for COUNTED seconds, heeds nobody who says more than TRUST times or less than 1 / TRUST of its
+own count, and moves K once in PACE seconds, by at most a factor STEP, and only as far as 1 / SURE to SURE times its own count asks for.
+While all that it hears on shard 0 are connected to it, it stays there.
 
 **Where the others are.** Newcomers, and nodes that were left behind, have no count that says where the others are. Where most of the
 connected members say another K, a node listens at the home it would have there, and moves when it hears more of those who count there
@@ -50,6 +50,7 @@ LADDER = 1.1  # ratio of two neighbouring numbers of shards
 GROW, SHRINK = 1.15, 0.8  # of what a shard should have: beyond, K changes
 ROVE = 240.0  # seconds at one place, from half of it to one and a half
 BRIDGE = 60.0  # seconds for which a node goes on listening at the home that it left
+ONE_HOME = 600.0  # seconds for which an author that publishes in two shards at a time does not count
 COUNTED = 150.0  # seconds at one home after which the count there is trusted
 TRUST = 3.0
 SURE = 1.5  # times our own count, beyond which the others' word does not move K
@@ -131,6 +132,7 @@ class Shards:
         self.met = Met()
         self._useful: Collection[PeerId] = ()  # of those connected, who were useful to us
         self._strangers: dict[PeerId, None] = {}  # neither met nor asked; newest last
+        self._everywhere: dict[PeerId, float] = {}  # heard in two shards at a time, and until when that is remembered
         self._ours: float | None = None  # the swarm's size by our own count, when we last had counted for long enough
         self._agreed: float | None = None  # … and drawn to what the others say
         self._agreed_at = now
@@ -156,6 +158,10 @@ class Shards:
                 del self._strangers[next(iter(self._strangers))]
         if (met or proven) and shard in self._counts:
             self._counts[shard].heard(author, now, proven=proven)
+            elsewhere = self._counts.keys() - {0, shard, self._left[0] if self._left else 0}
+            if shard and any(self._counts[place].has(author, now) for place in elsewhere):
+                self._everywhere.pop(author, None)
+                self._everywhere[author] = now + ONE_HOME
         return met or proven
 
     def whom(self, now: float) -> Sequence[PeerId]:
@@ -191,7 +197,9 @@ class Shards:
 
     def counted(self, now: float) -> float:
         """Our own estimate of the swarm's size, ourselves included, from the authors at home."""
-        return 1.0 + self._home.count(now, self.met) / share_of(self._at)
+        while self._everywhere and next(iter(self._everywhere.values())) <= now:
+            del self._everywhere[next(iter(self._everywhere))]
+        return 1.0 + self._home.count(now, self.met, self._everywhere) / share_of(self._at)
 
     def size(self, now: float) -> float:
         """How many authors the swarm has, as far as we know; never less than 1."""

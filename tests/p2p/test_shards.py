@@ -388,6 +388,23 @@ def test_a_majority_of_liars_that_were_never_useful_moves_little(seed: int, lie:
     assert max(swarm.counts()) < 25
 
 
+def test_an_author_that_publishes_in_two_shards_at_a_time_counts_in_none_unless_it_was_useful() -> None:
+    node = Shards(random.Random(5), 0.0, authors=AUTHORS, shards=10)
+    placed = node.look(0.0, crowd_of(40))
+    (rover,) = placed.listening - {placed.home}
+    assert placed.home
+
+    def hear(place: int, *names: str, proven: bool = False) -> float:
+        """How many authors count at home afterwards."""
+        for name in names:
+            node.heard(PeerId(name), place, 10.0, proven=proven)
+        return (node.counted(10.0) - 1) * share_of(placed.home or 0)
+
+    assert hear(placed.home, "0", "1", "2", "3", "4") == 5
+    assert hear(rover, "0", "1", "5") == 3
+    assert hear(placed.home, "0", proven=True) == 4
+
+
 def test_votes_of_members_that_were_never_useful_do_not_choose_the_size() -> None:
     node, connected = Shards(random.Random(1), 0.0, authors=AUTHORS), crowd_of(12)
     for useful, size in ((["0", "1", "2"], 60), ([], 250)):
