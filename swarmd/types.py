@@ -78,6 +78,7 @@ class Scored:
     round: int  # our own round in which it was generated (local) or heard, as an offer or whole (external)
     tokens: Tokens | None = None  # None: external text, re-encoded with our own tokenizer when it is used
     whole: tuple[float, ...] = ()  # rewards of the whole group, where only a part of it is here; (): all of it is
+    weighed: tuple[float, ...] = ()  # advantages in place of the group's, as `[sharing] weigh` has them; (): the group's
 
     @property
     def group(self) -> tuple[float, ...]:
@@ -86,7 +87,9 @@ class Scored:
 
     @property
     def advantages(self) -> tuple[float, ...]:
-        """(r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); all zero where its rewards agree."""
+        """(r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); all zero where its rewards agree. Or as they were weighed."""
+        if self.weighed:
+            return self.weighed
         mean, std = fmean(self.group), pstdev(self.group)
         return tuple((r - mean) / (std + 1e-4) for r in self.rewards)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, model, network, plan, tasks
+from swarmd.cli import inspect, lab, model, network, plan, tasks
 from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ app.command(epilog="Example: swarmd export --out my-model")(model.export)
 model.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(network.doctor_network)
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(network.bootstrap)
 app.add_typer(plan.app, name="plan")
+app.add_typer(lab.app, name="lab")
 
 
 def _say_version(wanted: bool) -> None:
@@ -92,6 +93,9 @@ def join(
     pace: Annotated[
         float | None, typer.Option(help="Shortest time of a round, in seconds. Leaves the machine to other programs.", show_default="0")
     ] = None,
+    train: Annotated[
+        bool | None, typer.Option("--train/--no-train", help="Train; or answer and share with a frozen model.", show_default="--train")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per round on standard output.")] = False,
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and exits; the next join resumes."""
@@ -102,6 +106,7 @@ def join(
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
     flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace}
+    flags["train"] = None if train is None else "on" if train else "off"
     resolved = resolve(inspect.config_file(config), os.environ, flags)
     folder = as_state_dir(state_dir)
     node_config, notes = recalled(resolved, folder)

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, web_address
 from swarmd.experience.sampling import STRATEGIES
+from swarmd.experience.strategies import SharingSettings
 from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
 
 
@@ -34,8 +35,14 @@ class RoundConfig(_Section):
     external: Annotated[int, Field(ge=0, le=1024)] = 4  # J: rollouts of others in the batch, at most
     completions: Annotated[int, Field(ge=2, le=64)] = 8  # L
     max_age: Annotated[int, Field(ge=1, le=1000)] = 2  # our own rounds since an external rollout was heard; older ones are forgotten
+    train: Literal["on", "off"] = "on"  # off: a frozen model that answers and shares, and learns nothing
     rounds: Annotated[int, Field(ge=0)] = 0  # stop after so many; 0: go on for ever
     pace: Annotated[float, Field(ge=0, le=86_400)] = 0.0  # seconds a round takes at least: leaves the machine to others
+
+    @property
+    def wanted(self) -> int:
+        """Rollouts of others that a round can use."""
+        return self.external if self.train == "on" else 0
 
 
 class GenerateConfig(_Section):
@@ -70,6 +77,10 @@ class TrainConfig(_Section, LossSettings):
     loss_mean: Literal[tuple(MEANS)] = "token"  # type: ignore[valid-type]  # what weighs the same: every token of the batch, or every completion
 
 
+class SharingConfig(_Section, SharingSettings):
+    """What each node decides for itself about sharing; every choice is a row of a table in `swarmd.experience.strategies`."""
+
+
 class ReplayConfig(_Section):
     mode: Literal["off", "on"] = "off"  # on: rollouts are trained on several times; pays where generating is dear (`swarmd plan replay`)
     size: Annotated[int, Field(ge=0, le=65_536)] = 0  # N: rollouts kept, ours and others'; 0: three batches
@@ -81,6 +92,11 @@ class ReplayConfig(_Section):
     max_age: Annotated[int, Field(ge=1, le=100_000)] = 32  # rollouts older than this many of our own rounds are forgotten
     max_clip_fraction: Annotated[float, Field(gt=0, le=1)] = 0.09  # above it, one update a round for a while
     max_kl: Annotated[float, Field(gt=0, le=100)] = 0.1  # nats a token between the policy and the one that drew: above it, the same
+
+
+class TasksConfig(_Section):
+    # what we ask ourselves; others' rollouts of all specialties are trained on. (): all of the curriculum
+    specialties: Annotated[tuple[str, ...], Field(description="a list of specialties, as `swarmd task list` shows them")] = ()
 
 
 class GateConfig(_Section):
@@ -132,6 +148,8 @@ class NodeConfig(_Section):
     round: RoundConfig = RoundConfig()
     generate: GenerateConfig = GenerateConfig()
     train: TrainConfig = TrainConfig()
+    tasks: TasksConfig = TasksConfig()
+    sharing: SharingConfig = SharingConfig()
     replay: ReplayConfig = ReplayConfig()
     gate: GateConfig = GateConfig()
     workers: WorkersConfig = WorkersConfig()

@@ -31,6 +31,7 @@ FLAGS: Mapping[str, str] = {  # the flags of `swarmd join`, without the hyphens,
     "local": "round.local",
     "external": "round.external",
     "pace": "round.pace",
+    "train": "round.train",
     "seed": "seed",
 }
 RENAMED: Mapping[str, str] = {"round.checkpoint_every": "checkpoint.every, which is in seconds"}  # said, never translated

@@ -95,15 +95,15 @@ class Daemon:
             kinds=(offers.KIND, wire.KIND),
         )
         self.ration: caps.Ration[Offered] = caps.Ration(
-            config.round.external,
+            config.round.wanted,
             lambda item: caps.Author(item.author, *self.member.standing(item.author)),
             random.Random(secrets.randbits(64)),
         )
-        self.serving = Serving(config.round.external, self.member.has_standing)
+        self.serving = Serving(config.round.wanted, self.member.has_standing)
         self.gatherer = Gatherer(
             self.member,
             Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=self._is_newcomer),
-            wanted=config.round.external,
+            wanted=config.round.wanted,
             specialties=curriculum.specialties,
             hand_on=self._give_trainer,
             clock=time.monotonic,

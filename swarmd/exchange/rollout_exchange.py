@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 class RolloutExchange:
     """The `Swarm` protocol over a `Transport`. Reports authors that send invalid rollouts."""
 
-    def __init__(self, transport: Transport, model: str, curriculum: Curriculum) -> None:
-        self.transport, self.model, self.curriculum = transport, model, curriculum
+    def __init__(self, transport: Transport, model: str, curriculum: Curriculum, whole: int = offers.WHOLE) -> None:
+        """whole: bytes up to which a set is gossiped as it is; a larger one is offered."""
+        self.transport, self.model, self.curriculum, self._whole = transport, model, curriculum, whole
         self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
         self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
 
@@ -29,7 +30,7 @@ class RolloutExchange:
         if not rollouts:
             return
         whole = wire.encode(rollouts, round_number, self.model)
-        if len(whole) <= offers.WHOLE:
+        if len(whole) <= self._whole:
             self.transport.publish(wire.KIND, whole)
             return
         bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties)

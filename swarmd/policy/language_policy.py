@@ -129,8 +129,11 @@ class LanguagePolicy:
             }
         )
 
-    def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
-        """`completions` sampled answers to each question, with their tokens and the log-probabilities they were drawn with."""
+    def generate(self, questions: Sequence[str], completions: int, *, seed: int | None = None) -> Sequence[Generation]:
+        """`completions` sampled answers to each question, with their tokens and the log-probabilities they were drawn with.
+
+        seed: of these answers alone: the policy's later draws are as if these had not been made.
+        """
         prompts = [self._chat.prompt(q) for q in questions]
         if full := sum(len(prompt) >= self._sampling.context for prompt in prompts):
             log.warning(
@@ -138,7 +141,7 @@ class LanguagePolicy:
                 "Choose a model with a longer context, or a shorter model.system_prompt.",
                 full, len(prompts), self._sampling.context,
             )  # fmt: skip
-        answers = self._decode(prompts, completions, self._sampling)
+        answers = self._decode(prompts, completions, self._sampling, seed)
         return [
             Generation(
                 tuple(self._chat.read(s.ids, s.ended) for s in samples),
@@ -230,8 +233,11 @@ class LanguagePolicy:
         x = self._loaded
         return saved.ModelIdentity(x.source, x.revision, x.fingerprint, x.lora_rank, _name(x.dtype), x.device.type)
 
-    def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling) -> list[list[Sample]]:
-        return self._driver.generate(prompts, copies, sampling, self._generator, self.version, self.between)
+    def _decode(
+        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None
+    ) -> list[list[Sample]]:
+        generator = self._generator if seed is None else seeded(self.device, seed)
+        return self._driver.generate(prompts, copies, sampling, generator, self.version, self.between)
 
 
 def _check_context(chat: Chat, sampling: Sampling, source: str) -> None:

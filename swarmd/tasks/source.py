@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS, Curriculum, curriculum
 from swarmd.tasks.gym import basic_arithmetic, reasoning_gym
 from swarmd.types import Task, TaskRef
@@ -27,17 +28,25 @@ class CurriculumTasks:
     or its Decimal context. About one n in a thousand of basic_arithmetic (sapo-9) names no task: see `_neutral_ground`.
     """
 
-    def __init__(self, curriculum: Curriculum) -> None:
-        self.curriculum = curriculum
+    def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
+        """asked: the specialties that `draw` asks of; none: all. What a reference may name is the whole curriculum.
+
+        ConfigError where one is not of the curriculum.
+        """
+        if unknown := sorted(set(asked) - set(curriculum.specialties)):
+            raise ConfigError(
+                f"tasks.specialties: {', '.join(unknown)} is not in {curriculum.name}, which has {', '.join(curriculum.specialties)}"
+            )
+        self.curriculum, self._asked = curriculum, tuple(sorted(set(asked))) or curriculum.specialties
         self._datasets: dict[str, Any] = {}
 
     def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
         """`count` training tasks, specialty uniform with replacement (SAPO section 5)."""
-        return [self._draw(0, TRAINING_TASKS, rng) for _ in range(count)]
+        return [self._draw(0, TRAINING_TASKS, rng, self._asked) for _ in range(count)]
 
     def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
         """Tasks of numbers that no node trains on, though of a small specialty the texts recur (judge/overlap.py): what the judge asks."""
-        return [self._draw(HELD_OUT, HELD_OUT_END, rng) for _ in range(count)]
+        return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
 
     def task(self, ref: TaskRef) -> Task | None:
         """The task, or None where the reference names none: an unknown specialty, n outside [0, 2**31), or an item too costly to make."""
@@ -58,8 +67,8 @@ class CurriculumTasks:
             self._datasets[specialty] = reasoning_gym.create_dataset(specialty, seed=0, size=1, **config)
         return self._datasets[specialty]
 
-    def _draw(self, low: int, high: int, rng: random.Random) -> Task:
-        specialty = rng.choice(self.curriculum.specialties)
+    def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task:
+        specialty = rng.choice(specialties)
         while (task := self.task(TaskRef(specialty, rng.randrange(low, high)))) is None:
             pass
         return task

@@ -33,6 +33,7 @@ from p2p import durable
 from swarmd.errors import SwarmdError
 from swarmd.experience.outliers import GateState
 from swarmd.experience.replay_schedule import GuardState
+from swarmd.experience.strategies import Success
 from swarmd.types import Scored
 
 Content = bytes | memoryview  # of a file
@@ -68,6 +69,7 @@ class RunState:
     used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
     guard: GuardState = field(default_factory=GuardState)
     gate: GateState = field(default_factory=GateState)  # likewise
+    success: Success = field(default_factory=Success)  # likewise
 
 
 _encoder = msgspec.msgpack.Encoder()

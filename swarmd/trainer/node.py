@@ -14,7 +14,8 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
-from swarmd.experience.sampling import Replay, uniform
+from swarmd.experience.sampling import Replay
+from swarmd.experience.strategies import Chosen, Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
 from swarmd.protocols import Policy, Remembering, Reward, Swarm
@@ -26,13 +27,15 @@ from swarmd.trainer.round import Node
 
 def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
     """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
+    sharing = Sharing(config.sharing)
     node = Node(
         me=me,
-        tasks=CurriculumTasks(curriculum_of(config)),
+        tasks=CurriculumTasks(curriculum_of(config), config.tasks.specialties),
         policy=policy,
         reward=reward,
         swarm=swarm,
-        sample=partial(uniform, n_local=config.round.local, n_external=config.round.external, author_of=swarm.author),
+        sample=Chosen(sharing, config.round.local, config.round.external, swarm.author),
+        sharing=sharing,
         pool=Pool(config.round.max_age, author_of=swarm.author),
         task_rng=random.Random(f"{seed} tasks"),
         batch_rng=random.Random(f"{seed} batch"),
@@ -40,6 +43,7 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
         questions=config.round.local,
         external=config.round.external,
         completions=config.round.completions,
+        trains=config.round.train == "on",
     )
     if config.replay.mode == "on":
         _switch_on_replay(node, config)
@@ -91,6 +95,7 @@ def run_state(rounds: int, seed: int, node: Node) -> RunState:
         used=tuple(node.pool.used),
         guard=node.schedule.state,
         gate=node.gate.state if node.gate else GateState(),
+        success=node.sharing.success.copy(),
     )
 
 
@@ -118,3 +123,4 @@ def _restore(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) 
         node.schedule.state = state.guard
     if node.gate is not None:
         node.gate.state = state.gate
+    node.sharing.success = state.success.copy()

@@ -15,6 +15,7 @@ from swarmd.experience.outliers import Gate, part
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import shuffled
+from swarmd.experience.strategies import Sharing
 from swarmd.protocols import Answers, Policy, Reward, Sampler, Swarm, TaskSource
 from swarmd.types import STAGES, Generation, Rollout, RoundReport, Scored, Task, Tokens, UpdateReport
 
@@ -39,9 +40,11 @@ class Node:
     questions: int = 4  # I
     external: int = 4  # J
     completions: int = 8  # L
+    trains: bool = True  # False: a frozen policy that answers and shares
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)  # updates a round; one, unless replay is on
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
     generators: Answers | None = None  # None: a round generates its own answers
+    sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
     useless: Useless = field(default_factory=Useless)  # counts each author's useless rollouts
     gate: Gate | None = None  # asked by `sample` what may be trained on; None: all that has an advantage
 
@@ -55,11 +58,12 @@ def run_round(t: int, node: Node) -> RoundReport:
 
     with watch("share"):
         # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for their rewards are the same.
-        node.swarm.share([s.rollout for s in local if s.informative], t)
+        node.swarm.share([s.rollout for s in node.sharing.to_share(local, node.batch_rng)], t)
+        node.sharing.success.saw(local)
     with watch("collect"):
         received, rejected = node.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
-        theirs = _score_others(t, node, received) if node.external else []  # rewards are ours, never the author's
+        theirs = _score_others(t, node, received) if node.external and node.trains else []  # rewards are ours, never the author's
     node.pool.forget(t)
     earned = useful(theirs, [*node.pool, *local])
     node.swarm.vouch(earned)
@@ -68,7 +72,7 @@ def run_round(t: int, node: Node) -> RoundReport:
     node.pool.add_own(local)  # nothing, unless replay is on
 
     resting = node.schedule.state.resting
-    steps = [_step(node, watch, local) for _ in range(node.schedule.updates)]
+    steps = [_step(node, watch, local) for _ in range(node.schedule.updates if node.trains else 0)]
     whole = _merged([step.update for step in steps])
     node.schedule.observe(whole.clip_fraction, whole.drift)
     return _report(t, node, watch, local, theirs, fresh, steps, whole, resting, Counter(rejected))
@@ -100,6 +104,7 @@ def _step(node: Node, watch: "_Stopwatch", local: Sequence[Scored]) -> _Step:
     with watch("train"):
         if node.remember is not None:
             batch = node.pool.remember(batch, node.remember)
+        batch = node.sharing.weighed(batch, node.me)
         update = node.policy.update(batch) if batch else UpdateReport()  # policy gradient on T^n; its loss says which of it has one
     return _Step(batch, before, update)
 
@@ -160,8 +165,8 @@ class _Stopwatch:
 
 def _merged(updates: Sequence[UpdateReport]) -> UpdateReport:
     """Several updates as one report: counts are summed, other figures averaged over tokens."""
-    if len(updates) == 1:
-        return updates[0]
+    if len(updates) < 2:
+        return updates[0] if updates else UpdateReport()
     figures: dict[str, Any] = {}
     for name in (f.name for f in fields(UpdateReport)):
         there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]  # not every update measures all

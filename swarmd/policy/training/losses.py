@@ -67,7 +67,7 @@ def asymre_advantages(rewards: Sequence[float], shift: float, group: Sequence[fl
 
 LOSSES: Mapping[str, Loss] = {
     "grpo": Loss(grpo, lambda scored, _: scored.advantages, uses_ratio=True),
-    "asymre": Loss(asymre, lambda scored, settings: asymre_advantages(scored.rewards, settings.asymre_shift, scored.group)),
+    "asymre": Loss(asymre, lambda s, settings: s.weighed or asymre_advantages(s.rewards, settings.asymre_shift, s.group)),
 }
 
 

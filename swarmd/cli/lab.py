@@ -1,0 +1,141 @@
+"""`swarmd lab`: experiments with many nodes in one process: run, report, list."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarmd.cli.options import AsJson, print_json
+from swarmd.errors import SwarmdError
+
+if TYPE_CHECKING:
+    from swarmd.lab.experiment import Experiment
+    from swarmd.lab.results import Results
+    from swarmd.lab.runs import RunsProgress
+
+app = typer.Typer(help="Experiments: many nodes on this machine, settings side by side, several seeds.", no_args_is_help=True)
+
+REDRAW = 0.5  # seconds between two lines of progress on a terminal …
+RARELY = 30.0  # … and elsewhere
+BYTES_A_LINE = 40  # of results, for each node and round: about
+
+
+@app.command(epilog="Example: swarmd lab run sapo-table --seeds 3 --jobs 2")
+def run(
+    experiment: Annotated[str, typer.Argument(help="A TOML file, or the name of one that `swarmd lab list` shows.")],
+    seeds: Annotated[int | None, typer.Option(help="In place of the file's.", min=1, max=1000, show_default="the file's")] = None,
+    rounds: Annotated[int | None, typer.Option(help="In place of the file's.", min=1, show_default="the file's")] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time, one core each.", min=1, max=256)] = 1,
+    out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder: finished runs stay.")] = False,
+) -> None:
+    """Play every setting of an experiment with every seed, and write the report. Ctrl-C stops; --resume goes on, with the same results."""
+    from dataclasses import replace
+
+    from swarmd.lab.experiment import read_experiment
+    from swarmd.lab.runs import play_all
+
+    read = read_experiment(_file(experiment))
+    wanted = replace(read, seeds=seeds or read.seeds, rounds=rounds or read.rounds)
+    folder = out or Path(wanted.name)
+    results = _opened(wanted, folder, resume)
+    _check_room(results)
+    print(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}", file=sys.stderr)
+    try:
+        play_all(results, jobs, _Teller())
+    except KeyboardInterrupt:
+        again = f"swarmd lab run {experiment} --out {folder} --resume"
+        print(f"\nstopped; finished runs stay. To go on: {again} (and the same --seeds and --rounds)", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        if len(results.missing) < len(results.runs):
+            _report(results)
+
+
+@app.command(epilog="Example: swarmd lab report sapo-table")
+def report(folder: Annotated[Path, typer.Argument(help="A results folder.")], as_json: AsJson = False) -> None:
+    """Write the report of what is finished: a table, figures, an HTML page."""
+    from swarmd.lab.report import HEADS, table
+    from swarmd.lab.results import Results
+
+    results = Results.open(folder)
+    if as_json:
+        _, *rows = table(results)
+        print_json({"schema": 1, "experiment": results.experiment.name, "settings": [dict(zip(HEADS, row, strict=True)) for row in rows]})
+        return
+    _report(results)
+
+
+@app.command("list", epilog="Example: swarmd lab list")
+def list_experiments(as_json: AsJson = False) -> None:
+    """The experiments that come with swarmd: their settings, and what is expected of them."""
+    from swarmd.lab.experiment import read_experiment
+
+    found = [read_experiment(path) for path in sorted(_shipped().glob("*.toml"))]
+    if as_json:
+        print_json({"schema": 1, "experiments": [_described(one) for one in found]})
+        return
+    for one in found:
+        print(f"{one.name:16} {len(one.settings)} settings × {one.seeds} seeds, {one.rounds} rounds. {one.question}")
+
+
+def _described(one: "Experiment") -> dict[str, object]:
+    return {"name": one.name, "question": one.question, "expects": one.expects, "rounds": one.rounds, "seeds": one.seeds,
+            "settings": [setting.name for setting in one.settings]}  # fmt: skip
+
+
+def _shipped() -> Path:
+    from swarmd.lab import EXPERIMENTS
+
+    return EXPERIMENTS
+
+
+def _file(given: str) -> Path:
+    path = Path(given).expanduser()
+    shipped = _shipped() / f"{given}.toml"
+    return shipped if not path.exists() and shipped.is_file() else path
+
+
+def _opened(wanted: "Experiment", folder: Path, resume: bool) -> "Results":
+    from swarmd.lab.results import FILE, Results
+
+    if resume and (folder / FILE).exists():
+        results = Results.open(folder)
+        results.resume(wanted)
+        return results
+    return Results.create(folder, wanted)
+
+
+def _check_room(results: "Results") -> None:
+    nodes = sum(len(results.experiment.setting(run.setting).nodes) for run in results.missing)
+    needed = 14 * BYTES_A_LINE * nodes * results.experiment.rounds // 8
+    if results.free_bytes() < needed:
+        raise SwarmdError(f"{results.folder}: the results take about {needed / 1e6:.0f} MB and there is less left on that disk.")
+
+
+def _report(results: "Results") -> None:
+    from swarmd.lab.report import markdown, write_report
+
+    print(markdown(results))
+    print(f"report: {write_report(results)}", file=sys.stderr)
+
+
+class _Teller:
+    """Says how far the runs are: in one line that is written over on a terminal, now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._last = -RARELY
+        self._terminal = sys.stderr.isatty()
+
+    def __call__(self, progress: "RunsProgress") -> None:
+        now = time.monotonic()
+        ended = progress.done + progress.failed == progress.total
+        if now - self._last < (REDRAW if self._terminal else RARELY) and not ended:
+            return
+        self._last = now
+        if self._terminal:
+            print(f"\r\x1b[K{progress.sentence()}", end="\n" if ended else "", file=sys.stderr, flush=True)
+        else:
+            print(progress.sentence(), file=sys.stderr, flush=True)

@@ -1,0 +1,185 @@
+"""Experiment files: what is compared, on how many nodes, for how many rounds. TOML -> Experiment. Pure but for reading the file.
+
+    name = "sapo-table"
+    question = "Does sharing pay, and how much of it?"
+    expects = "4/4 ahead of 8/0 by 30 % or more"
+    nodes = 8
+    rounds = 160
+    seeds = 5
+
+    [base.model]                      # of every node in every setting: sections and keys of node_config.example.toml
+    name = "tiny-latent"
+
+    [[setting]]
+    name = "8/0"
+    baseline = true                   # what the others are compared with; one of them
+    round = { local = 8, external = 0 }
+
+    [[setting]]
+    name = "half strong"
+    [[setting.group]]                 # nodes that differ: their number, and their own sections
+    nodes = 4
+    model = { name = "tiny" }
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from swarmd.config.config import NodeConfig
+from swarmd.config.messages import nearest
+from swarmd.errors import SwarmdError
+
+MAX_FILE = 1024 * 1024  # bytes
+SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "workers", "checkpoint", "judge"}  # what a node of an experiment may set
+
+
+class BadExperiment(SwarmdError):
+    """The experiment file cannot be used."""
+
+    exit_code = 2
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Evaluation(_Strict):
+    every: Annotated[int, Field(ge=0)] = 0  # rounds between two; 0: at the end alone
+    questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out ones, of each specialty; 0: none
+    answers: Annotated[int, Field(ge=1, le=1024)] = 8  # to each, sampled
+
+
+class _File(_Strict):
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
+    question: str = ""
+    expects: str = ""
+    nodes: Annotated[int, Field(ge=1, le=1024)] = 8
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 160
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 3
+    evaluation: _Evaluation = _Evaluation()
+    base: dict[str, Any] = {}
+    setting: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=256)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One column of the comparison: what each of its nodes is configured to do."""
+
+    name: str
+    nodes: tuple[NodeConfig, ...]
+    baseline: bool = False
+
+    @property
+    def slug(self) -> str:
+        """Its name as a folder's."""
+        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower().replace("/", "-of-")).strip("-.") or "setting"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    question: str
+    expects: str  # written before it was run
+    rounds: int
+    seeds: int
+    settings: tuple[Setting, ...]
+    evaluate_every: int = 0
+    evaluate_questions: int = 0
+    evaluate_answers: int = 8
+
+    @property
+    def baseline(self) -> Setting:
+        """The setting that the others are compared with: the one that says so, else the first."""
+        return next((s for s in self.settings if s.baseline), self.settings[0])
+
+    def setting(self, slug: str) -> Setting:
+        return next(s for s in self.settings if s.slug == slug)
+
+
+def read_experiment(path: Path) -> Experiment:
+    """BadExperiment names the file, the place in it, and what was expected there. All mistakes at once."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadExperiment(f"{path}: {error.strerror or error}. `swarmd lab list` names the experiments that come with swarmd.") from error
+    if len(content) > MAX_FILE:
+        raise BadExperiment(f"{path}: {len(content)} bytes; an experiment file has at most {MAX_FILE}")
+    try:
+        return parse_experiment(tomllib.loads(content.decode("utf-8")), str(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadExperiment(f"{path}: no TOML: {error}") from error
+
+
+def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
+    """source: named in messages."""
+    try:
+        parsed = _File.model_validate(document)
+    except ValidationError as error:
+        raise BadExperiment(_mistakes(source, "", error, _File.model_fields)) from None
+    settings = [_setting(parsed, number, table, source) for number, table in enumerate(parsed.setting, 1)]
+    _check_names(settings, source)
+    look = parsed.evaluation
+    return Experiment(
+        parsed.name, parsed.question, parsed.expects, parsed.rounds, parsed.seeds, tuple(settings),
+        look.every, look.questions, look.answers,
+    )  # fmt: skip
+
+
+def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) -> Setting:
+    where = f"setting {number}"
+    own = {key: value for key, value in table.items() if key not in ("name", "baseline", "group")}
+    name, baseline, groups = table.get("name"), table.get("baseline", False), table.get("group", [{}])
+    if not (isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()):
+        raise BadExperiment(f"{source}: {where}: `name` is missing, or is no text of 1 to 64 characters")
+    if not isinstance(baseline, bool):
+        raise BadExperiment(f"{source}: {where} ({name}): `baseline` is true or false")
+    if not (isinstance(groups, list) and groups and all(isinstance(group, dict) for group in groups)):
+        raise BadExperiment(f"{source}: {where} ({name}): `group` is a list of tables, [[setting.group]]")
+    nodes: list[NodeConfig] = []
+    for place, group in enumerate(groups, 1):
+        here = f"{where} ({name})" + (f", group {place}" if "group" in table else "")
+        count = group.get("nodes", file.nodes if len(groups) == 1 else None)
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= 1024:
+            raise BadExperiment(f"{source}: {here}: `nodes` is missing, or is no number from 1 to 1024")
+        sections = [file.base, own, {key: value for key, value in group.items() if key != "nodes"}]
+        nodes += [_config(sections, source, here)] * count
+    return Setting(name, tuple(nodes), baseline)
+
+
+def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:
+    """Later layers win, key by key."""
+    merged: dict[str, dict[str, Any]] = {"model": {"device": "cpu", "threads": 1}, "swarm": {"engine": "none"}}
+    for layer in layers:
+        for section, keys in layer.items():
+            if section not in SECTIONS or not isinstance(keys, dict):
+                meant = nearest(section, sorted(SECTIONS))
+                raise BadExperiment(f"{source}: {where}: {section} is no section that a node of an experiment has{meant}")
+            frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
+            merged.setdefault(section, {}).update(frozen)
+    try:
+        return NodeConfig.model_validate(merged)
+    except ValidationError as error:
+        raise BadExperiment(_mistakes(source, where, error, NodeConfig.model_fields)) from None
+
+
+def _check_names(settings: Sequence[Setting], source: str) -> None:
+    slugs = [setting.slug for setting in settings]
+    if twice := sorted({s.name for s in settings if slugs.count(s.slug) > 1}):
+        raise BadExperiment(f"{source}: settings have the same name, or names that differ in signs alone: {', '.join(twice)}")
+    if sum(setting.baseline for setting in settings) > 1:
+        raise BadExperiment(f"{source}: more than one setting has baseline = true")
+
+
+def _mistakes(source: str, where: str, error: ValidationError, known: Mapping[str, Any]) -> str:
+    lines = []
+    for mistake in error.errors():
+        place = ".".join(map(str, mistake["loc"]))
+        hint = nearest(place, sorted(known)) if mistake["type"] == "extra_forbidden" else ""
+        lines.append(f"{source}: {where + ': ' if where else ''}{place}: {mistake['msg']}{hint}")
+    return "\n".join(lines)

@@ -1,0 +1,313 @@
+"""The report of an experiment: a table, figures, and one HTML page that asks nothing of the network."""
+
+import base64
+import html
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from swarmd.config.config import NodeConfig
+from swarmd.lab.demo.figures import COLOURS, NoMatplotlib
+from swarmd.lab.results import BadResults, Results, Run
+from swarmd.lab.statistics import Interval, RunFigures, figures, interval, moving_mean
+
+MEANS = 10  # a moving mean is over this share of the rounds, as in the paper: 100 of 1,000
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting: the figures of its finished runs, by seed."""
+
+    name: str
+    slug: str
+    runs: Mapping[int, RunFigures]
+
+    def over_seeds(self, of: str) -> Interval:
+        return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
+
+    def curve(self, of: str = "curve") -> list[float]:
+        """Mean over seeds, round by round."""
+        return [fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)]
+
+    def pass_at(self, k: int) -> Interval | None:
+        """At the end; None where it was not looked at."""
+        ends = [run.passes[max(run.passes)] for run in self.runs.values() if run.passes]
+        return interval([end[k] for end in ends if k in end]) if any(k in end for end in ends) else None
+
+
+def columns(results: Results) -> Sequence[Column]:
+    """Settings with at least one finished run, in the experiment's order. BadResults where there is none."""
+    found = []
+    for setting in results.experiment.settings:
+        local, external = ([getattr(node.round, key) for node in setting.nodes] for key in ("local", "external"))
+        completions = [node.round.completions for node in setting.nodes]
+        runs = [Run(setting.slug, seed) for seed in range(1, results.experiment.seeds + 1)]
+        done = {run.seed: figures(results.lines(run), local, external, completions) for run in runs if results.path(run).exists()}
+        if done:
+            found.append(Column(setting.name, setting.slug, done))
+    if not found:
+        raise BadResults(f"{results.folder}: no run is finished yet. `swarmd lab run … --resume` goes on.")
+    return found
+
+
+def gain(column: Column, baseline: Column) -> Interval:
+    """Cumulative reward over the baseline's, in percent, paired by seed. A seed in which the baseline earned nothing says nothing."""
+    both = [seed for seed in sorted(column.runs.keys() & baseline.runs.keys()) if baseline.runs[seed].cumulative > 0]
+    return interval([100 * (column.runs[seed].cumulative / baseline.runs[seed].cumulative - 1) for seed in both])
+
+
+HEADS = (
+    "setting", "seeds", "cumulative reward", "over baseline, %", "last tenth", "reward per 1,000 completions", "m",
+    "useful groups (predicted)", "external", "gated, %", "roughness", "pass@1", "pass@8", "CPU s",
+)  # fmt: skip
+
+
+def table(results: Results) -> Sequence[Sequence[str]]:
+    """The heads and a row for each setting, as text."""
+    found = columns(results)
+    baseline = next((c for c in found if c.slug == results.experiment.baseline.slug), None)
+    rows = []
+    for column in found:
+        over = gain(column, baseline) if baseline is not None and column is not baseline else None
+        useful, predicted = column.over_seeds("useful"), column.over_seeds("predicted")
+        rows.append(
+            (
+                column.name,
+                str(len(column.runs)),
+                shown(column.over_seeds("cumulative"), 1),
+                shown(over, 1, signed=True) if over else "–",
+                shown(column.over_seeds("late"), 3),
+                shown(column.over_seeds("per_thousand"), 2),
+                f"{column.over_seeds('mixed').mean:.2f}",
+                f"{useful.mean:.2f} ({predicted.mean:.2f})",
+                f"{column.over_seeds('external').mean:.2f}",
+                f"{100 * column.over_seeds('gated').mean:.1f}",
+                shown(column.over_seeds("roughness"), 4),
+                shown(column.pass_at(1), 3),
+                shown(column.pass_at(8), 3),
+                f"{column.over_seeds('cpu_seconds').mean:.0f}",
+            )
+        )
+    return [HEADS, *rows]
+
+
+GROUP_HEADS = ("setting", "nodes", "what they are", "last tenth", "pass@1")
+
+
+def groups(results: Results) -> Sequence[Sequence[str]]:
+    """Of settings whose nodes differ: the heads and a row for each kind of node; empty where there is none such."""
+    rows = []
+    for column in columns(results):
+        kinds: dict[str, list[int]] = {}
+        for place, node in enumerate(results.experiment.setting(column.slug).nodes):
+            kinds.setdefault(_kind(node), []).append(place)
+        for kind, places in kinds.items() if len(kinds) > 1 else ():
+            late = interval([fmean(run.late_by_node[i] for i in places) for run in column.runs.values()])
+            looked_at = [run.pass_1_by_node for run in column.runs.values() if run.pass_1_by_node]
+            ends = interval([fmean(nodes[i] for i in places) for nodes in looked_at])
+            rows.append((column.name, str(len(places)), kind, shown(late, 3), shown(ends, 3)))
+    return [GROUP_HEADS, *rows] if rows else []
+
+
+def _kind(node: NodeConfig) -> str:
+    specialties = f", asks {', '.join(node.tasks.specialties)}" if node.tasks.specialties else ""
+    return node.model.name + (", frozen" if node.round.train == "off" else "") + f", {node.round.local}/{node.round.external}" + specialties
+
+
+def shown(of: Interval | None, digits: int, *, signed: bool = False) -> str:
+    if of is None or math.isnan(of.mean):
+        return "–"
+    sign = "+" if signed else ""
+    return f"{of.mean:{sign}.{digits}f}" + (f" ± {of.half:.{digits}f}" if of.half is not None else "")
+
+
+def markdown(results: Results) -> str:
+    parts = []
+    for heads, *rows in filter(None, (table(results), groups(results))):
+        lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *("| " + " | ".join(row) + " |" for row in rows)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def write_report(results: Results) -> Path:
+    """report.html and its figures as PNG, in the results folder. BadResults, NoMatplotlib."""
+    pictures = {name: _png(figure) for name, figure in _figures(results).items()}
+    page = results.folder / "report.html"
+    try:
+        for name, content in pictures.items():
+            (results.folder / f"{name}.png").write_bytes(content)
+        page.write_text(_html(results, pictures), encoding="utf-8")
+    except OSError as error:
+        raise BadResults(f"{page}: cannot be written: {error.strerror or error}") from error
+    return page
+
+
+def _figures(results: Results) -> Mapping[str, Any]:
+    found = columns(results)
+    made = {"reward": _reward_figure(found), "nodes": _node_figure(results, found), "gain": _gain_figure(results, found)}
+    made["useful"] = _useful_figure(found)
+    if any(run.passes for column in found for run in column.runs.values()):
+        made["pass"] = _pass_figure(found)
+    return made
+
+
+def _canvas(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise NoMatplotlib from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _colours(found: Sequence[Column]) -> Sequence[str]:
+    return COLOURS * (1 + len(found) // len(COLOURS))
+
+
+def _reward_figure(found: Sequence[Column]) -> Any:
+    """SAPO's Figure 2: average reward by setting, moving mean, band from the least to the greatest node; mean over seeds."""
+    figure = _canvas(9, 5)
+    axes = figure.subplots()
+    for column, colour in zip(found, _colours(found), strict=False):
+        mean, low, high = (moving_mean(column.curve(of), _window(column)) for of in ("curve", "lowest", "highest"))
+        rounds = range(1, len(mean) + 1)
+        axes.plot(rounds, mean, color=colour, linewidth=2, label=column.name)
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.set(xlabel="round", ylabel="reward of own completions", title="Mean over nodes and seeds; band: least and greatest node")
+    _finish(figure, axes, len(found))
+    return figure
+
+
+def _node_figure(results: Results, found: Sequence[Column]) -> Any:
+    """SAPO's Figure 1: a panel for each setting, a line for each node; the first finished seed."""
+    across = min(4, len(found))
+    down = math.ceil(len(found) / across)
+    figure = _canvas(3.2 * across, 2.6 * down)
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
+    for column, panel in zip(found, panels, strict=False):
+        seed = min(column.runs)
+        lines = [line for line in results.lines(Run(column.slug, seed)) if line["round"]]
+        for node in range(len(lines[0]["reward"])):
+            panel.plot(moving_mean([line["reward"][node] for line in lines], _window(column)), linewidth=1)
+        panel.set_title(f"{column.name} (seed {seed})", fontsize=10)
+        panel.grid(alpha=0.2)
+    for panel in panels[len(found) :]:
+        panel.set_visible(False)
+    figure.supxlabel("round", fontsize=10)
+    figure.supylabel("reward of each node", fontsize=10)
+    return figure
+
+
+def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
+    figure = _canvas(9, 0.5 + 0.5 * len(found))
+    axes = figure.subplots()
+    baseline = next((c for c in found if c.slug == results.experiment.baseline.slug), found[0])
+    for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
+        over = gain(column, baseline)
+        axes.barh(place, over.mean, color=colour, xerr=over.half or 0.0, error_kw={"capsize": 4})
+    axes.set_yticks(range(len(found)), [column.name for column in found])
+    axes.invert_yaxis()
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.set(xlabel=f"cumulative reward over {baseline.name}, % (95 % interval, paired by seed)")
+    axes.grid(alpha=0.2, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _useful_figure(found: Sequence[Column]) -> Any:
+    """Predicted count of informative rollouts of an update against the measured one: a point for each run."""
+    figure = _canvas(5, 4.6)
+    axes = figure.subplots()
+    for column, colour in zip(found, _colours(found), strict=False):
+        points = [(run.predicted, run.useful) for run in column.runs.values()]
+        axes.scatter(*zip(*points, strict=True), color=colour, label=column.name)
+    most = max(max(run.predicted, run.useful) for column in found for run in column.runs.values())
+    axes.plot([0, most], [0, most], color="black", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="useful groups of an update, predicted: m·I + min(J, m·I·(N − 1))", ylabel="measured")
+    _finish(figure, axes, len(found))
+    return figure
+
+
+def _pass_figure(found: Sequence[Column]) -> Any:
+    """pass@k at the end against k, mean over seeds."""
+    figure = _canvas(6, 4.2)
+    axes = figure.subplots()
+    for column, colour in zip(found, _colours(found), strict=False):
+        powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if column.pass_at(k) is not None]
+        ends = [column.pass_at(k) for k in powers]
+        axes.errorbar(
+            powers, [end.mean for end in ends if end], yerr=[end.half or 0.0 for end in ends if end], color=colour, label=column.name,
+            marker="o", capsize=3,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="k", ylabel="held-out pass@k at the end")
+    _finish(figure, axes, len(found))
+    return figure
+
+
+def _finish(figure: Any, axes: Any, entries: int) -> None:
+    figure.legend(frameon=False, loc="outside lower center", ncols=min(5, entries))
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _window(column: Column) -> int:
+    return max(1, len(column.curve()) // MEANS)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #111; background: #fff }
+table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto }
+th, td { border-bottom: 1px solid #ccc; padding: .3rem .6rem; text-align: right; white-space: nowrap }
+th { white-space: normal; vertical-align: bottom } th:first-child, td:first-child { text-align: left }
+img { max-width: 100%; height: auto } figure { margin: 2rem 0 } dt { font-weight: 600 } dd { margin: 0 0 .6rem }
+"""
+_CAPTIONS = {
+    "reward": "Reward by setting, moving mean over a tenth of the rounds (SAPO, Figure 2).",
+    "nodes": "Every node of one seed (SAPO, Figure 1).",
+    "gain": "Cumulative reward over the baseline.",
+    "useful": "Informative rollouts of an update: predicted from the share of mixed groups, and measured.",
+    "pass": "Held-out pass@k at the end.",
+}
+
+
+def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
+    experiment = results.experiment
+    missing = len(results.missing)
+    facts = {
+        "Question": experiment.question,
+        "Expected before it was run": experiment.expects,
+        "Played": f"{len(results.runs) - missing} of {len(results.runs)} runs: {len(experiment.settings)} settings, "
+        f"{experiment.seeds} seeds, {experiment.rounds} rounds, {len(experiment.settings[0].nodes)} nodes",
+        "Versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),
+    }
+    described = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items() if value)
+    tables = "".join(map(_html_table, filter(None, (table(results), groups(results)))))
+    shown_figures = "".join(
+        f'<figure><img alt="{html.escape(_CAPTIONS[name])}" src="data:image/png;base64,{base64.b64encode(content).decode()}">'
+        f"<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>"
+        for name, content in pictures.items()
+    )
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{html.escape(experiment.name)}</title><style>{_STYLE}</style><h1>{html.escape(experiment.name)}</h1><dl>{described}</dl>"
+        f"{tables}"
+        "<p>Means over seeds ± half of the 95 % interval (Student's t). Cumulative reward: mean reward of a node's own completions, added "
+        "up over nodes and rounds. m: share of own rollouts that are informative. Roughness: standard deviation around the trend, over "
+        f"windows of equally many questions.</p>{shown_figures}</html>\n"
+    )
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    heads, *others = rows
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in others)
+    return f"<table><thead><tr>{''.join(f'<th>{html.escape(head)}</th>' for head in heads)}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,163 @@
+"""The results folder of an experiment: its whole configuration, the versions that played it, and one file for each run.
+
+    OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
+    OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
+    OUT/runs/<setting>/seed-<n>.part    a run under way, or one that was cut off: it is begun anew
+    OUT/report.html, *.png              made by `swarmd lab report`
+"""
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+from p2p import durable
+from swarmd.config.config import NodeConfig
+from swarmd.errors import SwarmdError
+from swarmd.lab.experiment import Experiment, Setting
+
+SCHEMA = 1
+FILE = "experiment.json"
+PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
+
+
+class BadResults(SwarmdError):
+    """The results folder cannot be used."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, order=True)
+class Run:
+    setting: str  # its slug
+    seed: int
+
+
+class Results:
+    """One results folder. `Results.create` begins one, `Results.open` reads one."""
+
+    def __init__(self, folder: Path, experiment: Experiment, versions: Mapping[str, str]) -> None:
+        self.folder, self.experiment, self.versions = folder, experiment, versions
+
+    @classmethod
+    def create(cls, folder: Path, experiment: Experiment) -> Self:
+        """Begin a folder. BadResults where it holds something already, or cannot be written."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise BadResults(f"{folder} is not empty. Go on with it (--resume), or give another folder with --out.")
+            made = cls(folder, experiment, versions())
+            durable.replace(folder / FILE, json.dumps(_document(made), indent=1).encode())
+        except OSError as error:
+            raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
+        return made
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """BadResults where there is none, or of another version of swarmd's results."""
+        path = folder / FILE
+        try:
+            document = json.loads(path.read_bytes())
+            if document["schema"] != SCHEMA:
+                raise BadResults(f"{path} is of schema {document['schema']}; this swarmd reads {SCHEMA}. Run the experiment again.")
+            return cls(folder, _experiment(document["experiment"]), document["versions"])
+        except FileNotFoundError:
+            raise BadResults(f"{folder} holds no results: {FILE} is not there. `swarmd lab run` makes them.") from None
+        except OSError as error:
+            raise BadResults(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise BadResults(f"{path} is damaged ({told}). Run the experiment again into another folder.") from error
+
+    def resume(self, experiment: Experiment) -> None:
+        """Go on with the folder for this experiment. BadResults where it is of another one, or was played by other versions."""
+        if self.experiment != experiment:
+            raise BadResults(f"{self.folder} is of another experiment, or of this one with other settings. Give another folder with --out.")
+        now = versions()
+        if changed := "; ".join(f"{name} {old}, now {now.get(name)}" for name, old in self.versions.items() if now.get(name) != old):
+            raise BadResults(f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder with --out.")
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """All of them, seed by seed, so that every setting has as many when it is stopped early."""
+        return [Run(setting.slug, seed) for seed in range(1, self.experiment.seeds + 1) for setting in self.experiment.settings]
+
+    @property
+    def missing(self) -> Sequence[Run]:
+        return [run for run in self.runs if not self.path(run).exists()]
+
+    def path(self, run: Run) -> Path:
+        return self.folder / "runs" / run.setting / f"seed-{run.seed}.jsonl"
+
+    @contextmanager
+    def writing(self, run: Run) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+        """Write a run's lines; the file gets its name when the block ends well. BadResults where it cannot be written."""
+        final = self.path(run)
+        part = final.with_suffix(".part")
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("w") as file:
+
+                def write(line: Mapping[str, Any]) -> None:
+                    file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                    file.flush()
+
+                yield write
+                os.fsync(file.fileno())
+            part.replace(final)
+        except OSError as error:
+            raise BadResults(
+                f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some space, then use --resume."
+            ) from error
+
+    def lines(self, run: Run) -> Sequence[Mapping[str, Any]]:
+        """Of a finished run. BadResults where the file is damaged."""
+        path = self.path(run)
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            raise BadResults(f"{path} is damaged ({error}). Remove it and go on with --resume: that run is played again.") from error
+
+    def clear_parts(self) -> None:
+        for part in self.folder.glob("runs/*/*.part"):
+            part.unlink(missing_ok=True)
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+
+def versions() -> Mapping[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _document(results: Results) -> Mapping[str, Any]:
+    experiment = results.experiment
+    settings = [
+        {"name": setting.name, "baseline": setting.baseline, "nodes": [node.model_dump(mode="json") for node in setting.nodes]}
+        for setting in experiment.settings
+    ]
+    fields = {key: value for key, value in vars(experiment).items() if key != "settings"}
+    return {"schema": SCHEMA, "versions": dict(results.versions), "experiment": {**fields, "settings": settings}}
+
+
+def _experiment(document: Any) -> Experiment:
+    if not isinstance(document, dict):
+        raise TypeError("`experiment` is no table")
+    fields = {key: value for key, value in document.items() if key != "settings"}
+    settings = tuple(
+        Setting(s["name"], tuple(NodeConfig.model_validate_json(json.dumps(node)) for node in s["nodes"]), s["baseline"])
+        for s in document["settings"]
+    )
+    return Experiment(**fields, settings=settings)

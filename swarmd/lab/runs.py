@@ -1,0 +1,151 @@
+"""Plays the runs of an experiment, several at a time, each in a process of its own; with progress and an estimate of the time left."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from swarmd.errors import SwarmdError
+from swarmd.lab.results import Results, Run
+
+LAST_WORDS = 2000  # characters of what a failed run said
+AT_ONCE = 5.0  # seconds to end after being told to
+
+
+class RunsFailed(SwarmdError):
+    """Some runs of an experiment failed."""
+
+    exit_code = 1
+
+
+@dataclass
+class RunsProgress:
+    """How far the runs are. Rounds of virtual time count, as all runs of an experiment have about as many to play."""
+
+    total: int  # runs, those that were there already included
+    rounds: int  # of each run
+    clock: Callable[[], float] = time.monotonic
+    done: int = 0
+    failed: int = 0
+    playing: dict[Run, int] = field(default_factory=dict)  # rounds behind each run under way
+    _played: int = 0  # rounds, since `_begun`
+    _begun: float | None = None
+
+    def advanced(self, run: Run, number: int) -> None:
+        if self._begun is None:  # the first round of all ends the start of its process: from here on the pace is that of rounds
+            self._begun = self.clock()
+        else:
+            self._played += number - self.playing.get(run, 0)
+        self.playing[run] = number
+
+    @property
+    def share(self) -> float:
+        behind = (self.done + self.failed) * self.rounds + sum(self.playing.values())
+        return behind / max(1, self.total * self.rounds)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None until enough was played to tell."""
+        if self._begun is None or self._played < self.rounds // 20 + 2:
+            return None
+        left = self.total * self.rounds * (1 - self.share)
+        return left * (self.clock() - self._begun) / self._played
+
+    def sentence(self) -> str:
+        left = self.seconds_left
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.done} of {self.total} runs done{failed}, {self.share:.0%}" + (f", {_minutes(left)} left" if left is not None else "")
+
+
+def play_all(results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = ()) -> None:
+    """Play what is missing. RunsFailed names each run that failed and what it said; the others are played all the same.
+
+    jobs: runs at a time. told: called after each round of any run. Ctrl-C ends the runs under way; finished ones stay.
+    """
+    results.clear_parts()
+    missing = results.missing
+    progress = RunsProgress(len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing))
+    failures: dict[Run, str] = {}
+    trio.run(_play, results, missing, jobs, progress, told, failures, tuple(command) or (sys.executable, "-m", "swarmd.lab.play"))
+    if failures:
+        lines = [f"{run.setting}, seed {run.seed}: {said}" for run, said in sorted(failures.items())]
+        raise RunsFailed("\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *lines]))
+
+
+async def _play(
+    results: Results, missing: Sequence[Run], jobs: int, progress: RunsProgress, told: Callable[[RunsProgress], None],
+    failures: dict[Run, str], command: Sequence[str],
+) -> None:  # fmt: skip
+    waiting = list(reversed(missing))
+
+    async def work() -> None:
+        while waiting:
+            run = waiting.pop()
+            said = await _one(results, run, progress, told, command)
+            progress.playing.pop(run, None)
+            if said is None:
+                progress.done += 1
+            else:
+                progress.failed += 1
+                failures[run] = said
+            told(progress)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(jobs, len(missing))):
+            nursery.start_soon(work)
+
+
+async def _one(
+    results: Results, run: Run, progress: RunsProgress, told: Callable[[RunsProgress], None], command: Sequence[str]
+) -> str | None:
+    """None where it ended well; else what it said."""
+    process = await trio.lowlevel.open_process(
+        [*command, str(results.folder), run.setting, str(run.seed)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # runs share the cores
+    )
+    assert process.stdout is not None and process.stderr is not None
+    said = bytearray()
+
+    async def listen() -> None:
+        assert process.stderr is not None
+        async for chunk in process.stderr:
+            said.extend(chunk)
+            del said[:-LAST_WORDS]
+
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            rest = b""
+            async for chunk in process.stdout:
+                *whole, rest = (rest + chunk).split(b"\n")
+                for line in whole:
+                    if line.isdigit():
+                        progress.advanced(run, int(line))
+                        told(progress)
+            await process.wait()
+    except BaseException:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + AT_ONCE):
+            process.terminate()
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+        raise
+    code = process.returncode
+    if code is None or code == 0:
+        return None
+    words = said.decode(errors="replace").strip()
+    if code < 0:
+        return f"its process was ended by signal {-code}. Is the memory short? Run fewer at a time (--jobs), then use --resume."
+    return words.splitlines()[-1] if words else f"exit code {code}, and no word"
+
+
+def _minutes(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,145 @@
+"""Figures of runs and their intervals. Pure.
+
+Reward of a round: the mean over a node's own completions, added up over nodes. Cumulative reward: that, added up over rounds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+# Student's t, two-sided 95 %, by degrees of freedom from 1 on; beyond the last the normal distribution's 1.96 is near enough.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+LATE = 10  # the last tenth of the rounds is "the end"
+WINDOW_QUESTIONS = 512  # of a window of the roughness: equally many in every setting, so that sampling noise is the same
+NEIGHBOURS = 2  # windows on each side that a window's trend is the mean of
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over seeds with its 95 % interval (Student's t); of one seed there is no interval."""
+
+    mean: float
+    half: float | None  # half the interval's width
+    n: int
+
+    @property
+    def low(self) -> float | None:
+        return None if self.half is None else self.mean - self.half
+
+    @property
+    def high(self) -> float | None:
+        return None if self.half is None else self.mean + self.half
+
+
+def interval(values: Sequence[float]) -> Interval:
+    n = len(values)
+    if n < 2:
+        return Interval(fmean(values) if values else math.nan, None, n)
+    t = _T95[n - 2] if n - 2 < len(_T95) else 1.96
+    return Interval(fmean(values), t * stdev(values) / math.sqrt(n), n)
+
+
+def pass_at(k: int, answers: int, right: int) -> float:
+    """Unbiased estimate of pass@k from `right` of `answers` independent samples (Chen et al., arXiv 2107.03374, eq. 1)."""
+    if k > answers:
+        raise ValueError(f"pass@{k} needs at least {k} answers; there are {answers}")
+    return 1.0 - math.comb(answers - right, k) / math.comb(answers, k)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """Of one run. Means over nodes and rounds unless said."""
+
+    cumulative: float  # reward, added up over nodes and rounds
+    curve: tuple[float, ...]  # reward of a round, mean over nodes
+    lowest: tuple[float, ...]  # the same of the node with the least
+    highest: tuple[float, ...]
+    late: float  # reward, last tenth of the rounds
+    per_thousand: float  # reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000
+    mixed: float  # m: share of own rollouts that are informative
+    useful: float  # informative rollouts of an update, own and others'
+    predicted: float  # m·I + min(J, m·I·(N − 1))
+    external: float  # rollouts of others in a batch
+    gated: float  # share of what was drawn of others that the gate turned away
+    roughness: float | None  # standard deviation of the detrended reward over windows of equally many questions
+    cpu_seconds: float
+    passes: Mapping[int, Mapping[int, float]]  # round -> k -> pass@k, mean over nodes and questions
+    late_by_node: tuple[float, ...]  # reward of each node, last tenth of the rounds
+    pass_1_by_node: tuple[float, ...]  # at the end; (): not looked at
+
+
+def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: Sequence[int], completions: Sequence[int]) -> RunFigures:
+    """lines: of one run (`swarmd.lab.play`). local, external, completions: I, J and L of each node."""
+    rounds = [line for line in lines if line["round"]]
+    rewards = [line["reward"] for line in rounds]
+    curve = [fmean(each) for each in rewards]
+    generated = sum(sum(line["generated"]) for line in rounds)
+    written = sum(g * count for line in rounds for g, count in zip(line["generated"], completions, strict=True))
+    informative = sum(sum(line["informative"]) for line in rounds)
+    theirs = sum(sum(line["external"]) for line in rounds)
+    turned_away = sum(sum(line["gated"]) for line in rounds)
+    cumulative = sum(map(sum, rewards))
+    updates = max(1, len(rounds) * len(local))
+    last = rewards[-max(1, len(rewards) // LATE) :]
+    looks = [line["evaluation"] for line in lines if "evaluation" in line]
+    return RunFigures(
+        cumulative=cumulative,
+        curve=tuple(curve),
+        lowest=tuple(min(each) for each in rewards),
+        highest=tuple(max(each) for each in rewards),
+        late=fmean(map(fmean, last)),
+        per_thousand=1000 * cumulative / max(1, written),
+        mixed=informative / max(1, generated),
+        useful=(informative + theirs) / updates,
+        predicted=_predicted(rounds, local, external),
+        external=theirs / updates,
+        gated=turned_away / max(1, theirs + turned_away),
+        roughness=roughness(rewards, local),
+        cpu_seconds=rounds[-1].get("cpu", math.nan) if rounds else math.nan,
+        passes={line["round"]: passes(line["evaluation"]) for line in lines if "evaluation" in line},
+        late_by_node=tuple(map(fmean, zip(*last, strict=True))),
+        pass_1_by_node=tuple(fmean(right) / looks[-1]["answers"] for right in looks[-1]["right"]) if looks else (),
+    )
+
+
+def _predicted(rounds: Sequence[Mapping[str, Any]], local: Sequence[int], external: Sequence[int]) -> float:
+    """Useful rollouts of an update as the measured share of mixed groups lets expect them, round by round."""
+    total = 0.0
+    for line in rounds:
+        mine = [count / max(1, g) * i for count, g, i in zip(line["informative"], line["generated"], local, strict=True)]
+        total += sum(own + min(j, sum(mine) - own) for own, j in zip(mine, external, strict=True))
+    return total / max(1, len(rounds) * len(local))
+
+
+def passes(evaluation: Mapping[str, Any]) -> Mapping[int, float]:
+    """k -> pass@k for k = 1, 2, 4, … up to the answers that there are; mean over nodes and questions."""
+    answers = evaluation["answers"]
+    powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if k <= answers]
+    return {k: fmean(pass_at(k, answers, right) for node in evaluation["right"] for right in node) for k in powers}
+
+
+def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float | None:
+    """Standard deviation of the mean reward around its trend, over windows of WINDOW_QUESTIONS questions of all nodes together.
+
+    A setting that asks fewer questions a round gets longer windows, so that its sampling noise is not taken for oscillation.
+    None where there are too few windows.
+    """
+    width = max(1, round(WINDOW_QUESTIONS / max(1, sum(local))))
+    means = [fmean(map(fmean, rewards[i : i + width])) for i in range(0, len(rewards) - width + 1, width)]
+    if len(means) < 4 * NEIGHBOURS:
+        return None
+    around = [means[max(0, i - NEIGHBOURS) : i] + means[i + 1 : i + 1 + NEIGHBOURS] for i in range(len(means))]
+    return stdev(mean - fmean(near) for mean, near in zip(means, around, strict=True))
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """Of the last `window` values at each place; of fewer at the beginning."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return [(sums[i + 1] - sums[max(0, i + 1 - window)]) / min(i + 1, window) for i in range(len(values))]

@@ -1,0 +1,130 @@
+"""`swarmd lab`: real runs of two nodes, cut off and gone on with; results folders of other versions, damaged, foreign."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from swarmd.lab.experiment import Experiment, parse_experiment
+from swarmd.lab.play import PlayedSwarm, held_out, play
+from swarmd.lab.report import columns, gain, markdown, write_report
+from swarmd.lab.results import FILE, BadResults, Results, Run
+from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
+from swarmd.lab.statistics import interval, pass_at, roughness
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+
+pytestmark = pytest.mark.slow
+
+
+def experiment(rounds: int = 2, seeds: int = 1) -> Experiment:
+    return parse_experiment(
+        {
+            "name": "short", "nodes": 2, "rounds": rounds, "seeds": seeds, "evaluation": {"questions": 1, "answers": 2},
+            "base": {"model": {"name": "tiny"}},
+            "setting": [
+                {"name": "2/0", "baseline": True, "round": {"local": 2, "external": 0}},
+                {"name": "1/1", "round": {"local": 1, "external": 1}, "sharing": {"share": "all", "take": "unfiltered", "weigh": "own"}},
+            ],
+        },
+        "short.toml",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    results = Results.create(tmp_path_factory.mktemp("lab") / "out", experiment())
+    for run in results.runs:
+        play(results, run, lambda _: None)
+    return results
+
+
+def test_a_run_played_twice_is_the_same_run(played: Results, tmp_path: Path) -> None:
+    again = Results.create(tmp_path / "out", played.experiment)
+    run = Run("1-of-1", 1)
+    play(again, run, lambda _: None)
+    strip = [[{k: v for k, v in line.items() if k != "cpu"} for line in r.lines(run)] for r in (played, again)]
+    assert strip[0] == strip[1] and [line["round"] for line in strip[0]] == [0, 1, 2]
+    assert sum(strip[0][2]["external"]) > 0  # sharing happened
+
+
+def test_an_evaluation_changes_nothing_of_what_follows() -> None:
+    (_, setting) = experiment().settings
+    with Verifier("tiny-9") as verifier:
+        swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
+        swarms[0].evaluate(held_out(CurriculumTasks(swarms[0].curriculum), 1), 2, 0)
+        assert swarms[0].round(1) == swarms[1].round(1)
+
+
+def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Results) -> None:
+    page = write_report(played).read_text()
+    assert "://" not in page and 'src="data:' in page
+    assert markdown(played).count("\n") == 3 and "| 1/1 |" in markdown(played)
+    alone, together = columns(played)
+    assert gain(alone, alone).mean == 0 and together.pass_at(2) is not None and together.pass_at(8) is None
+
+
+def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(tmp_path: Path) -> None:
+    results = Results.create(tmp_path / "out", experiment(seeds=2))
+    for run in results.runs[1:]:
+        with results.writing(run) as write:
+            write({"round": 1})
+    said: list[str] = []
+    play_all(results, 2, lambda progress: said.append(progress.sentence()))
+    assert not results.missing and said[-1].startswith("4 of 4 runs done")
+
+    results.path(results.runs[2]).unlink()
+    with pytest.raises(RunsFailed, match=r"(?s)1 of 4 runs failed.*2-of-0, seed 2: .*signal 9.*--jobs"):
+        play_all(results, 1, lambda _: None, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert len(results.missing) == 1
+
+
+def test_a_run_that_was_cut_off_is_begun_anew(tmp_path: Path) -> None:
+    results = Results.create(tmp_path / "out", experiment())
+    with pytest.raises(KeyboardInterrupt), results.writing(results.runs[0]) as write:
+        write({"round": 1})
+        raise KeyboardInterrupt
+    assert results.missing == results.runs
+    results.clear_parts()
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:
+    with pytest.raises(BadResults, match=r"not empty.*--resume"):
+        Results.create(played.folder, played.experiment)
+    with pytest.raises(BadResults, match="no results"):
+        Results.open(tmp_path)
+    reopened = Results.open(played.folder)
+    assert reopened.experiment == played.experiment
+    reopened.resume(played.experiment)
+    with pytest.raises(BadResults, match="another experiment"):
+        reopened.resume(experiment(rounds=3))
+    document = json.loads((played.folder / FILE).read_text())
+    for changed, said in (({"schema": 99}, "schema 99"), ({"experiment": 3}, "damaged")):
+        (tmp_path / FILE).write_text(json.dumps(document | changed))
+        with pytest.raises(BadResults, match=said):
+            Results.open(tmp_path)
+    (tmp_path / FILE).write_text(json.dumps(document | {"versions": {"torch": "0.1"}}))
+    with pytest.raises(BadResults, match=r"torch 0\.1, now"):
+        Results.open(tmp_path).resume(played.experiment)
+
+
+def test_the_time_left_is_told_from_the_pace() -> None:
+    now = [0.0]
+    progress = RunsProgress(total=2, rounds=100, clock=lambda: now[0])
+    run = Run("a", 1)
+    progress.advanced(run, 1)
+    assert progress.seconds_left is None
+    now[0] = 49.0
+    progress.advanced(run, 50)
+    assert progress.share == 0.25 and progress.seconds_left == pytest.approx(150)
+
+
+def test_intervals_and_pass_at_k() -> None:
+    five = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert five.mean == 3 and five.half == pytest.approx(1.963, abs=1e-3)  # 2.776 · √2.5 / √5
+    assert interval([2.0]).half is None
+    assert pass_at(1, 8, 2) == 0.25 and pass_at(8, 8, 1) == 1 and pass_at(2, 4, 1) == pytest.approx(0.5)
+    flat = [[0.5, 0.5]] * 400
+    assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
