@@ -1,0 +1,1 @@
+"""Knowing and choosing peers: the address book, outbound selection, mDNS, twins."""

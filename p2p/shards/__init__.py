@@ -1,0 +1,1 @@
+"""Cutting a large swarm into shards: size estimates, placement."""

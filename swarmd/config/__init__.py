@@ -1,0 +1,1 @@
+"""Settings: the schema, and reading it from TOML, the environment and flags."""

@@ -1,0 +1,1 @@
+"""Rollouts as bytes and back: the wire format, offers, fetching what is chosen."""

@@ -1,0 +1,1 @@
+"""The state folder: its files, metrics.jsonl, logs."""

@@ -1,0 +1,1 @@
+"""The trainer process: the round, checkpoints, and the loop around them."""

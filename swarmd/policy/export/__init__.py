@@ -1,0 +1,1 @@
+"""Exporting a trained model: plain transformers or an adapter, model card, upload."""

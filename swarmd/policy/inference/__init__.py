@@ -1,0 +1,1 @@
+"""Inference engines: decoding with a shared prefix cache, continuous batching, plug-ins."""

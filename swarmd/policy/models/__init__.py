@@ -1,0 +1,1 @@
+"""Loading a model: hub, architecture, tokenizer, chat template, LoRA, device, memory plan."""

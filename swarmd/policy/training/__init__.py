@@ -1,0 +1,1 @@
+"""The update: losses, packing, optimizer, reference policy, checkpoint."""
