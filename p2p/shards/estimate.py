@@ -1,4 +1,4 @@
-"""What one node says of the swarm's size, and its bytes: the answer to SWARM_SIZE."""
+"""A node's estimate of the swarm's size, and its bytes: the response to SWARM_SIZE."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ _decoder = msgspec.msgpack.Decoder(_Body)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one node says of the swarm: how many authors it takes it to have, by its own count, and into how many shards it is cut."""
+    """One node's estimate: the number of authors by its own count, and the number of shards."""
 
     size: int
     shards: int

@@ -24,7 +24,7 @@ _MET = 3600.0  # seconds for which a connection that has ended counts
 
 
 class Met:
-    """Whom we are or were connected to, and the network group of each (`p2p.netgroup`)."""
+    """Peers that we are or were lately connected to, with their network groups (`p2p.netgroup`)."""
 
     def __init__(self) -> None:
         self.connected: Mapping[PeerId, str] = {}
@@ -45,7 +45,7 @@ class Met:
 
 
 class Headcount:
-    """Who was heard lately, by how often each speaks. `heard` only those that count."""
+    """Authors heard lately in one shard. How long each counts follows from how often it speaks. `heard` takes only those that count."""
 
     def __init__(self, now: float) -> None:
         self.since = now

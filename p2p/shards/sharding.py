@@ -68,7 +68,7 @@ class Sharding:
         return self._shards.answer(self._clock()) if self._shards is not None else b""
 
     def look(self) -> None:
-        """Where to be now."""
+        """The shards to be in now."""
         if self._shards is None:
             return
         connected = {peer.id: _group(peer.address) for peer in self._engine.peers()}

@@ -1,27 +1,28 @@
-"""Where a node listens and publishes, so that what it hears stays the same however large the swarm is. Pure; `now` and `rng` are arguments.
+"""Chooses the shards that a node listens and publishes in, so that its traffic does not grow with the swarm. Pure.
 
-**Shards.** Each node draws a number in [0, 1) once. The swarm is cut into as many shards as its size asks for, and a node's home is the
-shard that its number falls into: it publishes there. A rover, which listens only, stays elsewhere for some minutes and moves on, so that
-experience crosses the whole swarm. While all fit into little more than two shards there is but one, 0, where everybody always is.
+**Shards.** Each node draws a number in [0, 1) once. The swarm is cut into K shards by its size. A node's home is the shard that its number
+falls into; it publishes there. It also listens in a second shard, its rover, which changes every few minutes, so that experience crosses
+the whole swarm. A swarm that fits into little more than two shards has one, 0, where every node always is.
 
-**Numbers.** Shards are the leaves of a binary tree, numbered as a heap: level L has 2^L to 2^(L+1) − 1. They grow by linear hashing
+**Numbering.** Shards are the leaves of a binary tree, numbered as a heap: level L has 2^L to 2^(L+1) − 1. K grows by linear hashing
 (Litwin, 1980): K = 2^L + p shards are the leaves of level L, of which the first p are cut in two. So one more shard moves the members of
 one, who know each other already, and nodes that differ a little about K differ about few shards. K is taken from a ladder of small steps.
 
-**Size.** A node counts the authors at home (`p2p.shards.headcount`: connected or proven useful, no others; one heard in two shards at a
-time counts in none); that, divided by its home's share of all numbers, is its own estimate. It asks one connected member every ASK_EVERY
-seconds for its own, and an author heard at home that it never met: who answers was connected to, and counts from then on. The lower median
-of its own estimate and theirs is the size: nobody is heard whom it is not connected to, and all of one network group together have one
-vote. Members that were never useful to the node have fewer votes than the useful ones and the node itself, so they cannot choose the
-median; while no useful member is connected, all votes count. So it is with the K that most say, and with the home to try when nobody is at
-ours. A node goes by that once it has counted for COUNTED seconds, heeds nobody who says more than TRUST times or less than 1 / TRUST of its
-own count, and moves K once in PACE seconds, by at most a factor STEP, and only as far as 1 / SURE to SURE times its own count asks for.
-While all that it hears on shard 0 are connected to it, it stays there.
+**Size.** A node's own estimate is the number of authors at home (`p2p.shards.headcount`) over the home's share of all numbers. Authors
+count that were connected to it or useful; one heard in two shards at a time counts in none. Every ASK_EVERY seconds the node asks one
+connected member for its estimate, and one author heard at home that it never met, which is thereby connected. The size is the lower median
+of all estimates:
 
-**Where the others are.** Newcomers, and nodes that were left behind, have no count that says where the others are. Where most of the
-connected members say another K, a node listens at the home it would have there, and moves when it hears more of those who count there
-than at its own home; proven authors come before connected ones. So what anybody says moves a node's ear, and only what is heard moves
-the node.
+- only connected members vote, and a network group has one vote;
+- members that were never useful have fewer votes than the useful ones and the node itself, so they cannot choose the median. While no
+  useful member is connected, all vote. The same holds for the K that most say, and for the home to try when nobody is at ours;
+- estimates beyond TRUST times the node's own, or below 1 / TRUST of it, do not count;
+- K moves once in PACE seconds, by a factor of STEP at most, and only as far as 1 / SURE to SURE times the node's own count asks for;
+- the node's own count is used from COUNTED seconds at one home on. While all authors heard on shard 0 are connected to it, it stays there.
+
+**Finding the others.** A newcomer, or a node that was left behind, has no useful count of its own. Where most connected members say another
+K, it listens at the home that it would have there, and moves when it hears more counting authors there than at its own home; useful
+authors come before connected ones. So votes decide where a node listens, and only what it hears moves it.
 """
 
 import random
@@ -115,7 +116,7 @@ class Placement:
 
 
 class Shards:
-    """Where one node is.
+    """The shards of one node, and what it knows of the swarm's size.
 
     Call `look` every few seconds, then ask `whom` it names; `heard` for each set of rollouts or offer admitted.
     """
@@ -165,8 +166,9 @@ class Shards:
         return met or proven
 
     def whom(self, now: float) -> Sequence[PeerId]:
-        """Whom to ask SWARM_SIZE now: of the connected peers those that were not asked lately, and a stranger, whom we meet that way. A
-        newcomer asks some at once. Useful members come first half of the time, as without their votes those of the others do not count.
+        """The peers to send SWARM_SIZE to now: connected ones, longest unasked first, and an author that we never met.
+
+        A newcomer asks several at once. Half of the time useful members come first: without their votes the others' do not count.
         """
         if self._settled and now < self._ask_at:
             return ()
@@ -189,7 +191,7 @@ class Shards:
         return encode_estimate(Estimate(size, self.shards)) if self._ours is not None and not lost else b""
 
     def answered(self, peer: PeerId, answer: bytes, now: float) -> None:
-        """What a peer said to our SWARM_SIZE question. Its latest counts."""
+        """Take in a peer's answer to SWARM_SIZE; it replaces the peer's earlier one."""
         self._told.pop(peer, None)
         self._told[peer] = (now, decode_estimate(answer))
         if len(self._told) > KEPT_ANSWERS:
@@ -216,9 +218,7 @@ class Shards:
         return self._agreed
 
     def look(self, now: float, connected: Mapping[PeerId, str], useful: Collection[PeerId] = ()) -> Placement:
-        """Where to be from now on. connected: the members of the swarm that we are connected to. useful: those of them that were useful
-        to us.
-        """
+        """The shards to be in from now on. connected: connected members and their network groups. useful: those useful to us so far."""
         self.met.look(connected, now)
         self._useful = useful
         goal = self._aim(now)
@@ -254,8 +254,9 @@ class Shards:
             self._ours, self._searched = self.counted(now), False
 
     def _votes(self, now: float) -> tuple[list[Estimate | None], list[Estimate | None]]:
-        """What the connected members said lately: first the useful ones, then the others. One vote for each network group, the middle one;
-        in a group with useful members only these vote. On the local network each has a vote.
+        """Recent answers of connected members, those of useful members and those of the others.
+
+        A network group has one vote, its middle one; in a group with useful members only they vote. On the local network each member votes.
         """
         while self._told and now - (first := next(iter(self._told.items())))[1][0] > WINDOW:  # they are in the order in which they came
             del self._told[first[0]]
@@ -379,7 +380,7 @@ class Shards:
         return (shards == 1 or size >= SHRINK * full) and (size <= GROW * full or shards == MAX_SHARDS)
 
     def _others(self, now: float) -> int | None:
-        """What most of the others say K is; None where no more than half agree."""
+        """The K that more than half of the others say; None where there is none."""
         votes = Counter(estimate.shards for estimate in self._believed(now))
         if not votes:
             return None
