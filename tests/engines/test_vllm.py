@@ -97,7 +97,7 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
             report = policy.update(batch)
             assert report.tokens > 0
         assert len({str(s) for s in seen}) == 3  # each update changed what is answered
-        assert policy._learner._learning.importance_cap == 2.0
+        assert policy._learner._learning.settings.importance_cap == 2.0
         kept = [p for p in engine._scratch.iterdir() if p.is_dir()]
         assert kept == [engine._last]  # older weights do not pile up
 
@@ -163,7 +163,7 @@ def serve(folder: Path) -> Iterator[Any]:
     yield start
     for process in started:
         process.kill()
-        process.wait()
+        process.communicate()  # closes the pipe, too
 
 
 @pytest.fixture(scope="module")

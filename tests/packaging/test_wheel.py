@@ -16,6 +16,7 @@ from tests.packaging.checkout import ROOT
 
 PACKAGES = ("swarmd", "p2p", "judge")
 WEIGHTS = Path("swarmd/policy/models/tiny/weights")
+EXPERIMENTS = ROOT / "swarmd/lab/experiments"
 MAX_BYTES = 20 * 1024 * 1024
 NOT_COPIED = (".*", "__pycache__", "build", "dist", "demo-*", "*.egg-info")
 BUILD = "from setuptools import build_meta as b; print(b.build_wheel('built')); print(b.build_sdist('built'))"
@@ -45,6 +46,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipF
     expected = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     expected |= {f"{package}/py.typed" for package in PACKAGES}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / WEIGHTS).rglob("*") if path.is_file()}
+    expected |= {str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*.toml")}
     expected |= {f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml"}
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert (sorted(files - expected), sorted(expected - files)) == ([], [])
