@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -13,7 +14,6 @@ from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
 
 LAST_WORDS = 2000  # characters of what a failed run said
-AT_ONCE = 5.0  # seconds to end after being told to
 
 
 class RunsFailed(SwarmdError):
@@ -70,7 +70,13 @@ def play_all(results: Results, jobs: int, told: Callable[[RunsProgress], None], 
     missing = results.missing
     progress = RunsProgress(len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing))
     failures: dict[Run, str] = {}
-    trio.run(_play, results, missing, jobs, progress, told, failures, tuple(command) or (sys.executable, "-m", "swarmd.lab.play"))
+    play = partial(_play, results, missing, jobs, progress, told, failures, tuple(command) or (sys.executable, "-m", "swarmd.lab.play"))
+    try:
+        trio.run(play)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is not None:
+            raise KeyboardInterrupt from None
+        raise
     if failures:
         lines = [f"{run.setting}, seed {run.seed}: {said}" for run, said in sorted(failures.items())]
         raise RunsFailed("\n".join([f"{len(failures)} of {len(results.runs)} runs failed; the others are whole:", *lines]))
@@ -103,39 +109,31 @@ async def _one(
     results: Results, run: Run, progress: RunsProgress, told: Callable[[RunsProgress], None], command: Sequence[str]
 ) -> str | None:
     """None where it ended well; else what it said."""
-    process = await trio.lowlevel.open_process(
+    said = bytearray()
+    start = partial(
+        trio.run_process,  # ends the process where this is cancelled
         [*command, str(results.folder), run.setting, str(run.seed)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # runs share the cores
     )
-    assert process.stdout is not None and process.stderr is not None
-    said = bytearray()
 
-    async def listen() -> None:
-        assert process.stderr is not None
-        async for chunk in process.stderr:
+    async def listen(stream: trio.abc.ReceiveStream) -> None:
+        async for chunk in stream:
             said.extend(chunk)
             del said[:-LAST_WORDS]
 
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(listen)
-            rest = b""
-            async for chunk in process.stdout:
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    if line.isdigit():
-                        progress.advanced(run, int(line))
-                        told(progress)
-            await process.wait()
-    except BaseException:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + AT_ONCE):
-            process.terminate()
-            await process.wait()
-        if process.returncode is None:
-            process.kill()
-        raise
+    async with trio.open_nursery() as nursery:
+        process = await nursery.start(start)
+        nursery.start_soon(listen, process.stderr)
+        rest = b""
+        async for chunk in process.stdout:
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                if line.isdigit():
+                    progress.advanced(run, int(line))
+                    told(progress)
     code = process.returncode
     if code is None or code == 0:
         return None

@@ -1,13 +1,17 @@
 """`swarmd lab`: real runs of two nodes, cut off and gone on with; results folders of other versions, damaged, foreign."""
 
 import json
+import os
+import random
+import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarmd.lab.experiment import Experiment, parse_experiment
-from swarmd.lab.play import PlayedSwarm, held_out, play
+from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.report import columns, gain, markdown, write_report
 from swarmd.lab.results import FILE, BadResults, Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
@@ -53,7 +57,7 @@ def test_an_evaluation_changes_nothing_of_what_follows() -> None:
     (_, setting) = experiment().settings
     with Verifier("tiny-9") as verifier:
         swarms = [PlayedSwarm(setting, 1, verifier) for _ in range(2)]
-        swarms[0].evaluate(held_out(CurriculumTasks(swarms[0].curriculum), 1), 2, 0)
+        swarms[0].evaluate(CurriculumTasks(swarms[0].curriculum).draw_held_out(2, random.Random(0)), 2, 0)
         assert swarms[0].round(1) == swarms[1].round(1)
 
 
@@ -78,6 +82,19 @@ def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(t
     with pytest.raises(RunsFailed, match=r"(?s)1 of 4 runs failed.*2-of-0, seed 2: .*signal 9.*--jobs"):
         play_all(results, 1, lambda _: None, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     assert len(results.missing) == 1
+
+
+def test_ctrl_c_ends_the_processes_and_is_told_as_itself(tmp_path: Path) -> None:
+    results = Results.create(tmp_path / "out", experiment())
+    script = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(1, flush=True); os.read(os.pipe()[0], 1)"
+    endless = [sys.executable, "-c", script]
+
+    def interrupt(_: RunsProgress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        play_all(results, 1, interrupt, endless)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_a_run_that_was_cut_off_is_begun_anew(tmp_path: Path) -> None:
