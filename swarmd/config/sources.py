@@ -87,10 +87,13 @@ def resolve(path: Path | None, environment: Mapping[str, str], flags: Mapping[st
             f"{at}: train.schedule_updates: expected 0 or at least train.warmup, {train.warmup}, found {train.schedule_updates}: "
             "the rate would have to fall before it has risen"
         )
-    if not config.round.local and (not config.round.external or config.swarm.engine == "none"):
-        key, others = ("swarm.engine", '"none"') if config.round.external else ("round.external", "0")
+    if not config.round.local and (not config.round.wanted or config.swarm.engine == "none"):
+        if config.round.train == "off":
+            key, others = "round.train", '"off"'
+        else:
+            key, others = ("swarm.engine", '"none"') if config.round.external else ("round.external", "0")
         raise ConfigError(
-            f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there is nothing to train on"
+            f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there is nothing to do"
         )
     return Resolved(config, origins)
 

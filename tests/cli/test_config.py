@@ -66,6 +66,11 @@ def test_every_key_can_be_set_by_a_variable() -> None:
     assert variables()["SWARMD_MODEL"] == variables()["SWARMD_MODEL_NAME"] == "model.name"
 
 
+def test_a_node_that_neither_asks_nor_trains_is_refused() -> None:
+    with pytest.raises(ConfigError, match='round.local: expected above 0 where round.train is "off"'):
+        load(None, {"SWARMD_LOCAL": "0", "SWARMD_TRAIN": "off"}, {})
+
+
 def test_an_empty_variable_is_not_set_and_others_names_are_left_alone() -> None:
     assert load(None, {"SWARMD_MODEL": "", "SWARMD_STATE_DIR": "/x", "SWARMD_CONFIG": "/y", "SWARMD_JUDGE_PORT": "1"}, {}) == NodeConfig()
     with pytest.raises(ConfigError, match="SWARMD_ROUND_LOCL: no such variable; did you mean SWARMD_ROUND_LOCAL"):
