@@ -183,6 +183,8 @@ class RoundReport:
     ] = None
     resting: Annotated[int, Figure("replay_resting", "for how long the guard has ended reuse, this round included", "rounds")] = 0
     generated: Annotated[int, Figure("generated", "new rollouts of our own")] = 0
+    informative: Annotated[int, Figure("informative", "of these, rollouts whose completions earned different rewards")] = 0
+    useful: Annotated[int, Figure("useful", "rollouts trained on in which a completion had an advantage, as `[sharing]` weighs them")] = 0
     off_policy_mean: Annotated[
         float, Figure("off_policy.mean", "the age of `staleness` in updates: the replay paper's off-policiness; mean", "updates")
     ] = 0.0

@@ -19,7 +19,7 @@ app = typer.Typer(help="Experiments: many nodes on this machine, settings side b
 
 REDRAW = 0.5  # seconds between two lines of progress on a terminal …
 RARELY = 30.0  # … and elsewhere
-BYTES_A_LINE = 40  # of results, for each node and round: about
+BYTES = 80  # of results, for each node and round: about
 
 
 @app.command(epilog="Example: swarmd lab run sapo-table --seeds 3 --jobs 2")
@@ -110,7 +110,7 @@ def _opened(wanted: "Experiment", folder: Path, resume: bool) -> "Results":
 
 def _check_room(results: "Results") -> None:
     nodes = sum(len(results.experiment.setting(run.setting).nodes) for run in results.missing)
-    needed = 14 * BYTES_A_LINE * nodes * results.experiment.rounds // 8
+    needed = BYTES * nodes * results.experiment.rounds
     if results.free_bytes() < needed:
         raise SwarmdError(f"{results.folder}: the results take about {needed / 1e6:.0f} MB and there is less left on that disk.")
 

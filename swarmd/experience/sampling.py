@@ -1,4 +1,7 @@
-"""Sampling: which rollouts make the batch. Pure. A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it."""
+"""Sampling batches from the replay pool. Pure. A new replay strategy is a row of STRATEGIES, and `replay.strategy` may name it.
+
+Batches without replay: `swarmd.experience.strategies`.
+"""
 
 import hashlib
 import random
@@ -8,31 +11,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from p2p.types import PeerId
-from swarmd.experience.caps import choose, first
+from swarmd.experience.caps import first
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.types import Author, Completion, Scored
-
-
-def uniform(
-    local: Sequence[Scored],
-    pool: Sequence[Scored],
-    rng: random.Random,
-    *,
-    n_local: int = 4,
-    n_external: int = 4,
-    author_of: Callable[[PeerId], Author] = Author,
-) -> Sequence[Scored]:
-    """SAPO's choice (section 5): I of our own, J of the others' after dropping those without advantage; uniform, without replacement.
-
-    Of the others', under the caps of `caps`, so that no crowd fills the batch.
-    Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are part of the mean.
-    `rng` is drawn from only where there is a choice to make, so J = 0 leaves it untouched.
-    """
-    mine = list(local) if len(local) <= n_local else rng.sample(list(local), n_local)
-    useful = [s for s in pool if s.informative] if n_external else []
-    theirs = choose(useful, n_external, lambda scored: author_of(scored.rollout.author), rng)
-    return [*mine, *theirs]
 
 
 def shuffled(completions: Sequence[Completion], salt: str) -> tuple[Completion, ...]:

@@ -1,6 +1,7 @@
-"""What to share, which of others' rollouts to take, how to weigh them: a table for each. Pure; a new strategy is a row here and no more.
+"""Sharing strategies: which rollouts to share, which of others' to sample, how to weigh their advantages. Pure.
 
-The first row of each table is the paper's (SAPO, arXiv 2509.08721, section 5) and the default. What each is worth: docs/experiments.md.
+There is a table for each; a new strategy is a row here and no more. The first row is the paper's (SAPO, arXiv 2509.08721, section 5) and
+the default. docs/experiments.md has them all, and what was measured.
 """
 
 import math
@@ -225,14 +226,14 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A `Sampler`: I of our own, J of the others' by `[sharing] take`.
+class SharingSampler:
+    """A `Sampler`: I of our own, J of the others' by `[sharing] take`; by default the paper's (SAPO section 5).
 
     Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are part of the mean. `rng` is drawn
     from only where there is a choice to make, so J = 0 leaves it untouched.
     """
 
-    sharing: Sharing
+    sharing: Sharing = field(default_factory=Sharing)
     n_local: int = 4
     n_external: int = 4
     author_of: Callable[[PeerId], Author] = Author

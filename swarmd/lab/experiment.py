@@ -51,7 +51,7 @@ class _Strict(BaseModel):
 
 class _Evaluation(_Strict):
     every: Annotated[int, Field(ge=0)] = 0  # rounds between two; 0: at the end alone
-    questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out ones, of each specialty; 0: none
+    questions: Annotated[int, Field(ge=0, le=10_000)] = 0  # held-out ones, the same for every run; 0: none
     answers: Annotated[int, Field(ge=1, le=1024)] = 8  # to each, sampled
 
 

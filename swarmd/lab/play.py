@@ -27,27 +27,16 @@ from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.results import Results, Run
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
-from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.node import build
 from swarmd.trainer.round import Node, run_round
-from swarmd.types import Rollout, RoundReport, Task, TaskRef
+from swarmd.types import RoundReport, Task
 
 EPOCH = 1_700_000_000.0  # seconds since 1970 at which every run begins, by its nodes' clocks
 ROUND_SECONDS = 5.0  # of virtual time
 WHOLE = 2**18  # bytes: sets of rollouts up to this size are gossiped whole
 QUESTIONS_SEED = 7  # of the held-out questions: the same for every run
-
-
-class _Exchange(RolloutExchange):
-    """Counts what its node shares: its informative rollouts."""
-
-    shared = 0
-
-    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        self.shared = len(rollouts)
-        super().share(rollouts, round_number)
 
 
 class PlayedSwarm:
@@ -65,16 +54,14 @@ class PlayedSwarm:
         memory, topic = MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum))
         self.nodes: list[Node] = []
         self.policies: list[LanguagePolicy] = []
-        self._exchanges: list[_Exchange] = []
         for number, config in enumerate(configs):
             identity = Identity.from_seed(random.Random(f"{seed} {number} key").randbytes(32))
             join = partial(memory.join, identity.peer_id)
             member = Member(identity, topic, join, sequence=itertools.count(1), clock=lambda: self._now)
-            exchange = _Exchange(member, config.model.name, self.curriculum, whole=WHOLE)
+            exchange = RolloutExchange(member, config.model.name, self.curriculum, whole=WHOLE)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
             self.nodes.append(build(config, seed * 1000 + number, identity.peer_id, exchange, policy, reward))
             self.policies.append(policy)
-            self._exchanges.append(exchange)
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node: its line of the results, lists by node."""
@@ -87,7 +74,8 @@ class PlayedSwarm:
             "round": number,
             "reward": [round(report.reward_mean, 5) for report in done],
             "generated": [report.generated for report in done],
-            "informative": [exchange.shared for exchange in self._exchanges],
+            "informative": [report.informative for report in done],
+            "useful": [report.useful for report in done],
             "local": [report.local for report in done],
             "external": [report.external for report in done],
             "tokens": [report.tokens_generated for report in done],
@@ -114,22 +102,11 @@ class PlayedSwarm:
             policy.close()
 
 
-def held_out(tasks: CurriculumTasks, each: int) -> Sequence[Task]:
-    """`each` questions of every specialty that no node trains on, the same for every run."""
-    rng = random.Random(QUESTIONS_SEED)
-    found: list[Task] = []
-    for specialty in tasks.curriculum.specialties:
-        numbers = iter(lambda: rng.randrange(HELD_OUT, HELD_OUT_END), None)
-        known = (task for n in numbers if (task := tasks.task(TaskRef(specialty, n))) is not None)
-        found += itertools.islice(known, each)
-    return found
-
-
 def lines_of(experiment: Experiment, setting: Setting, seed: int) -> Iterator[dict[str, Any]]:
     """The lines of one run, round after round. An evaluation is a key of its round's line; round 0 is before training."""
     with Verifier(curriculum_of(setting.nodes[0]).name) as verifier:
         swarm = PlayedSwarm(setting, seed, verifier)
-        questions = held_out(CurriculumTasks(swarm.curriculum), experiment.evaluate_questions)
+        questions = CurriculumTasks(swarm.curriculum).draw_held_out(experiment.evaluate_questions, random.Random(QUESTIONS_SEED))
         cpu = time.process_time()
         try:
             if questions:

@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from swarmd.config.config import NodeConfig
-from swarmd.lab.demo.figures import COLOURS, NoMatplotlib
+from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
 from swarmd.lab.results import BadResults, Results, Run
-from swarmd.lab.statistics import Interval, RunFigures, figures, interval, moving_mean
+from swarmd.lab.statistics import Interval, RunFigures, figures, interval
 
 MEANS = 10  # a moving mean is over this share of the rounds, as in the paper: 100 of 1,000
 
@@ -173,7 +173,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
     axes = figure.subplots()
     for column, colour in zip(found, _colours(found), strict=False):
         mean, low, high = (moving_mean(column.curve(of), _window(column)) for of in ("curve", "lowest", "highest"))
-        rounds = range(1, len(mean) + 1)
+        rounds = range(_window(column), _window(column) + len(mean))
         axes.plot(rounds, mean, color=colour, linewidth=2, label=column.name)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.set(xlabel="round", ylabel="reward of own completions", title="Mean over nodes and seeds; band: least and greatest node")
@@ -191,7 +191,8 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
         seed = min(column.runs)
         lines = [line for line in results.lines(Run(column.slug, seed)) if line["round"]]
         for node in range(len(lines[0]["reward"])):
-            panel.plot(moving_mean([line["reward"][node] for line in lines], _window(column)), linewidth=1)
+            mean = moving_mean([line["reward"][node] for line in lines], _window(column))
+            panel.plot(range(_window(column), _window(column) + len(mean)), mean, linewidth=1)
         panel.set_title(f"{column.name} (seed {seed})", fontsize=10)
         panel.grid(alpha=0.2)
     for panel in panels[len(found) :]:

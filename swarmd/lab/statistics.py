@@ -62,7 +62,7 @@ class RunFigures:
     late: float  # reward, last tenth of the rounds
     per_thousand: float  # reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000
     mixed: float  # m: share of own rollouts that are informative
-    useful: float  # informative rollouts of an update, own and others'
+    useful: float  # rollouts of an update that have an advantage, own and others'
     predicted: float  # m·I + min(J, m·I·(N − 1))
     external: float  # rollouts of others in a batch
     gated: float  # share of what was drawn of others that the gate turned away
@@ -95,7 +95,7 @@ def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: 
         late=fmean(map(fmean, last)),
         per_thousand=1000 * cumulative / max(1, written),
         mixed=informative / max(1, generated),
-        useful=(informative + theirs) / updates,
+        useful=sum(sum(line["useful"]) for line in rounds) / updates,
         predicted=_predicted(rounds, local, external),
         external=theirs / updates,
         gated=turned_away / max(1, theirs + turned_away),
@@ -135,11 +135,3 @@ def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float
         return None
     around = [means[max(0, i - NEIGHBOURS) : i] + means[i + 1 : i + 1 + NEIGHBOURS] for i in range(len(means))]
     return stdev(mean - fmean(near) for mean, near in zip(means, around, strict=True))
-
-
-def moving_mean(values: Sequence[float], window: int) -> list[float]:
-    """Of the last `window` values at each place; of fewer at the beginning."""
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return [(sums[i + 1] - sums[max(0, i + 1 - window)]) / min(i + 1, window) for i in range(len(values))]

@@ -15,7 +15,7 @@ from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
-from swarmd.experience.strategies import Chosen, Sharing
+from swarmd.experience.strategies import Sharing, SharingSampler
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
 from swarmd.protocols import Policy, Remembering, Reward, Swarm
@@ -34,7 +34,7 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
         policy=policy,
         reward=reward,
         swarm=swarm,
-        sample=Chosen(sharing, config.round.local, config.round.external, swarm.author),
+        sample=SharingSampler(sharing, config.round.local, config.round.external, swarm.author),
         sharing=sharing,
         pool=Pool(config.round.max_age, author_of=swarm.author),
         task_rng=random.Random(f"{seed} tasks"),

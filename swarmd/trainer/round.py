@@ -213,6 +213,8 @@ def _report(
         since_use_mean=_mean(idle),
         resting=resting,
         generated=len(local),
+        informative=sum(s.informative for s in local),
+        useful=sum(any(s.advantages) for s in batch),
         off_policy_mean=_mean(off_policy) or 0.0,
         off_policy_max=max(off_policy, default=0),
         **_refused(node.gate),

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
-from swarmd.experience.sampling import uniform
+from swarmd.experience.strategies import SharingSampler
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.devices import count_devices, device_of, environment, free_share
@@ -182,7 +182,7 @@ def open_workers(
         enough = (workers.generators + 1) * asked
         flow = QuestionQueue(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
         generators = stack.enter_context(Generators(workers.generators, start_generator, flow, lambda: None if replay else asked))
-        lag = LagMeter(uniform, lambda: policy.version)
+        lag = LagMeter(SharingSampler(), lambda: policy.version)
         yield WorkerGroup(generators, trainers, handover, lag, (workers.generators, workers.trainers))
 
 

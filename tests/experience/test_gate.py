@@ -11,7 +11,7 @@ import pytest
 from p2p.types import PeerId
 from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, part, traits
 from swarmd.experience.pool import Pool, PoolLimits
-from swarmd.experience.sampling import uniform
+from swarmd.experience.strategies import SharingSampler
 from swarmd.policy.training import losses
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -128,7 +128,7 @@ class Asked:
 
 
 def gated(pool: Pool, asked: Asked, gate: Gate | None = None, n_external: int = 4) -> Gated:
-    return Gated(partial(uniform, n_local=4, n_external=n_external), gate or warm(), pool, ME, asked)
+    return Gated(SharingSampler(n_external=n_external), gate or warm(), pool, ME, asked)
 
 
 def stocked(texts: Sequence[str]) -> Pool:
@@ -150,7 +150,7 @@ def test_what_is_odd_leaves_the_pool_and_others_come_in_its_place() -> None:
 
 def test_nothing_odd_nothing_changed() -> None:
     pool, asked = stocked(["fine"] * 12), Asked()
-    plain = uniform([own(2)], pool.snapshot(), random.Random(5))
+    plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert gated(pool, asked)([own(2)], pool.snapshot(), random.Random(5)) == plain
     assert asked.texts == ["fine", "wrong"] * 4, "not what was not chosen, nor our own"
 
@@ -241,7 +241,7 @@ def test_where_it_does_not_act_it_reports() -> None:
     """Of the batch, once: nothing is changed, nothing leaves the pool."""
     pool, asked = stocked(["odd"] * 3 + ["fine. odd"]), Asked()
     sampler = gated(pool, asked, replace(warm(), acts=False, answer_end=end))
-    plain = uniform([own(2)], pool.snapshot(), random.Random(5))
+    plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
     assert sampler([own(2)], pool.snapshot(), random.Random(5)) == plain
     assert len(pool) == 4 and sampler.gate.take_refused() == {NAMES[1]: 3} and len(asked.texts) == 8
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from p2p.types import PeerId
 from swarmd.experience.pool import USED, Pool, PoolLimits
-from swarmd.experience.sampling import shuffled, uniform
+from swarmd.experience.sampling import shuffled
+from swarmd.experience.strategies import SharingSampler
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 
@@ -85,12 +86,12 @@ def test_uses_are_counted_and_survive_a_restart() -> None:
 
 
 def test_external_rollouts_without_advantage_are_dropped_and_ours_stay() -> None:
-    batch = uniform([scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0))
+    batch = SharingSampler()([scored(1, 0, 0, author="me")], [scored(2, 1, 1), scored(3, 0, 1)], random.Random(0))
     assert [s.rollout.ref.n for s in batch] == [1, 3]
 
 
 def test_fewer_than_asked_for_when_there_are_fewer() -> None:
-    assert len(uniform([scored(1, 0, 1)], [scored(2, 0, 1)], random.Random(0), n_local=4, n_external=4)) == 2
+    assert len(SharingSampler(n_local=4, n_external=4)([scored(1, 0, 1)], [scored(2, 0, 1)], random.Random(0))) == 2
 
 
 def test_which_completions_come_first_does_not_depend_on_who_sends_them_and_in_what_order() -> None:
@@ -109,7 +110,7 @@ def test_each_completion_is_as_likely_to_come_first() -> None:
 def test_never_more_than_asked_for_and_never_one_twice(mine: int, others: int, i: int, j: int, seed: int) -> None:
     local = [scored(n, 0, 1, author="me") for n in range(mine)]
     pool = [scored(100 + n, 0, 1) for n in range(others)]
-    batch = uniform(local, pool, random.Random(seed), n_local=i, n_external=j)
+    batch = SharingSampler(n_local=i, n_external=j)(local, pool, random.Random(seed))
     refs = [s.rollout.ref for s in batch]
     assert len(refs) == len(set(refs)) == min(mine, i) + min(others, j)
 
@@ -117,14 +118,14 @@ def test_never_more_than_asked_for_and_never_one_twice(mine: int, others: int, i
 def test_every_informative_rollout_is_as_likely() -> None:
     pool = [scored(n, 0, 1) for n in range(6)]
     rng = random.Random(0)
-    drawn = [s.rollout.ref.n for _ in range(3000) for s in uniform([], pool, rng, n_external=2)]
+    drawn = [s.rollout.ref.n for _ in range(3000) for s in SharingSampler(n_external=2)([], pool, rng)]
     assert all(abs(drawn.count(n) / len(drawn) - 1 / 6) < 0.02 for n in range(6))
 
 
 def test_without_external_the_random_stream_is_untouched() -> None:
     rng = random.Random(0)
     before = rng.getstate()
-    uniform([scored(n, 0, 1) for n in range(8)], [scored(n, 0, 1) for n in range(8)], rng, n_local=8, n_external=0)
+    SharingSampler(n_local=8, n_external=0)([scored(n, 0, 1) for n in range(8)], [scored(n, 0, 1) for n in range(8)], rng)
     assert rng.getstate() == before
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from p2p.types import PeerId
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.replay_schedule import FIRST_REST, GuardState, ReplaySchedule
-from swarmd.experience.sampling import STRATEGIES, Replay, draw, uniform
+from swarmd.experience.sampling import STRATEGIES, Replay, draw
+from swarmd.experience.strategies import SharingSampler
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME = PeerId("me")
@@ -164,7 +165,7 @@ def test_among_equals_each_is_as_likely(strategy: str) -> None:
 def replay(strategy: str, batch: int, updates: int = 4) -> tuple[Pool, Replay]:
     pool = Pool(9, 8, PoolLimits(ME, 9))
     schedule = ReplaySchedule(updates)
-    return pool, Replay(pool, schedule, strategy, batch, partial(uniform, n_local=2, n_external=2), fresh=2)
+    return pool, Replay(pool, schedule, strategy, batch, SharingSampler(n_local=2, n_external=2), fresh=2)
 
 
 def test_without_replacement_a_round_goes_through_the_whole_pool_before_it_repeats() -> None:

@@ -11,7 +11,8 @@ from p2p.types import PeerId
 from swarmd.experience.caps import Author, Ration, choose, first
 from swarmd.experience.credit import useful
 from swarmd.experience.pool import Kept, Pool, PoolLimits
-from swarmd.experience.sampling import STRATEGIES, draw, uniform
+from swarmd.experience.sampling import STRATEGIES, draw
+from swarmd.experience.strategies import SharingSampler
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 
@@ -190,12 +191,12 @@ def test_the_batch_has_few_of_newcomers_and_none_without_advantage() -> None:
     pool = [scored(f"new {n}", n) for n in range(100)] + [scored(f"friend {n}", n) for n in range(6)] + [scored("bore", 1, useful=False)]
     sizes = Counter[int]()
     for _ in range(300):
-        batch = uniform([], pool, rng, n_external=4, author_of=known)
+        batch = SharingSampler(n_external=4, author_of=known)([], pool, rng)
         assert len(batch) == 4 and all(s.informative for s in batch)
         sizes[sum(s.rollout.author.startswith("new") for s in batch)] += 1
     assert set(sizes) == {0, 1} and 90 < sizes[1] < 150
     state = rng.getstate()
-    assert uniform([], pool, rng, n_external=0, author_of=known) == [] and rng.getstate() == state
+    assert SharingSampler(n_external=0, author_of=known)([], pool, rng) == [] and rng.getstate() == state
 
 
 def test_a_batch_of_replay_has_few_of_newcomers_too_and_our_own_without_limit() -> None:

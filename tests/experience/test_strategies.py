@@ -4,16 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from p2p.types import PeerId
-from swarmd.experience.sampling import uniform as paper_choice
 from swarmd.experience.strategies import (
     SHARES,
     TAKES,
     WEIGHS,
-    Chosen,
     Sharing,
     SharingSettings,
     Success,
@@ -42,14 +38,6 @@ def weights(take: str, success: Success | None = None) -> list[float]:
 
 def test_the_first_row_of_each_table_is_the_papers_and_the_default() -> None:
     assert [next(iter(table)) for table in (SHARES, TAKES, WEIGHS)] == list(SharingSettings().model_dump(exclude={"share_most"}).values())
-
-
-@given(st.integers(0, 6), st.integers(0, 6), st.integers())
-def test_the_default_draws_as_the_papers_choice_does_to_the_last_number(i: int, j: int, seed: int) -> None:
-    local = [scored(10 + n, 0, 1, author="me") for n in range(5)]
-    ours, theirs = random.Random(seed), random.Random(seed)
-    assert Chosen(Sharing(), i, j)(local, POOL * 1, ours) == paper_choice(local, POOL, theirs, n_local=i, n_external=j)
-    assert ours.random() == theirs.random()
 
 
 def test_what_each_way_of_taking_prefers() -> None:

@@ -125,6 +125,20 @@ def test_what_is_trained_on_was_regenerated_and_scored_here(verifier: Verifier) 
         assert scored.rewards == (1.0, 0.0)
 
 
+def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verifier, tmp_path: Path) -> None:
+    settings = config()
+    settings = settings.model_copy(update={"round": settings.round.model_copy(update={"train": "off"})})
+    swarm = MemorySwarm()
+    node, policy, _ = join(swarm, 1, verifier, settings)
+    other, _, _ = join(swarm, 2, verifier, config())
+    before, heard = weights(policy, tmp_path / "before"), 0
+    for t in range(1, 5):
+        report = run_round(t, node)
+        heard += run_round(t, other).pool_fresh
+        assert (report.generated, report.updates, report.external, report.useful) == (4, 0, 0, 0)
+    assert heard > 0 and weights(policy, tmp_path / "after")["weights.safetensors"] == before["weights.safetensors"]
+
+
 def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
     useless = [Rollout(TaskRef("bf", n), (Completion("no", True),) * 8, other.identity.peer_id) for n in range(6)]

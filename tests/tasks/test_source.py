@@ -141,6 +141,15 @@ def _has(name: str) -> bool:
     return True
 
 
+def test_a_node_asks_itself_its_specialties_and_knows_all() -> None:
+    tasks = CurriculumTasks(curriculum("tiny-9"), ["bf", "arc_1d"])
+    assert {task.ref.specialty for task in tasks.draw(40, random.Random(1))} == {"bf", "arc_1d"}
+    assert tasks.task(TaskRef("binary_matrix", 1)) is not None
+    assert len({task.ref.specialty for task in tasks.draw_held_out(40, random.Random(1))}) > 2  # the judge's are of the whole curriculum
+    with pytest.raises(ConfigError, match="bff is not in tiny-9, which has arc_1d"):
+        CurriculumTasks(curriculum("tiny-9"), ["bff"])
+
+
 def test_draws() -> None:
     tasks = tasks_of("tiny-9")
     drawn, held_out = tasks.draw(400, random.Random(1)), tasks.draw_held_out(400, random.Random(1))
