@@ -242,14 +242,14 @@ def _tell(state_dir: Path | None, operation: str, as_json: bool, said: str, *, q
         print(said, file=sys.stderr)
 
 
-@app.command(epilog="Example: swarmd demo --nodes 3 --rounds 30")
+@app.command(epilog="Example: swarmd demo --nodes 4 --rounds 120")
 def demo(
-    nodes: Annotated[int, typer.Option(help="Number of nodes.", min=1, max=16)] = 3,
-    rounds: Annotated[int, typer.Option(help="Rounds each node trains.", min=2)] = 30,
+    nodes: Annotated[int, typer.Option(help="Number of nodes that share; one more is alone.", min=2, max=16)] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds each node trains.", min=2)] = 120,
     as_json: AsJson = False,
     out: Annotated[Path | None, typer.Option(help="Folder for the demo's files.", show_default="demo-<time>")] = None,
 ) -> None:
-    """Run a swarm on this machine: nodes and a judge. One node is killed halfway and restarted. Ends with a table and a plot."""
+    """Run a swarm on this machine beside one node alone, and a judge. One is killed halfway and restarted. Ends with a table and a plot."""
     from swarmd.lab.demo.demo import run
 
     raise typer.Exit(run(nodes, rounds, out, as_json))

@@ -1,4 +1,4 @@
-"""The README's first command, at a third of its length."""
+"""The README's first command, at a tenth of its length."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ ROUNDS = 12
 @pytest.mark.slow
 @pytest.mark.net
 def test_the_demo(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "swarmd", "demo", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
+    command = [sys.executable, "-m", "swarmd", "demo", "--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
@@ -25,10 +25,14 @@ def test_the_demo(tmp_path: Path) -> None:
     assert len({node["peer_id"] for node in nodes}) == 3
     assert [node["rounds"] for node in nodes] == [ROUNDS] * 3
     assert [node["rejoined"] for node in nodes].count(True) == 1
+    assert [node["alone"] for node in nodes] == [False, False, True]
+    shared, alone = [node["reward"] for node in nodes[:2]], nodes[2]["reward"]
+    assert document["gain"] == pytest.approx(sum(shared) / 2 / alone - 1)
     for node in nodes:
         lines = read_metrics(Path(node["state_dir"]) / "metrics.jsonl")
         assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
-        assert node["external_trained"] == sum(line["external"] for line in lines) > 0
+        assert node["external_trained"] == sum(line["external"] for line in lines)
+        assert (node["external_trained"] == 0) == node["alone"] and node["generated"] == nodes[0]["generated"]
         assert 0 <= node["reward_first"] <= 1 and 0 <= node["reward_last"] <= 1
     assert document["judge"]["evaluations"] > 0
     (figure,) = document["figures"]
@@ -46,7 +50,8 @@ def test_the_moving_mean_is_of_what_is_there() -> None:
 @pytest.mark.parametrize("nodes", [3, 16])
 def test_in_the_figure_nothing_runs_into_the_legend_or_out_of_the_page(nodes: int) -> None:
     lines = [{"round": number, "reward_mean": 0.5, "external": 4} for number in range(1, 31)]
-    figure = reward_figure([Curve("fancy-crocodile", lines, 15)] * nodes, f"{nodes} nodes sharing experience: tiny model, tiny-9")
+    curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [Curve("proud-pelican", lines, 15), Curve("glad-robin", lines, alone=True)]
+    figure = reward_figure(curves, f"{nodes} nodes that share their experience, and one alone: as many answers of its own for each")
     figure.draw_without_rendering()
     (legend,) = figure.legends
     box, page = legend.get_window_extent(), figure.bbox

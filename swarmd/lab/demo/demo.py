@@ -1,4 +1,7 @@
-"""`swarmd demo`: a whole swarm on this machine. Real processes, real libp2p on loopback, a real judge, and one node killed halfway."""
+"""`swarmd demo`: a swarm on this machine beside one node alone.
+
+Real processes, real libp2p on loopback, a real judge, and one node killed halfway.
+"""
 
 import json
 import time
@@ -6,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx2
@@ -17,7 +21,8 @@ from swarmd.errors import SwarmdError
 from swarmd.lab.demo.figures import Curve, draw_rewards
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
-PACE = 2.5  # seconds a round takes at least, so that the others are still there when the killed node is back
+MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to gain
+PACE = 0.8  # seconds a round takes at least, so that all are at about the same round, and the killed node catches the others
 CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two
 PATIENCE = 120.0  # seconds without any node finishing a round before the demo gives up
 LOOK = 0.25  # seconds between two refreshes
@@ -28,6 +33,7 @@ class Story:
     """One node of the demo and its figures."""
 
     node: LocalNode
+    alone: bool = False
     lost_at: int | None = None  # the round after which it was killed
     rejoined: bool = False
     lines: Sequence[Mapping[str, Any]] = field(default_factory=list)
@@ -35,6 +41,11 @@ class Story:
     @property
     def name(self) -> str:
         return self.node.name
+
+    @property
+    def reward(self) -> float:
+        """Of all its rounds so far, added up."""
+        return float(sum(line["reward_mean"] for line in self.lines))
 
     def refresh(self) -> None:
         self.lines = self.node.lines()
@@ -45,49 +56,73 @@ class Story:
         window = max(1, min(10, len(rewards) // 3))
         return {
             "peer_id": self.node.peer_id,
+            "alone": self.alone,
             "rounds": len(self.lines),
+            "generated": sum(line["generated"] for line in self.lines),
             "external_trained": sum(line["external"] for line in self.lines),
             "rejoined": self.rejoined,
+            "reward": self.reward,
             "reward_first": sum(rewards[:window]) / window,
             "reward_last": sum(rewards[-window:]) / window,
             "state_dir": str(self.node.folder),
         }
 
 
-def run(nodes: int = 3, rounds: int = 30, out: Path | None = None, json_output: bool = False) -> int:
+def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output: bool = False) -> int:
     """Run it, and print the table (or with `json_output` one JSON object on the last line of standard output)."""
-    if nodes < 1 or rounds < 2:
-        raise SwarmdError("a demo needs at least 1 node and 2 rounds")
+    if nodes < 2 or rounds < 2:
+        raise SwarmdError("a demo needs at least 2 nodes and 2 rounds")
     folder = (out or Path(f"demo-{datetime.now():%Y%m%d-%H%M%S}")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("node-*")):
         raise SwarmdError(f"{folder} holds an earlier demo. Name another folder with --out, or remove it.")
     talk = Console(stderr=True)
-    talk.print(f"{nodes} nodes and a judge on this machine, {rounds} rounds each; everything is kept in {folder}", soft_wrap=True)
+    talk.print(
+        f"{nodes} nodes that share, one alone, and a judge on this machine, {rounds} rounds each; everything is kept in {folder}",
+        soft_wrap=True,
+    )
     with local_judge(folder) as judge_url:
-        options = ["--model", "tiny", "--judge", judge_url, "--rounds", str(rounds), "--pace", str(PACE)]
-        with local_swarm(folder, nodes, options, checkpoints(CHECKPOINT)) as swarm:
-            stories = [Story(node) for node in swarm]
-            for node in swarm:
-                node.start()
+        options = ["--model", MODEL, "--judge", judge_url, "--rounds", str(rounds), "--pace", str(PACE)]
+        saves = checkpoints(CHECKPOINT)
+        with (
+            local_swarm(folder, nodes, options, saves) as swarm,
+            local_swarm(folder / "alone", 1, [*options, "--external", "0"], saves) as alone,  # node 1's questions, the same seed
+        ):
+            stories = [*(Story(node) for node in swarm), *(Story(node, alone=True) for node in alone)]
+            for story in stories:
+                story.node.start()
             _watch(stories, rounds, talk)
         evaluations = _evaluations(judge_url)
     figure = folder / "rewards.png"
-    title = f"{nodes} nodes sharing experience: tiny model, tiny-9"
-    draw_rewards([Curve(story.name, story.lines, story.lost_at) for story in stories], figure, title)
-    summaries = [story.summary() for story in stories]
+    title = f"{nodes} nodes that share their experience, and one alone: as many answers of its own for each"
+    draw_rewards([Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title)
     if json_output:
-        document = {"schema": 1, "nodes": summaries, "judge": {"url": judge_url, "evaluations": evaluations}, "figures": [str(figure)]}
-        print(json.dumps(document))
+        nodes_said = [story.summary() for story in stories]
+        judged = {"url": judge_url, "evaluations": evaluations}
+        print(json.dumps({"schema": 1, "nodes": nodes_said, "gain": gain(stories), "judge": judged, "figures": [str(figure)]}))
     else:
-        Console().print(_table(stories, summaries))
-        Console().print(f"The judge asked {evaluations} questions. Reward curves: {figure}", soft_wrap=True)
+        Console().print(_table(stories))
+        Console().print(_verdict(stories), soft_wrap=True)
+        Console().print(f"The judge asked {evaluations} questions. Picture: {figure}", soft_wrap=True)
     return 0
 
 
-def _watch(stories: list[Story], rounds: int, talk: Console) -> None:
-    """Until every node has done its rounds. Halfway, one is killed and started again."""
-    victim = stories[-1]
+def gain(stories: Sequence[Story]) -> float:
+    """By what share a node of the swarm earned more reward than the node alone, all rounds added up; mean over the swarm's nodes."""
+    (alone,) = (story.reward for story in stories if story.alone)
+    return fmean(story.reward for story in stories if not story.alone) / max(alone, 1e-9) - 1
+
+
+def _verdict(stories: Sequence[Story]) -> str:
+    share = gain(stories)
+    more = f"{abs(share):.0%} {'more' if share >= 0 else 'less'} reward than the node alone"
+    asked = stories[-1].summary()["generated"]
+    return f"With {asked:,} questions each, a node that shared earned {more}. This is one run: `swarmd lab run sapo-table` measures it."
+
+
+def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
+    """Until every node has done its rounds. Halfway, one of the swarm is killed and started again."""
+    victim = [story for story in stories if not story.alone][-1]
     done, since = -1, time.monotonic()
     with Live(console=talk, auto_refresh=False, transient=True) as live:
         while any(story.node.running for story in stories):
@@ -97,8 +132,8 @@ def _watch(stories: list[Story], rounds: int, talk: Console) -> None:
             _lose_and_find(victim, rounds, talk)
             total = sum(len(story.lines) for story in stories)
             if total != done:
+                _show(live, talk, stories, rounds, done, total)
                 done, since = total, time.monotonic()
-                _show(live, talk, stories, rounds)
             elif time.monotonic() - since > PATIENCE:
                 raise LabFailed(f"no node has finished a round for {PATIENCE:.0f} s; see the logs in {victim.node.folder.parent}")
         for story in stories:
@@ -117,27 +152,34 @@ def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
         talk.print(f"{victim.name} is back: the same peer, resumed after its last whole checkpoint", soft_wrap=True)
 
 
-def _show(live: Live, talk: Console, stories: list[Story], rounds: int) -> None:
+def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, before: int, now: int) -> None:
+    """On a terminal the table; elsewhere ten lines in all."""
     if talk.is_terminal:
-        live.update(_table(stories, [story.summary() for story in stories], rounds), refresh=True)
-    elif sum(len(story.lines) for story in stories) % (5 * len(stories)) == 0 and all(story.lines for story in stories):
-        said = (f"{s.name} {len(s.lines)}/{rounds} reward {s.lines[-1]['reward_mean']:.2f}" for s in stories)
+        live.update(_table(stories, rounds), refresh=True)
+        return
+    step = max(1, rounds * len(stories) // 10)
+    if before // step < now // step and all(story.lines for story in stories):
+        said = (f"{'alone' if s.alone else s.name} {len(s.lines)}/{rounds} reward {s.summary()['reward_last']:.2f}" for s in stories)
         talk.print("   ".join(said), soft_wrap=True)
 
 
-def _table(stories: list[Story], summaries: Sequence[Mapping[str, Any]], rounds: int | None = None) -> Table:
-    table = Table(title="the demo swarm", title_justify="left")
+def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
+    table = Table(title="sharing, and alone", title_justify="left")
     table.add_column("node", no_wrap=True)
-    for heading in ("rounds", "external\ntrained", "reward\nfirst → last", "judge\nscore (n)"):
+    for heading in ("rounds", "others' rollouts\ntrained on", "reward\nfirst → last", "reward\nin all", "judge\nscore (n)"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("killed")
-    for story, summary in zip(stories, summaries, strict=True):
+    for story in stories:
+        summary = story.summary()
         judged = story.lines[-1].get("judge") if story.lines else None
+        if story.alone:
+            table.add_section()
         table.add_row(
-            story.name,
+            "alone" if story.alone else story.name,
             str(summary["rounds"]) + (f"/{rounds}" if rounds else ""),
             str(summary["external_trained"]),
             f"{summary['reward_first']:.3f} → {summary['reward_last']:.3f}",
+            f"{summary['reward']:.1f}",
             f"{judged['score']:.2f} ({judged['n']})" if judged else "",
             "" if story.lost_at is None else f"after {story.lost_at}, {'rejoined' if story.rejoined else 'starting again'}",
         )

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from swarmd.errors import SwarmdError
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")  # Okabe and Ito: told apart by everybody
+TOGETHER, ALONE = "#0072b2", "#d55e00"
+COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")  # Okabe and Ito: told apart by everybody
 
 
 class NoMatplotlib(SwarmdError):
@@ -21,6 +23,7 @@ class Curve:
     name: str
     lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl
     lost_at: int | None = None  # the round after which it was killed
+    alone: bool = False  # it shares with nobody
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:
@@ -34,7 +37,7 @@ def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
 
 
 def reward_figure(curves: Sequence[Curve], title: str) -> Any:
-    """Above: reward of each node per round with its moving mean. Below: rollouts of others it trained on."""
+    """Above: moving mean of each node's reward, the swarm's mean beside the node alone. Below: others' rollouts a node trained on."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -42,28 +45,30 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    for number, (curve, colour) in enumerate(zip(curves, COLOURS * (1 + len(curves) // len(COLOURS)), strict=False)):
-        rounds = [line["round"] for line in curve.lines]
-        rewards = [line["reward_mean"] for line in curve.lines]
-        above.plot(rounds, rewards, color=colour, alpha=0.25, linewidth=1)
-        window = max(1, min(len(rounds), max(3, len(rounds) // 6)))
-        above.plot(rounds[window - 1 :], moving_mean(rewards, window), color=colour, linewidth=2, label=curve.name)
-        beside = 0.12 * (number - (len(curves) - 1) / 2)  # equal counts would hide each other
-        below.step(rounds, [line["external"] + beside for line in curve.lines], where="mid", color=colour, linewidth=1.5)
+    swarm = [curve for curve in curves if not curve.alone]
+    rounds = min(len(curve.lines) for curve in curves)
+    window = max(1, rounds // 8)
+    shown = range(window, rounds + 1)
+    rewards = {curve.name: [line["reward_mean"] for line in curve.lines[:rounds]] for curve in curves}
+    for number, curve in enumerate(swarm):
+        label = f"each of the {len(swarm)} nodes of the swarm" if number == 0 else None
+        above.plot(shown, moving_mean(rewards[curve.name], window), color=TOGETHER, alpha=0.35, linewidth=1, label=label)
         if curve.lost_at is not None:
-            for panel in (above, below):
-                panel.axvline(curve.lost_at + 0.5, color=colour, linestyle=":", linewidth=1.5)
-            above.annotate(
-                f"{curve.name}:\nkilled, rejoined", (curve.lost_at + 0.5, 0.02), xycoords=("data", "axes fraction"), color=colour,
-                fontsize=8, xytext=(4, 0), textcoords="offset points", va="bottom",
-            )  # fmt: skip
+            above.axvline(curve.lost_at + 0.5, color="0.4", linestyle=":", linewidth=1.5, label=f"{curve.name} killed, and back")
+            below.axvline(curve.lost_at + 0.5, color="0.4", linestyle=":", linewidth=1.5)
+    means = [fmean(each) for each in zip(*(rewards[curve.name] for curve in swarm), strict=True)]
+    above.plot(shown, moving_mean(means, window), color=TOGETHER, linewidth=2.5, label="their mean")
+    for curve in curves:
+        if curve.alone:
+            above.plot(shown, moving_mean(rewards[curve.name], window), color=ALONE, linewidth=2.5, label="the node alone")
+        below.plot([line["round"] for line in curve.lines], [line["external"] for line in curve.lines],
+                   color=ALONE if curve.alone else TOGETHER, alpha=1 if curve.alone else 0.5, linewidth=1.2)  # fmt: skip
     figure.suptitle(title)
-    above.set(ylabel="reward of own completions\n(bold: mean of the last rounds)")
-    above.set_ylim(bottom=0)
-    figure.legend(frameon=False, loc="outside lower center", ncols=min(5, len(curves)))
-    below.set(xlabel="round of the node", ylabel="external\nrollouts")
-    below.set_ylim(bottom=0)
+    above.set(ylabel=f"reward of own completions\n(mean of {window} rounds)")
+    figure.legend(frameon=False, loc="outside lower center", ncols=4)
+    below.set(xlabel="round of the node", ylabel="others' rollouts\ntrained on")
     for panel in (above, below):
+        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.2)
         panel.spines[["top", "right"]].set_visible(False)
     return figure
