@@ -211,6 +211,10 @@ class Member:
         self.inbox.charge(author, _REPORT_CHARGE, now)
         self._blame(author, reason, now)
 
+    def ignore(self, reason: Reason) -> None:
+        """Count a frame that was admitted and that we cannot use. Nobody is to blame, and it was passed on."""
+        self.inbox.counts[reason] += 1
+
     def vouch(self, author: PeerId, useful: int) -> None:
         self.reputation.vouch(author, useful, self._clock())
 

@@ -44,6 +44,7 @@ class Reason(Enum):
     TOO_LONG = "a completion is over the length limit"
     USELESS = "nothing to learn from in what an author sends"
     UNSERVED = "offers that their author does not serve"
+    OTHER_MODALITY = "rollouts of a kind that this node cannot use"
 
     @property
     def verdict(self) -> Verdict:
@@ -59,6 +60,7 @@ _BLAMELESS = frozenset(
     {Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
     | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # counted by `p2p.admission.reputation`, not by GossipSub: the frame may be good
     | {Reason.USELESS}  # costs quota alone: others may learn from it
+    | {Reason.OTHER_MODALITY}  # costs nothing: others can use it
 )
 _REMEDIES = {
     Reason.WRONG_VERSION: "a peer runs another version of swarmd: update the older of the two",
@@ -67,6 +69,7 @@ _REMEDIES = {
     Reason.FLOODING: "such peers are banned for a while, each time for longer",
     Reason.SHUNNED: "its frames count again when it has behaved for a while",
     Reason.CROWDED: "too many unknown peers send; peers you know are not affected",
+    Reason.OTHER_MODALITY: "nothing to do: some peers share something else than text, and your node trains on text alone",
     Reason.OWN_ECHO: "if there are many: another node may run on a copy of your key; give each its own",
 }
 

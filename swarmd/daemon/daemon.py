@@ -174,11 +174,15 @@ class Daemon:
     # The network's side.
 
     def _on_frame(self) -> None:
-        """Frames were admitted: offers go to the gatherer, the rest to the trainer."""
+        """Frames were admitted: offers go to the gatherer, rollouts to the trainer. What is not text is counted and left."""
         for envelope in self.member.received():
-            if envelope.kind in (offers.KIND, wire.KIND):
-                self.status.roster.heard(envelope.author, time.time())
-            if envelope.kind == offers.KIND:
+            modality = wire.modality_of(envelope.kind)
+            if modality is None:
+                continue  # a kind of a later version
+            self.status.roster.heard(envelope.author, time.time())
+            if modality != wire.TEXT:
+                self.member.ignore(Reason.OTHER_MODALITY)
+            elif envelope.kind == offers.KIND:
                 self.gatherer.on_offer(envelope)
             else:
                 self._give_trainer(envelope)

@@ -22,7 +22,7 @@ from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import wire
 from swarmd.types import Rollout, TaskRef
 
-KIND = "offer"  # the envelope's kind
+KIND = wire.OFFER  # the envelope's kind
 VERSION = 1
 MAX_OFFER = 1024  # bytes of one offer
 MAX_ITEMS = 64  # in one offer

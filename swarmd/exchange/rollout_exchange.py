@@ -19,9 +19,11 @@ log = logging.getLogger(__name__)
 class RolloutExchange:
     """The `Swarm` protocol over a `Transport`. Reports authors that send invalid rollouts."""
 
-    def __init__(self, transport: Transport, model: str, curriculum: Curriculum, whole: int = offers.WHOLE) -> None:
-        """whole: bytes up to which a set is gossiped as it is; a larger one is offered."""
-        self.transport, self.model, self.curriculum, self._whole = transport, model, curriculum, whole
+    def __init__(
+        self, transport: Transport, model: str, curriculum: Curriculum, whole: int = offers.WHOLE, modality: str = wire.TEXT
+    ) -> None:
+        """whole: bytes up to which a set is gossiped as it is; a larger one is offered. modality: of what is shared and collected."""
+        self.transport, self.model, self.curriculum, self._whole, self._modality = transport, model, curriculum, whole, modality
         self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
         self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
 
@@ -31,7 +33,7 @@ class RolloutExchange:
             return
         whole = wire.encode(rollouts, round_number, self.model)
         if len(whole) <= self._whole:
-            self.transport.publish(wire.KIND, whole)
+            self.transport.publish(wire.tagged(wire.KIND, self._modality), whole)
             return
         bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties)
         if len(blobs) < len(rollouts):
@@ -40,15 +42,17 @@ class RolloutExchange:
         for blob in blobs:
             self.transport.hold(blob)
         for body in bodies:
-            self.transport.publish(offers.KIND, body)
+            self.transport.publish(wire.tagged(offers.KIND, self._modality), body)
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
         """Rollouts received since the last call, oldest first; and refusals by reason, of frames and rollouts together."""
         rollouts: list[Rollout] = []
         refused: Counter[str] = Counter()
         for envelope in self.transport.received():
-            if envelope.kind != wire.KIND:
-                continue  # a kind of a later version
+            if envelope.kind != wire.tagged(wire.KIND, self._modality):
+                if wire.modality_of(envelope.kind) not in (None, self._modality):
+                    refused[Reason.OTHER_MODALITY.value] += 1  # its author is not to blame: others can use it
+                continue  # or a kind of a later version
             decoded = wire.decode(envelope.body, envelope.author)
             if isinstance(decoded, Reason):
                 refused[decoded.value] += 1

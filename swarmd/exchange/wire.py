@@ -4,6 +4,9 @@
 
 Questions, ground truth and rewards are not sent: the receiver regenerates the question and scores the answers. `decode` returns a Reason
 for anything that `encode` would not have written.
+
+The modality of the completions is in the envelope's kind, so that a receiver knows it before it reads or fetches anything: `rollouts` and
+`offer` are of text, `rollouts-image` and `offer-image` of images.
 """
 
 from collections.abc import Sequence
@@ -14,6 +17,8 @@ from p2p.types import PeerId, Reason
 from swarmd.types import Completion, Rollout, TaskRef
 
 KIND = "rollouts"  # the envelope's kind
+OFFER = "offer"  # the kind of `swarmd.exchange.offers`
+TEXT = "text"  # the modality of a kind without a tag
 VERSION = 1
 MAX_ROLLOUTS = 64  # in one body
 MAX_COMPLETIONS = 64  # of one rollout
@@ -50,6 +55,17 @@ class RolloutSet(msgspec.Struct, frozen=True):
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Body)
 _list = msgspec.msgpack.Decoder(list[msgspec.Raw])
+
+
+def tagged(kind: str, modality: str) -> str:
+    """The envelope's kind of rollouts or of an offer in this modality, which is of lower-case letters, digits and hyphens."""
+    return kind if modality == TEXT else f"{kind}-{modality}"
+
+
+def modality_of(kind: str) -> str | None:
+    """The modality of rollouts or of an offer; None where the kind is neither."""
+    base, tag, modality = kind.partition("-")
+    return None if base not in (KIND, OFFER) or (tag and modality in ("", TEXT)) else modality or TEXT
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str) -> bytes:

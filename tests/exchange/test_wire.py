@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.types import PeerId, Reason
-from swarmd.exchange import wire
+from p2p.envelope import open_frame, seal
+from p2p.types import Envelope, PeerId, Reason
+from swarmd.exchange import offers, wire
+from swarmd.testing import NOW, TOPIC, identity
 from swarmd.types import Completion, Rollout, TaskRef
 
 ME = PeerId("12D3KooWtest")
@@ -108,3 +110,21 @@ def test_a_later_version_is_told_apart_from_garbage() -> None:
 )
 def test_limits(document: list[object], reason: Reason) -> None:
     assert wire.decode(msgspec.msgpack.encode(document), ME) is reason
+
+
+MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)
+
+
+@pytest.mark.parametrize("kind", [wire.KIND, offers.KIND])
+@given(modality=MODALITIES)
+def test_the_modality_of_a_kind_is_the_one_it_was_tagged_with(kind: str, modality: str) -> None:
+    frame = seal(identity(1), TOPIC.swarm_id, 1, NOW, wire.tagged(kind, modality), b"")
+    envelope = open_frame(frame, TOPIC.swarm_id)
+    assert isinstance(envelope, Envelope) and wire.modality_of(envelope.kind) == modality
+    assert (envelope.kind == kind) == (modality == wire.TEXT)
+
+
+@pytest.mark.parametrize("kind", ["hello", "rollout", "offers", "rollouts-", "rollouts-text", "roll-outs", ""])
+def test_other_kinds_have_no_modality(kind: str) -> None:
+    """rollouts-text: text has one spelling."""
+    assert wire.modality_of(kind) is None
