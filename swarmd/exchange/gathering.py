@@ -6,9 +6,9 @@ while our own rollouts are generated; no round waits for it. A fetched rollout i
 """
 
 import logging
-import math
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import trio
@@ -115,6 +115,9 @@ class Gatherer:
         """Begin fetches for the free places of the round, and trial fetches beside them (`Serving.on_trial`)."""
         if self._nursery is None:
             return
+        places = self._places()
+        if not places and not self._serving.tries():
+            return
         now, under_way = self._clock(), self._alive()
         late = {fetch.item.author for fetch in under_way if fetch.late}
         tried = sum(self._serving.on_trial(fetch.item.author) for fetch in under_way)
@@ -123,10 +126,12 @@ class Gatherer:
             prompt = [item for item in offered if item.author not in late]
             return self._serving.choose(prompt, count, rng, self._choice, now, tried)
 
-        for item in self._board.choose(self._places(), self._rng, choose):
-            fetch = self._under_way[item.id] = _Fetch(item, trio.CancelScope(), now, {})
+        begun = [_Fetch(item, trio.CancelScope(), now, {}) for item in self._board.choose(places, self._rng, choose)]
+        for fetch in begun:
+            self._under_way[fetch.item.id] = fetch
             self._nursery.start_soon(self._gather, fetch)
-            self._nursery.start_soon(self._wait, fetch)
+        if begun:
+            self._nursery.start_soon(self._wait, begun)
 
     def _places(self) -> int:
         """Free places of the round. At most twice the wanted rollouts are fetched at a time."""
@@ -137,16 +142,18 @@ class Gatherer:
     def _alive(self) -> Sequence[_Fetch]:
         return [fetch for fetch in self._under_way.values() if not fetch.scope.cancel_called]
 
-    async def _wait(self, fetch: _Fetch) -> None:
+    async def _wait(self, begun: Sequence[_Fetch]) -> None:
         await trio.sleep(LATE)
-        if self._under_way.get(fetch.item.id) is fetch:
+        late = [fetch for fetch in begun if self._under_way.get(fetch.item.id) is fetch]
+        for fetch in late:
             fetch.late = True
+        if late:
             self._fill()
 
     async def _gather(self, fetch: _Fetch) -> None:
         item, blob = fetch.item, None
         try:
-            with fetch.scope, trio.move_on_after(DOUBTFUL if self._serving.doubtful(item.author) else math.inf):
+            with fetch.scope, trio.move_on_after(DOUBTFUL) if self._serving.doubtful(item.author) else nullcontext():
                 holders: list[PeerId] = [item.author] if item.via is None else [item.author, item.via]
                 blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.replies)
         finally:

@@ -107,6 +107,10 @@ class Serving:
         record = self._authors.get(author)
         return record is not None and record.serves and record.failing
 
+    def tries(self) -> bool:
+        """Whether any author is on trial."""
+        return any(record.serves and record.failing for record in self._authors.values())
+
     def aside(self, now: float) -> int:
         """How many authors are set aside."""
         return sum(now < record.again_at for record in self._authors.values())
