@@ -1,7 +1,7 @@
 """Small models in real architectures, with random weights and a tokenizer of their own, written as `save_pretrained` writes them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -26,6 +27,7 @@ from transformers import (
 from p2p.types import PeerId
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.chat import Chat
 from swarmd.types import Completion, Generation, Rollout, Scored, TaskRef
 
 CHAT = (
@@ -73,6 +75,18 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {  # and ra
         **{k: v for k, v in SIZES.items() if k != "head_dim"}, logits_scaling=3.0, attention_multiplier=0.2, residual_multiplier=0.7
     ),
     "olmo2": lambda: Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),  # not covered: padded batches
+}
+
+
+QWEN_05B: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct; the rest of its config.json is what transformers takes anyway
+    "model_type": "qwen2",
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
 }
 
 
@@ -131,6 +145,22 @@ def config_of(
 
 def open_policy(folder: Path | str, seed: int = 0, **changes: Any) -> LanguagePolicy:
     return LanguagePolicy.open(config_of(folder, **changes), seed)
+
+
+def network_of(folder: Path) -> Any:
+    """As transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def chat_of(folder: Path) -> Chat:
+    return Chat(AutoTokenizer.from_pretrained(folder), "")
+
+
+def plain_logprobs(network: Any, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+    """Of the tokens behind a prompt: one sequence, one forward pass of transformers' own."""
+    with torch.no_grad():
+        logits = network(torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    return torch.log_softmax(logits / temperature, -1)[torch.arange(len(ids)), torch.tensor(ids, dtype=torch.long)]
 
 
 def local(question: str, generation: Generation, rewards: tuple[float, ...], round_number: int = 1) -> Scored:

@@ -5,32 +5,22 @@ import pytest
 from swarmd.errors import NoModel
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.types import Completion
-from tests.policy.conftest import NO_SYSTEM_ROLE, THINKING, make_tokenizer
+from tests.policy.conftest import CHAT, NO_SYSTEM_ROLE, THINKING, make_tokenizer
 
 
-def text_of(chat: Chat, tokenizer, question: str) -> str:
-    return tokenizer.decode(chat.prompt(question))
-
-
-def test_prompt_is_the_template_with_the_system_prompt() -> None:
-    tokenizer = make_tokenizer()
-    assert text_of(Chat(tokenizer, "be good", ours=True), tokenizer, "1+1?") == "<|system|>be good<|user|>1+1?<|assistant|>"
-    assert text_of(Chat(tokenizer, "", ours=True), tokenizer, "1+1?") == "<|user|>1+1?<|assistant|>"
-
-
-def test_template_without_system_role_gets_it_in_the_question() -> None:
-    tokenizer = make_tokenizer(NO_SYSTEM_ROLE)
-    assert text_of(Chat(tokenizer, "be good", ours=True), tokenizer, "1+1?") == "<|user|>be good\n\n1+1?<|assistant|>"
-
-
-def test_thinking_is_switched_off() -> None:
-    tokenizer = make_tokenizer(THINKING)
-    assert text_of(Chat(tokenizer, "", ours=True), tokenizer, "1+1?") == "<|user|>1+1?<|assistant|>"
-
-
-def test_built_in_prompt_asks_for_the_tags() -> None:
-    assert "<answer>" in SYSTEM_PROMPT
-    assert "</answer>" in SYSTEM_PROMPT
+@pytest.mark.parametrize(
+    ("template", "system", "prompt"),
+    [
+        (CHAT, "be good", "<|system|>be good<|user|>1+1?<|assistant|>"),
+        (CHAT, "", "<|user|>1+1?<|assistant|>"),
+        (NO_SYSTEM_ROLE, "be good", "<|user|>be good\n\n1+1?<|assistant|>"),
+        (THINKING, "", "<|user|>1+1?<|assistant|>"),  # which is switched off
+    ],
+)
+def test_prompt_is_the_template_with_the_system_prompt(template: str, system: str, prompt: str) -> None:
+    tokenizer = make_tokenizer(template)
+    assert tokenizer.decode(Chat(tokenizer, system, ours=True).prompt("1+1?")) == prompt
+    assert "<answer>" in SYSTEM_PROMPT and "</answer>" in SYSTEM_PROMPT
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}", "{# nothing #}"])
@@ -63,9 +53,6 @@ def test_control_tokens_spelled_out_stay_text() -> None:
     assert chat.read(ids, ended=False).text == "x<|endoftext|><|user|>y"
 
 
-def test_answer_tags_stay_single_tokens() -> None:
-    assert len(Chat(make_tokenizer(), "", ours=True).encode(Completion("<answer></answer>", ended=False), 100)) == 2
-
-
-def test_control_tokens_that_were_sampled_are_no_text() -> None:
-    assert Chat(make_tokenizer(), "", ours=True).read([1, 4, 5, 0], ended=True) == Completion("<answer></answer>", ended=True)
+def test_answer_tags_are_single_tokens_and_control_tokens_that_were_sampled_are_no_text() -> None:
+    chat, answer = Chat(make_tokenizer(), "", ours=True), Completion("<answer></answer>", ended=True)
+    assert chat.encode(answer, 100) == [4, 5, 0] and chat.read([1, 4, 5, 0], ended=True) == answer

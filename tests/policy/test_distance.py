@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.chat import Chat
 from swarmd.policy.training.losses import k3
 from swarmd.protocols import Remembering
 from swarmd.types import Scored, UpdateReport
-from tests.policy.conftest import external, local, make_model, open_policy
+from tests.policy.conftest import chat_of, external, local, make_model, network_of, open_policy, plain_logprobs
 
 RATE = 1e-2
 KINDS: dict[str, dict[str, Any]] = {"whole": {}, "adapter": {"lora": "on", "lora_rank": 4}, "master": {"dtype": "bfloat16"}}
@@ -25,28 +24,13 @@ def batch_of(policy: LanguagePolicy) -> list[Scored]:
     return [local(q, a, (1.0, 0.0, 0.0, 1.0)) for q, a in zip(questions, answers, strict=True)]
 
 
-def plain_logprobs(network: Any, chat: Chat, batch: list[Scored]) -> list[list[list[float]]]:
-    """One sequence at a time, by transformers' own forward."""
-    found = []
-    for s in batch:
-        prompt = chat.prompt(s.question)
-        ids = [list(x) for x in s.tokens.ids] if s.tokens else [chat.encode(c, 12) for c in s.rollout.completions]
-        rows = []
-        for completion in ids:
-            with torch.no_grad():
-                logits = network(input_ids=torch.tensor([prompt + completion]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-            targets = torch.tensor(completion, dtype=torch.long)[:, None]
-            rows.append(torch.log_softmax(logits.float(), -1).gather(1, targets)[:, 0].tolist())
-        found.append(rows)
-    return found
+def by_transformers(network: Any, chat: Chat, s: Scored) -> list[list[float]]:
+    ids = s.tokens.ids if s.tokens else [chat.encode(c, 12) for c in s.rollout.completions]
+    return [plain_logprobs(network, chat.prompt(s.question), completion).tolist() for completion in ids]
 
 
 def flat(values: Any) -> torch.Tensor:
     return torch.tensor([x for rollout in values for row in rollout for x in row])
-
-
-def base(folder: Path) -> tuple[Any, Chat]:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), Chat(AutoTokenizer.from_pretrained(folder), "")
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
@@ -60,12 +44,12 @@ def test_kl_is_against_the_model_as_it_was_loaded(kind: str, family: str, folder
     policy.save(tmp_path)
     resumed = open_policy(folders[family], seed=1, **settings)
     resumed.restore(tmp_path)
-    network, chat = base(folders[family])
+    network, chat = network_of(folders[family]), chat_of(folders[family])
     for one in (policy, resumed):  # a restart moves the start nowhere
         batch = batch_of(one)
         before = {name: p.detach().clone() for name, p in one.trained.items()}
         current = flat([t.logprobs for t in one.logprobs(batch)])
-        expected = k3(flat(plain_logprobs(network, chat, batch)), current).mean()
+        expected = k3(flat([by_transformers(network, chat, s) for s in batch]), current).mean()
         report = one.update(batch)
         assert report.kl == pytest.approx(float(expected), rel=1e-3)
         assert report.kl is not None and report.kl > 1e-4
@@ -109,12 +93,14 @@ def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folder
     assert isinstance(policy, Remembering)
     texts = [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True), ("far longer than twelve tokens", True)]
     two = [("yes", False), ("<answer>no</answer>", True)]
+    empty = external("?", [("", False)] * 2, (0.0, 1.0))
+    assert policy.logprobs([]) == [] and policy.logprobs([empty])[0].ids == ((), ())
     batch = [external("what?", texts, (0.0,) * 5), external("and a longer one?", two, (1.0, 1.0))]
-    network, chat = base(folders[family])
     found = policy.logprobs(batch)
     assert found[0].ids[1] == () and found[0].logprobs[1] == ()
     assert [len(ids) for ids in found[0].ids] == [1, 0, 2, 12, 12], "cut where sampling would have stopped"
-    for tokens, plain in zip(found, plain_logprobs(network, chat, batch), strict=True):
+    for tokens, s in zip(found, batch, strict=True):
+        plain = by_transformers(network_of(folders[family]), chat_of(folders[family]), s)
         assert [len(p) for p in tokens.logprobs] == [len(ids) for ids in tokens.ids]
         torch.testing.assert_close(flat([tokens.logprobs]), flat([plain]), atol=1e-5, rtol=1e-4)
 
@@ -129,12 +115,6 @@ def test_what_is_remembered_is_on_policy_at_its_first_use(folders: dict[str, Pat
     assert (a.loss, a.grad_norm, a.tokens) == pytest.approx((b.loss, b.grad_norm, b.tokens), rel=1e-4)
     assert a.clip_fraction == 0.0 and a.drift == pytest.approx(0.0, abs=1e-6)
     assert one.update([remembered]).drift > 0
-
-
-def test_log_probabilities_of_nothing(folders: dict[str, Path]) -> None:
-    policy = open_policy(folders["qwen2"])
-    assert policy.logprobs([]) == []
-    assert policy.logprobs([external("?", [("", False)] * 2, (0.0, 1.0))])[0].ids == ((), ())
 
 
 def rates(policy: LanguagePolicy, count: int) -> list[float]:

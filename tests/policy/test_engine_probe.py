@@ -63,19 +63,16 @@ def test_a_choice_is_remembered_under_its_conditions(tmp_path: Path) -> None:
     assert [p.name for p in file.parent.iterdir()] == ["engines.json"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema": 2, "choices": {}}', '{"schema": 1, "choices": []}', "\xff"])
+ENTRIES = [json.dumps({"schema": 1, "choices": {HERE.key: entry}}) for entry in (3, None, {"engine": 3}, {"engine": "evil"}, {})]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema": 2, "choices": {}}', '{"schema": 1, "choices": []}', "\xff", *ENTRIES])
 def test_a_file_that_cannot_be_read_is_measured_anew_and_written_over(content: str, tmp_path: Path) -> None:
     file = tmp_path / "engines.json"
     file.write_text(content, encoding="latin-1")
+    assert recall(file, HERE, ["own", "continuous"]) is None
     assert pick(engines(), HERE, file, lambda _: {"own": 1.0, "continuous": 2.0}) == "own"
     assert recall(file, HERE, ["own"]) == "own"
-
-
-@pytest.mark.parametrize("entry", [3, None, {"engine": 3}, {"engine": "evil"}, {}])
-def test_an_entry_that_is_none(entry: Any, tmp_path: Path) -> None:
-    file = tmp_path / "engines.json"
-    file.write_text(json.dumps({"schema": 1, "choices": {HERE.key: entry}}))
-    assert recall(file, HERE, ["own", "continuous"]) is None
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

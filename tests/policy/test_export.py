@@ -53,6 +53,12 @@ def saved_files(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in FILES}
 
 
+@pytest.fixture
+def files(folders: dict[str, Path], tmp_path: Path) -> dict[str, bytes]:
+    """Of a whole model, as it began."""
+    return saved_files(open_policy(folders["llama"]), tmp_path / "saved")
+
+
 def greedy(folder: Path, network: Any, tokens: int = 12) -> list[str]:
     """As somebody else would ask it, who knows nothing of swarmd."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -108,8 +114,7 @@ def test_adapter_alone_is_what_peft_writes(folders: dict[str, Path], tmp_path: P
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(folders["llama"].resolve()))
 
 
-def test_no_adapter_of_a_whole_model(folders: dict[str, Path], tmp_path: Path) -> None:
-    files = saved_files(open_policy(folders["llama"]), tmp_path / "saved")
+def test_no_adapter_of_a_whole_model(files: dict[str, bytes], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no adapter.*Leave --adapter out"):
         export(files, [], "sapo-9", tmp_path / "out", adapter_only=True)
 
@@ -120,8 +125,7 @@ def test_precision_is_that_of_the_run(folders: dict[str, Path], tmp_path: Path) 
     assert {p.dtype for p in AutoModelForCausalLM.from_pretrained(out).parameters()} == {torch.bfloat16}
 
 
-def test_folder_that_is_not_empty_is_left_alone(folders: dict[str, Path], tmp_path: Path) -> None:
-    files = saved_files(open_policy(folders["llama"]), tmp_path / "saved")
+def test_folder_that_is_not_empty_is_left_alone(files: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert export(files, [], "sapo-9", tmp_path / "out").folder.is_dir()
     before = sorted((tmp_path / "out").iterdir())
@@ -130,8 +134,7 @@ def test_folder_that_is_not_empty_is_left_alone(folders: dict[str, Path], tmp_pa
     assert sorted((tmp_path / "out").iterdir()) == before
 
 
-def test_folder_that_cannot_be_written(folders: dict[str, Path], tmp_path: Path) -> None:
-    files = saved_files(open_policy(folders["llama"]), tmp_path / "saved")
+def test_folder_that_cannot_be_written(files: dict[str, bytes], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotExport, match="--out"):
         export(files, [], "sapo-9", tmp_path / "file" / "out")

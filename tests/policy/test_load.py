@@ -1,6 +1,7 @@
 """Every way a model can fail to load has a message with cause and remedy."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from swarmd.config.config import ModelConfig
+from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16
+from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import WORKSPACE
-from tests.policy.conftest import edit_json, make_model, open_policy
+from tests.policy.conftest import QWEN_05B, edit_json, make_model, open_policy
 
 CPU = torch.device("cpu")
 
@@ -80,6 +82,13 @@ def remove(*names: str) -> Callable[[Path], object]:
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
+def edited(**changes: Any) -> Callable[[Path], object]:
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+WRONG_KIND: list[dict[str, Any]] = [{"max_position_embeddings": None}, {"num_hidden_layers": "two"}, {"hidden_size": -1}]
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -92,8 +101,9 @@ def remove(*names: str) -> Callable[[Path], object]:
             r"no weights in safetensors format.*never loaded",
         ),
         *((cut_weights(part), r"weights of .* cannot be loaded.*again") for part in (0.01, 0.5, 0)),
-        (lambda folder: edit_json(folder / "config.json", hidden_size=64), "weights of"),
-        (lambda folder: edit_json(folder / "config.json", num_hidden_layers=3, layer_types=["full_attention"] * 3), "not all there"),
+        (edited(hidden_size=64), "weights of"),
+        *((edited(**wrong), r"cannot read the configuration|cannot be built") for wrong in WRONG_KIND),
+        (edited(num_hidden_layers=3, layer_types=["full_attention"] * 3), "not all there"),
         (remove("tokenizer.json", "tokenizer_config.json"), "tokenizer"),
     ],
 )
@@ -114,6 +124,11 @@ def test_a_folder_that_is_spoilt(spoil: Callable[[Path], object], message: str, 
 def test_a_tokenizer_that_lacks_something(made: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(NoModel, match=message):
         load(make_model(tmp_path, "llama", **made))
+    if "vocab_size" not in made:
+        found = examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")))
+        assert re.search(message, str(found.document()["message"]))
+        with pytest.raises(NoModel, match=message):
+            found.require()
 
 
 def test_code_in_the_repository_is_never_run(tmp_path: Path) -> None:
@@ -211,9 +226,7 @@ def test_out_of_memory_is_known_on_every_device() -> None:
 
 def test_large_models_get_an_adapter(tmp_path: Path) -> None:
     """Qwen2.5-0.5B's configuration: 494 million weights and an adapter of 8.8 million, told before anything is fetched."""
-    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2}
-    config = {"model_type": "qwen2", "vocab_size": 151_936, "tie_word_embeddings": True, **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_05B))
     with pytest.raises(NoModel, match=r"rank 16 in float32 takes at least .*, and cpu has 2\.00 GB free"):
         load(tmp_path, free=2_000_000_000)
     with pytest.raises(NoModel, match=r"all weights in float32 takes at least 8\..*largest that would fit: --model tiny"):

@@ -26,32 +26,9 @@ from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.memory_plan import MOST_TOKENS, Shape, Workload, make_plan
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
-from tests.policy.conftest import FAMILIES, VOCABULARY, make_model
+from tests.policy.conftest import FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9
-QWEN_05B: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct, config.json
-    "architectures": ["Qwen2ForCausalLM"],
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "hidden_act": "silu",
-    "hidden_size": 896,
-    "initializer_range": 0.02,
-    "intermediate_size": 4864,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 21,
-    "model_type": "qwen2",
-    "num_attention_heads": 14,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 32768,
-    "tie_word_embeddings": True,
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
 LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small beside the rest
 
 
@@ -234,8 +211,10 @@ def test_the_doctor_shows_half_a_billion(gigabytes: int, changes: dict[str, Any]
     found = examine(config, lambda _: gigabytes * GB)
     text = "\n".join(found.lines())
     assert found.fit.plan.fits and "494,032,768 parameters" in text
-    for words in said:
+    for words in (*said, "micro-batch", "always", "training", "answering"):
         assert words in text, text
+    document = json.loads(json.dumps(found.document()))
+    assert (document["schema"], document["fits"], document["plan"]) == (1, True, json.loads(json.dumps(asdict(found.fit.plan))))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'")
@@ -351,16 +330,3 @@ def test_a_short_context_bounds_the_work(tmp_path: Path) -> None:
     assert found.plan.least < make_plan(replace(found.shape, context=None), "float32", None, GB, Workload()).least
     assert Workload().within(128).row == 128
     assert Workload().within(300) == Workload(new_tokens=256, prompt_tokens=44)
-
-
-def test_examined_without_weights_and_as_a_document(tmp_path: Path) -> None:
-    make_model(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    found = examine(NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu")), lambda _: GB)
-    document = json.loads(json.dumps(found.document()))
-    assert document["schema"] == 1
-    assert document["fits"] is True
-    assert document["plan"] == json.loads(json.dumps(asdict(found.fit.plan)))
-    text = "\n".join(found.lines())
-    for words in ("float32", "all weights", "gradient checkpointing  off", "micro-batch", "always", "training", "answering"):
-        assert words in text

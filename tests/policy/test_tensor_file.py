@@ -1,5 +1,6 @@
+import pytest
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from swarmd.policy.training.safetensors_bytes import tensor_file
 
@@ -15,12 +16,9 @@ TENSORS = {
 }
 
 
-def test_the_file_is_the_one_safetensors_writes() -> None:
-    data = bytes(tensor_file(TENSORS))
-    assert data == save({name: tensor.detach().contiguous() for name, tensor in TENSORS.items()})
-    back = load(data)
-    assert back.keys() == TENSORS.keys()
-    assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in TENSORS.items())
+@pytest.mark.parametrize("tensors", [TENSORS, {}])
+def test_the_file_is_the_one_safetensors_writes(tensors: dict[str, torch.Tensor]) -> None:
+    assert bytes(tensor_file(tensors)) == save({name: tensor.detach().contiguous() for name, tensor in tensors.items()})
 
 
 def test_it_is_a_copy() -> None:
@@ -29,7 +27,3 @@ def test_it_is_a_copy() -> None:
     before = bytes(data)
     tensor.fill_(1.0)
     assert bytes(data) == before
-
-
-def test_no_tensors_are_a_file_too() -> None:
-    assert load(bytes(tensor_file({}))) == {}

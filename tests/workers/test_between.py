@@ -68,15 +68,6 @@ def test_newer_weights_reach_every_layer_whichever_way_keys_and_values_are_kept(
         assert [g.tokens.ids for g in changed.generate(QUESTIONS, 4)] == [g.tokens.ids for g in ways[0]]
 
 
-def test_watching_for_weights_changes_nothing_where_none_come(folders: dict[str, Path]) -> None:
-    plain, policy = open_policy(folders["qwen2"], seed=3).generate(QUESTIONS, 4), open_policy(folders["qwen2"], seed=3)
-    policy.between = lambda: 7
-    watched = policy.generate(QUESTIONS, 4)
-    assert [g.tokens.ids for g in watched] == [g.tokens.ids for g in plain]
-    assert [g.tokens.logprobs for g in watched] == [g.tokens.logprobs for g in plain]
-    assert {v for g in watched for versions in g.tokens.versions for v in versions} == {7}
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_adapter_handed_over_answers_as_it_does_at_home(folders: dict[str, Path], tmp_path: Path, dtype: str) -> None:
     """Twice, so that the second is folded into the base and not into the first."""
