@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from p2p.member import Member
 from swarmd.cli.view import round_sentence
 from swarmd.config.config import NodeConfig
-from swarmd.exchange import wire
 from swarmd.experience.outliers import MEASURED_TO
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line
 from swarmd.tasks.scoring import Verifier
-from swarmd.trainer.checkpoint import Checkpoints
-from swarmd.trainer.node import build, resume, run_state
-from swarmd.trainer.round import Node, run_round
-from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef, Tokens
+from swarmd.trainer.node import build
+from swarmd.types import Scored, Tokens
 from tests.cli.test_metrics import report
-from tests.node.test_round import join, without_seconds
+from tests.node.conftest import join, play
 
 
 class OfSize:
@@ -33,24 +28,6 @@ class OfSize:
 
 def config(**sections: object) -> NodeConfig:
     return NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
-
-
-def share(member: Member, node: Node, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
-    """Right sums, and as many wrong ones, to other questions each round."""
-    tasks = [task for n in range(count) if (task := node.tasks.task(TaskRef("basic_arithmetic", 100 * t + n))) is not None]
-    right = [int(task.entry["answer"]) for task in tasks]
-    texts = [(f"{prefix}<answer>{n}</answer>{suffix}", f"<answer>{n + 1}</answer>") for n in right]
-    completions = [(Completion(good, True), Completion(bad, True)) for good, bad in texts]
-    rollouts = [Rollout(task.ref, both, member.identity.peer_id) for task, both in zip(tasks, completions, strict=True)]
-    member.publish(wire.KIND, wire.encode(rollouts, t, "tiny"))
-
-
-def play(node: Node, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = "") -> list[RoundReport]:
-    reports = []
-    for t in rounds:
-        share(other, node, t, 4, prefix, suffix)
-        reports.append(without_seconds(run_round(t, node)))
-    return reports
 
 
 def test_right_answers_with_something_in_them_are_not_trained_on(verifier: Verifier) -> None:
@@ -78,45 +55,25 @@ def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
     assert len(texts) == 24 and all(text.endswith("</answer>") for text in texts)
 
 
-@pytest.mark.parametrize("mode, parameters, acts", [("auto", MEASURED_TO, True), ("auto", MEASURED_TO + 1, False),
-    ("on", MEASURED_TO + 1, True), ("report", 1, False)])  # fmt: skip
-def test_where_nothing_was_measured_it_only_reports(verifier: Verifier, mode: str, parameters: int, acts: bool) -> None:
+@pytest.mark.parametrize(
+    "gate, parameters, gated, reported",
+    [
+        ({"mode": "auto"}, MEASURED_TO, 4, 0),
+        ({"mode": "auto"}, MEASURED_TO + 1, 0, 4),  # where nothing was measured it only reports
+        ({"mode": "on"}, MEASURED_TO + 1, 4, 0),
+        ({"mode": "report"}, 1, 0, 4),
+        ({"mode": "off"}, 1, 0, 0),
+        ({"margin": 20.0}, 1, 0, 0),
+    ],
+)
+def test_what_each_mode_does(verifier: Verifier, gate: dict[str, object], parameters: int, gated: int, reported: int) -> None:
     swarm = MemorySwarm()
     plain, policy, _ = join(swarm, 1, verifier, config(gate={"mode": "off"}))
     _, _, other = join(swarm, 2, verifier, config())
-    node = build(config(gate={"mode": mode}), 1, plain.me, plain.swarm, OfSize(policy, parameters), verifier)
-    _, second, third = play(node, other, (1, 2, 3))
-    if acts:
-        assert (second.external, third.external) == (0, 0) and third.gated and not third.gate_reported
-    else:
-        assert (second.external, third.external) == (4, 4) and sum(third.gate_reported.values()) == 4 and not third.gated
-
-
-@pytest.mark.parametrize("gate", [{"mode": "off"}, {"margin": 20.0}])
-def test_switched_off_or_with_a_wide_margin_it_lets_everything_in(verifier: Verifier, gate: dict[str, object]) -> None:
-    swarm = MemorySwarm()
-    node, _, _ = join(swarm, 1, verifier, config(gate=gate))
-    _, _, other = join(swarm, 2, verifier, config())
-    assert all((r.external, r.gated) == (4, {}) for r in play(node, other, (1, 2, 3)))
-    assert (node.gate is None) == ("mode" in gate)
-
-
-def test_a_resumed_node_judges_as_one_that_never_stopped(verifier: Verifier, tmp_path: Path) -> None:
-    swarm = MemorySwarm()
-    node, policy, _ = join(swarm, 1, verifier, config())
-    _, _, other = join(swarm, 2, verifier, config())
-    checkpoints = Checkpoints(tmp_path)
-    play(node, other, (1, 2))
-    checkpoints.save(run_state(2, 1, node), policy.files())
-    reports = play(node, other, (3, 4))
-    assert sum(sum(r.gated.values()) for r in reports) == 8
-
-    swarm = MemorySwarm()
-    again, again_policy, _ = join(swarm, 1, verifier, config())
-    _, _, other = join(swarm, 2, verifier, config())
-    assert resume(checkpoints, again, again_policy)[0] == 2
-    assert play(again, other, (3, 4)) == reports
-    assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
+    node = build(config(gate=gate), 1, plain.me, plain.swarm, OfSize(policy, parameters), verifier)
+    for played in play(node, other, (1, 2, 3))[1:]:
+        assert (played.external, sum(played.gated.values()), sum(played.gate_reported.values())) == (4 - gated, gated, reported)
+    assert (node.gate is None) == (gate == {"mode": "off"})
 
 
 def test_with_replay_each_rollout_is_computed_once(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from swarmd.daemon.judge_discovery import (
     usable,
 )
 from swarmd.errors import ConfigError
-from swarmd.testing import until
+from swarmd.testing import memory_member, until
 
 TOPIC = Topic("main", "0123456789abcdef")
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -185,11 +185,8 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
 @pytest.mark.trio
 async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_discovery, "FIRST", 0.01)
-    build = build_memory()
-    members = [
-        Member(identity, TOPIC, build(identity, ()), sequence=itertools.count(), clock=time.time)
-        for identity in (Identity.from_seed(bytes([n]) * 32) for n in (1, 2))
-    ]
+    swarm = MemorySwarm()
+    members = [memory_member(swarm, n, time.time, topic=TOPIC) for n in (1, 2)]
     async with trio.open_nursery() as nursery:
         for member in members:
             nursery.start_soon(member.run)

@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
@@ -12,29 +13,28 @@ from swarmd import link
 from swarmd.testing import wait_until
 
 START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
-ENDS: list[socket.socket] = []
 
 
-@pytest.fixture(autouse=True)
-def ends_are_closed() -> Iterator[None]:
-    yield
-    while ENDS:
-        ENDS.pop(0).close()
+class Ends(NamedTuple):
+    """An open link: the daemon's socket, the trainer's end, whether the daemon is gone, and the threads of the trainer's end."""
+
+    daemon: socket.socket
+    trainer: link.TrainerLink
+    gone: threading.Event
+    threads: set[threading.Thread]
 
 
-def pair() -> tuple[socket.socket, link.TrainerLink, threading.Event]:
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    before, gone = set(threading.enumerate()), threading.Event()
     ours, theirs = socket.socketpair()
-    ENDS.extend((ours, theirs))
-    gone = threading.Event()
     ours.settimeout(10)
-    return ours, link.TrainerLink(theirs, on_eof=gone.set), gone
-
-
-def opened() -> tuple[socket.socket, link.TrainerLink, threading.Event]:
-    daemon, trainer, gone = pair()
-    daemon.sendall(link.pack(START))
+    trainer = link.TrainerLink(theirs, on_eof=gone.set)
+    ours.sendall(link.pack(START))
     assert trainer.open() == START
-    return daemon, trainer, gone
+    yield Ends(ours, trainer, gone, set(threading.enumerate()) - before)
+    ours.close()
+    theirs.close()
 
 
 def read(sock: socket.socket, count: int) -> list[link.ToDaemon]:
@@ -52,8 +52,8 @@ def say(sock: socket.socket, trainer: link.TrainerLink, *messages: link.ToTraine
         trainer.wait(10)
 
 
-def test_what_the_daemon_admits_the_round_receives_once_and_in_order() -> None:
-    daemon, trainer, _ = opened()
+def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends) -> None:
+    daemon, trainer, *_ = ends
     say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", bytes([n]), heard=n) for n in range(3)))
     received = trainer.received()
     assert [(e.sequence, e.body, e.heard) for e in received] == [(0, b"\0", 0), (1, b"\1", 1), (2, b"\2", 2)]
@@ -61,8 +61,8 @@ def test_what_the_daemon_admits_the_round_receives_once_and_in_order() -> None:
     assert not trainer.received()
 
 
-def test_what_the_round_says_the_daemon_hears() -> None:
-    daemon, trainer, _ = opened()
+def test_what_the_round_says_the_daemon_hears(ends: Ends) -> None:
+    daemon, trainer, *_ = ends
     trainer.publish("rollouts", b"body")
     trainer.report(PeerId("p"), Reason.UNDECODABLE)
     trainer.tell(link.Stopped(3))
@@ -71,8 +71,8 @@ def test_what_the_round_says_the_daemon_hears() -> None:
     assert link.Publish("rollouts", b"body") in heard and link.ReportPeer("p", "UNDECODABLE") in heard
 
 
-def test_what_the_swarm_and_the_judge_said_is_there_for_the_loop() -> None:
-    daemon, trainer, _ = opened()
+def test_what_the_swarm_and_the_judge_said_is_there_for_the_loop(ends: Ends) -> None:
+    daemon, trainer, *_ = ends
     news = [link.SwarmNews(2, {"STALE": 1}), link.SwarmNews(3, {"STALE": 2, "MALFORMED": 1})]
     questions = [link.JudgeQuestion("1", "old"), link.JudgeQuestion("2", "new")]
     scores = [link.JudgeScore(0.25, 4), link.JudgeScore(0.5, 8)]
@@ -82,22 +82,22 @@ def test_what_the_swarm_and_the_judge_said_is_there_for_the_loop() -> None:
     assert (trainer.question(), trainer.question()) == (link.JudgeQuestion("2", "new"), None)
 
 
-def test_pause_and_resume() -> None:
-    daemon, trainer, _ = opened()
+def test_pause_and_resume(ends: Ends) -> None:
+    daemon, trainer, *_ = ends
     for message, paused in ((link.Pause(), True), (link.Resume(), False)):
         daemon.sendall(link.pack(message))
         wait_until(lambda paused=paused: trainer.paused == paused)  # type: ignore[misc]
 
 
-def test_the_end_of_the_daemon_is_noticed_at_once() -> None:
-    daemon, _, gone = opened()
+def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
+    daemon, _, gone, _ = ends
     daemon.close()
     assert gone.wait(10)
 
 
-def test_a_flood_costs_frames_never_words_and_nobody_waits() -> None:
+def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
     """Nothing reads the daemon's end: the trainer goes on saying things, and what is about state is all there afterwards."""
-    daemon, trainer, _ = opened()
+    daemon, trainer, *_ = ends
     for n in range(5000):
         trainer.publish("rollouts", n.to_bytes(2, "big") + bytes(2000))
     trainer.tell(link.Stopped(1))
@@ -124,47 +124,43 @@ def test_no_word_is_ever_dropped_and_of_frames_the_oldest() -> None:
     assert queue.dropped == 48 and queue.take() is None
 
 
-def test_a_round_that_takes_long_finds_the_newest_frames_only() -> None:
-    daemon, trainer, _ = opened()
+def test_a_round_that_takes_long_finds_the_newest_frames_only(ends: Ends) -> None:
+    daemon, trainer, *_ = ends
     flood = range(link.FRAMES_WAITING + 10)
     say(daemon, trainer, *(link.Received("p", n, 1.5, "rollouts", b"") for n in flood))
     assert [e.sequence for e in trainer.received()] == list(flood)[10:]
 
 
-def test_who_closes_is_not_told_that_the_other_is_gone() -> None:
+def test_who_closes_is_not_told_that_the_other_is_gone(ends: Ends) -> None:
     """Else a trainer that is done would end as one that was left alone: at once, and before its last words."""
-    before = set(threading.enumerate())
-    daemon, trainer, gone = opened()
-    ours = set(threading.enumerate()) - before
+    daemon, trainer, gone, threads = ends
     trainer.tell(link.Stopped(1))
     trainer.close()
     assert read(daemon, 1) == [link.Stopped(1)] and daemon.recv(1) == b""
-    for thread in ours:
+    for thread in threads:
         thread.join(10)
     assert not gone.is_set()
 
 
-def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends with things unread, so that our end meets a reset, not an end of file."""
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
-    before = set(threading.enumerate())
-    daemon, trainer, gone = opened()
-    ours = set(threading.enumerate()) - before
+    daemon, trainer, gone, threads = ends
     trainer.publish("rollouts", b"unread")
     daemon.recv(1)
     daemon.close()
     assert gone.wait(10)
     trainer.publish("rollouts", bytes(1 << 20))
     trainer.close()
-    for thread in ours:
+    for thread in threads:
         thread.join(10)
     assert raised == []
 
 
 @pytest.mark.parametrize("message", [link.Stop(), link.Pause(), link.JudgeQuestion("1", "2 + 2?")])
-def test_waiting_ends_when_something_is_asked_of_the_loop(message: link.ToTrainer) -> None:
-    daemon, trainer, _ = opened()
+def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: link.ToTrainer) -> None:
+    daemon, trainer, *_ = ends
     threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
     begun = time.monotonic()
     trainer.wait(30)

@@ -1,21 +1,16 @@
 """Rounds with experience replay, with their real parts: the tiny model, the contained verifier, the memory swarm."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from p2p.engines.memory import MemorySwarm
 from swarmd.config.config import NodeConfig
-from swarmd.experience.replay_schedule import GuardState
-from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.scoring import Verifier
-from swarmd.trainer.checkpoint import Checkpoints
-from swarmd.trainer.node import resume, run_state
-from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer import reuse_figures
 from swarmd.types import RoundReport, Tokens
-from tests.node.test_round import join, weights, without_seconds
+from tests.node.conftest import join, weights, without_seconds
 
 
 def config(local: int = 4, external: int = 0, rate: float = 0.0, **replay: object) -> NodeConfig:
@@ -75,27 +70,6 @@ def test_replay_switched_off_again_is_the_papers_round(verifier: Verifier, tmp_p
         reports = [without_seconds(run_round(t, node)) for t in (1, 2)]
         ends.append((reports, weights(policy, tmp_path / name), len(node.pool)))
     assert ends[0] == ends[1] and ends[0][2] == 0
-
-
-def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_path: Path) -> None:
-    settings = config(local=4, size=12, strategy="without_replacement", updates_per_round=2)
-
-    def new() -> tuple[Node, LanguagePolicy]:
-        node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
-        return node, policy
-
-    node, policy = new()
-    checkpoints, reports = Checkpoints(tmp_path / "checkpoints"), []
-    for t in range(1, 5):
-        reports.append(without_seconds(run_round(t, node)))
-        if t == 2:
-            node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
-            checkpoints.save(run_state(2, 1, node), policy.files())
-    again, again_policy = new()
-    assert resume(checkpoints, again, again_policy)[0] == 2
-    assert replace(again.schedule.state, drift=0.0) == GuardState(0.03, rests=2, healthy=2) and again.pool.updates == 4
-    assert [without_seconds(run_round(t, again)) for t in (3, 4)] == reports[2:]
-    assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
 
 
 def test_the_guard_ends_reuse_that_goes_too_far(verifier: Verifier) -> None:

@@ -1,18 +1,15 @@
 """The round with its real parts: the tiny model, the contained verifier, the memory swarm."""
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from p2p.identity import Identity
 from p2p.member import Member
-from p2p.topic import Topic
 from p2p.types import Envelope, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
@@ -21,25 +18,15 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
-from swarmd.trainer.node import build, resume, run_state
+from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef
-
-TOPIC = Topic("test", "0123456789abcdef")
+from tests.node.conftest import join, play, weights, without_seconds
 
 
 def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on") -> NodeConfig:
     sections = {"round": {"local": local, "external": external, "completions": 8, "max_age": max_age}}
     return NodeConfig.model_validate({**sections, "gate": {"mode": gate}, "model": {"device": "cpu"}})
-
-
-def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[Node, LanguagePolicy, Member]:
-    identity = Identity.from_seed(bytes([number]) * 32)
-    clock = itertools.count(1_700_000_000)
-    member = Member(identity, TOPIC, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=lambda: float(next(clock)))
-    policy = LanguagePolicy.open(settings, seed=number)
-    exchange = RolloutExchange(member, "tiny", TINY_9)
-    return build(settings, number, identity.peer_id, exchange, policy, verifier), policy, member
 
 
 def pair(verifier: Verifier, settings: NodeConfig) -> tuple[Node, Member, Member]:
@@ -51,16 +38,6 @@ def pair(verifier: Verifier, settings: NodeConfig) -> tuple[Node, Member, Member
 
 def right_answer(task: Task) -> Completion:
     return Completion(f"<answer>{task.entry['answer'] or task.entry['metadata']['example_answer']}</answer>", True)
-
-
-def without_seconds(report: RoundReport) -> RoundReport:
-    return replace(report, seconds={})
-
-
-def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
-    folder.mkdir()
-    policy.save(folder)
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
 def test_a_node_alone_trains_alone_and_waits_for_nobody(verifier: Verifier) -> None:
@@ -300,31 +277,30 @@ def test_rounds_that_are_run_again_harm_nobody(verifier: Verifier, tmp_path: Pat
     assert member.rejected == {} and member.score(author.me) == 0
 
 
-def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_path: Path) -> None:
-    """The checkpoint holds all a round depends on: weights, optimizer, every random state, the pool."""
+REPLAY = {"mode": "on", "size": 12, "strategy": "without_replacement", "updates_per_round": 2, "author_share": 1.0}
 
-    def others_share(swarm: MemorySwarm) -> Node:
-        return join(swarm, 2, verifier, config(external=0))[0]  # deaf, so that it says the same in both runs
 
-    swarm = MemorySwarm()
-    node, policy, _ = join(swarm, 1, verifier, config())
-    other = others_share(swarm)
-    reports = []
+@pytest.mark.parametrize("sections, prefix", [({}, ""), ({}, "evil "), ({"replay": REPLAY}, "")], ids=["plain", "gated", "replay"])
+def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_path: Path, sections: dict[str, Any], prefix: str) -> None:
+    """The checkpoint holds all a round depends on: weights, optimizer, every random state, the pool, the schedule, the gate."""
+    settings = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
+
+    def new() -> tuple[Node, LanguagePolicy, Member]:
+        swarm = MemorySwarm()
+        return (*join(swarm, 1, verifier, settings)[:2], join(swarm, 2, verifier, settings)[2])
+
+    node, policy, other = new()
+    play(node, other, (1, 2), prefix)
+    if sections:
+        node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    for t in range(1, 5):
-        run_round(t, other)
-        reports.append(without_seconds(run_round(t, node)))
-        if t == 2:
-            checkpoints.save(run_state(2, 1, node), policy.files())
+    checkpoints.save(run_state(2, 1, node), policy.files())
+    reports = play(node, other, (3, 4), prefix)
+    assert sum(sum(r.gated.values()) for r in reports) == (8 if prefix else 0)
 
-    swarm = MemorySwarm()
-    again, again_policy, _ = join(swarm, 1, verifier, config())
-    other = others_share(swarm)
-    run_round(1, other)
-    run_round(2, other)
-    again.swarm.collect()  # what came before the kill
+    again, again_policy, other = new()
     assert resume(checkpoints, again, again_policy)[0] == 2
-    for t in (3, 4):
-        run_round(t, other)
-        assert without_seconds(run_round(t, again)) == reports[t - 1]
+    assert play(again, other, (3, 4), prefix) == reports
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
+    assert (again.schedule.state, again.pool.updates) == (node.schedule.state, node.pool.updates)
+    assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state

@@ -7,9 +7,10 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from swarmd.state.metrics import read_metrics
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
-from swarmd.types import Completion, Generation
+from swarmd.types import Generation
 from tests.node.test_checkpoint import policy, state, written
 
 PATIENCE = 20.0  # seconds, where something waits in vain
@@ -112,6 +113,11 @@ def test_a_mistake_of_ours_is_not_taken_for_a_full_disk(tmp_path: Path) -> None:
         saver.begin(state(1), policy())
         with pytest.raises(ZeroDivisionError):
             saver.settle()
+
+
+def noting(disk: SlowDisk, function: Callable[..., Any], seen: list[int]) -> Callable[..., Any]:
+    """The function; before each call it is noted which round is durable."""
+    return lambda *given: seen.append(disk.durable()) or function(*given)  # type: ignore[func-returns-value]
 
 
 # A trainer, and what leaves it.
@@ -342,14 +348,9 @@ def test_who_pauses_the_run_finds_it_saved(tmp_path: Path) -> None:
 
 def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) -> None:
     with trainer_in(tmp_path, 1) as (trainer, daemon):
-        disk, answer, durable = SlowDisk(trainer.checkpoints.folder), trainer.policy.answer, []
+        disk, durable = SlowDisk(trainer.checkpoints.folder), list[int]()
         disk.let_go.set()
-
-        def answered(question: str) -> Completion:
-            durable.append(disk.durable())
-            return answer(question)
-
-        trainer.saver, trainer.policy.answer = Saver(disk), answered  # type: ignore[method-assign]
+        trainer.saver, trainer.policy.answer = Saver(disk), noting(disk, trainer.policy.answer, durable)  # type: ignore[method-assign]
         daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
         trainer.link.wait(PATIENCE)
         trainer.run()
@@ -360,14 +361,9 @@ def test_a_judge_is_answered_with_weights_that_cannot_be_lost(tmp_path: Path) ->
 def test_a_large_policy_is_saved_before_the_next_round_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "COPIED", 1000)
     with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
-        disk, generate, begun = SlowDisk(trainer.checkpoints.folder), trainer.policy.generate, []
+        disk, begun = SlowDisk(trainer.checkpoints.folder), list[int]()
         disk.let_go.set()
-
-        def generated(questions: Sequence[str], completions: int) -> Sequence[Generation]:
-            begun.append(disk.durable())
-            return generate(questions, completions)
-
-        trainer.checkpoints, trainer.policy.generate = disk, generated  # type: ignore[method-assign]
+        trainer.checkpoints, trainer.policy.generate = disk, noting(disk, trainer.policy.generate, begun)  # type: ignore[method-assign]
         trainer.run()
         heard(daemon)
     assert begun == [0, 1] and disk.durable() == 2

@@ -1,0 +1,55 @@
+"""Rounds with their real parts: the tiny model, the contained verifier, the memory swarm."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from p2p.engines.memory import MemorySwarm
+from p2p.member import Member
+from swarmd.config.config import NodeConfig
+from swarmd.exchange import wire
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.scoring import Verifier
+from swarmd.testing import memory_member
+from swarmd.trainer.node import build
+from swarmd.trainer.round import Node, run_round
+from swarmd.types import Completion, Rollout, RoundReport, TaskRef
+
+
+def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[Node, LanguagePolicy, Member]:
+    """A member of a swarm that trains, with its real parts; each look at its clock is a second later."""
+    member = memory_member(swarm, number, map(float, itertools.count(1_700_000_000)).__next__)
+    policy = LanguagePolicy.open(settings, seed=number)
+    exchange = RolloutExchange(member, "tiny", TINY_9)
+    return build(settings, number, member.identity.peer_id, exchange, policy, verifier), policy, member
+
+
+def without_seconds(report: RoundReport) -> RoundReport:
+    return replace(report, seconds={})
+
+
+def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
+    folder.mkdir()
+    policy.save(folder)
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+def share(member: Member, node: Node, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
+    """Right sums, and as many wrong ones, to other questions each round."""
+    tasks = [task for n in range(count) if (task := node.tasks.task(TaskRef("basic_arithmetic", 100 * t + n))) is not None]
+    right = [int(task.entry["answer"]) for task in tasks]
+    texts = [(f"{prefix}<answer>{n}</answer>{suffix}", f"<answer>{n + 1}</answer>") for n in right]
+    completions = [(Completion(good, True), Completion(bad, True)) for good, bad in texts]
+    rollouts = [Rollout(task.ref, both, member.identity.peer_id) for task, both in zip(tasks, completions, strict=True)]
+    member.publish(wire.KIND, wire.encode(rollouts, t, "tiny"))
+
+
+def play(node: Node, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = "") -> list[RoundReport]:
+    reports = []
+    for t in rounds:
+        share(other, node, t, 4, prefix, suffix)
+        reports.append(without_seconds(run_round(t, node)))
+    return reports
