@@ -67,10 +67,15 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
     return party
 
 
-def leave(party: Party) -> None:
-    engine = party.member.engine
-    assert isinstance(engine, MemoryEngine)
-    engine.leave()
+def joined(*numbers: int, wanted: int = 4) -> list[Party]:
+    """Members of one swarm."""
+    swarm = MemorySwarm()
+    return [join(swarm, number, wanted) for number in numbers]
+
+
+def engine_of(party: Party) -> MemoryEngine:
+    assert isinstance(party.member.engine, MemoryEngine)
+    return party.member.engine
 
 
 @asynccontextmanager
@@ -91,8 +96,7 @@ async def settled(seconds: float = 0.0) -> None:
 
 
 async def test_what_is_chosen_is_fetched_and_no_more(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
+    a, b = joined(1, 2)
     async with running(b):
         shared = a.share(*range(8))
         await settled()
@@ -106,31 +110,28 @@ async def test_what_is_chosen_is_fetched_and_no_more(autojump_clock: trio.testin
 
 
 async def test_a_small_set_needs_no_fetch(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
+    a, b = joined(1, 2)
     small = [Rollout(TaskRef("bf", 1), (Completion("a", True), Completion("b", True)), a.id)]
     RolloutExchange(a.member, "m", TINY_9).share(small, 1)
     assert b.rollouts() == small
 
 
 async def test_an_author_that_left_is_no_obstacle_while_one_holder_lives(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b, late = (join(swarm, n, wanted=2) for n in (1, 2, 3))
+    a, b, late = joined(1, 2, 3, wanted=2)
     async with running(b):
         shared = a.share(1, 2)
         await settled()
         assert len(b.got) == 2
-        leave(a)
+        engine_of(a).leave()
         async with running(late):
             await settled()
             assert sorted(r.ref for r in late.rollouts()) == sorted(r.ref for r in shared)
 
 
 async def test_where_nobody_has_it_another_is_fetched(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b, c = (join(swarm, n, wanted=3) for n in (1, 2, 3))
+    a, b, c = joined(1, 2, 3, wanted=3)
     a.share(*range(8))
-    leave(a)
+    engine_of(a).leave()
     async with running(c):
         await settled(3 * (AGAIN + 0.1))  # three at a time
         assert not c.got and c.gatherer.missed == 8
@@ -139,9 +140,9 @@ async def test_where_nobody_has_it_another_is_fetched(autojump_clock: trio.testi
         assert len(c.rollouts()) == 3 and all(rollout in shared for rollout in c.rollouts())
 
 
-def slow(swarm: MemorySwarm, party: Party, seconds: float) -> None:
-    """Its answers take so long."""
-    engine = swarm._members[party.id]
+def slow(party: Party, seconds: float) -> None:
+    """Answers to it take so long."""
+    engine = engine_of(party)
     answer = engine.request
 
     async def request(peer: PeerId, question: bytes, limit: int) -> bytes:
@@ -153,9 +154,8 @@ def slow(swarm: MemorySwarm, party: Party, seconds: float) -> None:
 
 
 async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
-    slow(swarm, b, 8.0)
+    a, b = joined(1, 2)
+    slow(b, 8.0)
     async with running(b):
         a.share(*range(8))
         await settled(AT_LEAST + 0.1)
@@ -167,9 +167,8 @@ async def test_what_comes_after_the_round_is_not_waited_for(autojump_clock: trio
 
 
 async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_under_way(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    authors, b = [join(swarm, n) for n in (1, 2, 3, 4)], join(swarm, 9)
-    slow(swarm, b, 7.0)
+    *authors, b = joined(1, 2, 3, 4, 9)
+    slow(b, 7.0)
     async with running(b):
         authors[0].share(*range(8))
         await settled(LATE / 2)
@@ -185,9 +184,8 @@ async def test_who_is_late_holds_no_place_and_no_more_than_twice_the_round_is_un
 
 
 async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
-    slow(swarm, b, 0.5)
+    a, b = joined(1, 2)
+    slow(b, 0.5)
     async with running(b):
         a.share(*range(8))
         for _ in range(2):
@@ -200,7 +198,7 @@ async def test_quick_rounds_do_not_cut_off_what_was_only_just_asked_for(autojump
 async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_given_up(autojump_clock: trio.testing.MockClock) -> None:
     swarm = MemorySwarm()
     a, b = join(swarm, 1), join(swarm, 2, wanted=1)
-    slow(swarm, b, 0.5)
+    slow(b, 0.5)
     async with running(b):
         a.share(1, 2)  # the second is chosen when its offer is a round old
         heard = b.gatherer.round
@@ -217,8 +215,7 @@ async def test_what_is_fetched_is_as_old_as_its_offer_and_what_is_too_old_is_giv
 
 
 async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    liar, b = join(swarm, 1), join(swarm, 2)
+    liar, b = joined(1, 2)
     name = liar.member.blobs.put(b"no zstd at all")
     async with running(b):
         liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [0], [5], [14], name]))
@@ -234,15 +231,13 @@ async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.tes
     ],
 )
 async def test_what_is_no_offer_is_reported(body: bytes, reason: Reason) -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
+    a, b = joined(1, 2)
     a.member.publish(offers.KIND, body)
     assert b.member.reports == {reason: 1} and not len(b.member.blobs)
 
 
 async def test_a_holder_that_says_more_than_it_offered_is_not_heard_out() -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
+    a, b = joined(1, 2)
     a.member.blobs.put(bytes(MAX_BLOB))
     engine = b.member.engine
     with pytest.raises(Unanswered):

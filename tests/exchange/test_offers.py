@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import content_id, unpack
+from p2p.blobs.blobs import MAX_BLOB, content_id, unpack
 from p2p.identity import Identity
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
@@ -74,37 +74,33 @@ def test_a_rollout_over_the_limits_of_a_blob_is_left_out() -> None:
 
 
 GOOD = [1, 1, [0], [1], [1], bytes(12)]
+NUMBERS = st.lists(st.integers(-1, 3), max_size=3)
 
 
-@pytest.mark.parametrize(
-    "document, reason",
-    [
-        ([2, "another", "form"], Reason.WRONG_VERSION),
-        ([2, *GOOD[1:]], Reason.WRONG_VERSION),
-        ([1, 1, [], [], [], b""], Reason.UNDECODABLE),
-        ([1, 1, [], [], [], bytes(12)], Reason.UNDECODABLE),
-        ([1, 1, [0] * 65, [1] * 65, [1] * 65, bytes(12 * 65)], Reason.UNDECODABLE),
-        ([1, -1, *GOOD[2:]], Reason.UNDECODABLE),
-        ([1, 1, [2], [1], [1], bytes(12)], Reason.UNKNOWN_TASK),
-        ([1, 1, [0, 2], [1, 1], [1, 1], bytes(24)], Reason.UNKNOWN_TASK),
-        ([1, 1, [-1], [1], [1], bytes(12)], Reason.UNDECODABLE),
-        ([1, 1, [0], [-1], [1], bytes(12)], Reason.UNDECODABLE),
-        ([1, 1, [0], [1], [0], bytes(12)], Reason.UNDECODABLE),
-        ([1, 1, [0], [1], [2**30], bytes(12)], Reason.UNDECODABLE),
-        ([1, 1, [0], [1], [1], bytes(11)], Reason.UNDECODABLE),
-        ([1, 1, [0], [1], [1], bytes(13)], Reason.UNDECODABLE),
-        ([1, 1, [0], [1], [1], bytes(24)], Reason.UNDECODABLE),
-        ([1, 1, [0, 0], [1], [1], bytes(12)], Reason.UNDECODABLE),
-        ([1, 1, [0], [1, 1], [1], bytes(12)], Reason.UNDECODABLE),
-        ([1, 1, [0], [1], [1, 1], bytes(12)], Reason.UNDECODABLE),
-        ([*GOOD, 0], Reason.UNDECODABLE),
-        ([1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)], Reason.UNDECODABLE),  # over MAX_OFFER
-        ("text", Reason.UNDECODABLE),
-        ([], Reason.UNDECODABLE),
-    ],
-)
-def test_what_is_no_offer(document: object, reason: Reason) -> None:
-    assert offers.decode(envelope(msgspec.msgpack.encode(document)), SPECIALTIES) is reason
+@given(st.tuples(st.sampled_from([1, 1, 1, 2]), st.integers(-1, 2), NUMBERS, NUMBERS, NUMBERS, st.integers(0, 36).map(bytes)))
+@example((1, 1, [0, 1], [1, 3], [1, 2], bytes(24)))
+@example((1, 1, [0], [1], [2**30], bytes(12)))
+@example((1, 1, [0] * 65, [1] * 65, [1] * 65, bytes(12 * 65)))
+@example((1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)))  # over MAX_OFFER
+def test_an_offer_keeps_every_rule_and_what_breaks_one_is_none(document: tuple[Any, ...]) -> None:
+    version, number, specialties, ns, sizes, ids = document
+    body = msgspec.msgpack.encode(document)
+    decoded = offers.decode(envelope(body), SPECIALTIES)
+    whole = len(specialties) == len(ns) == len(sizes) > 0 and len(ids) == 12 * len(ns) and len(ns) <= 64 and len(body) <= MAX_OFFER
+    numbers = number >= 0 and min(specialties, default=0) >= 0 and min(ns, default=0) >= 0 and all(0 < size <= MAX_BLOB for size in sizes)
+    if version != 1 or not (whole and numbers):
+        assert decoded is (Reason.UNDECODABLE if version == 1 else Reason.WRONG_VERSION)
+    elif max(specialties) > 1:
+        assert decoded is Reason.UNKNOWN_TASK
+    else:
+        refs = [TaskRef(SPECIALTIES[index], n) for index, n in zip(specialties, ns, strict=True)]
+        assert not isinstance(decoded, Reason) and [(o.ref, o.size) for o in decoded] == list(zip(refs, sizes, strict=True))
+
+
+@pytest.mark.parametrize("document", [[*GOOD, 0], "text", []])
+def test_another_document_is_no_offer(document: object) -> None:
+    assert offers.decode(envelope(msgspec.msgpack.encode(document)), SPECIALTIES) is Reason.UNDECODABLE
+    assert offers.decode(envelope(msgspec.msgpack.encode([2, "another", "form"])), SPECIALTIES) is Reason.WRONG_VERSION
 
 
 def test_another_spelling_of_an_offer_is_none() -> None:

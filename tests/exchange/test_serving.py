@@ -16,7 +16,7 @@ from swarmd.exchange.offers import Board, Offered, uniform
 from swarmd.exchange.serving import ASIDE, HARD, SOFT, STRANGERS, Serving
 from swarmd.testing import NOW
 from swarmd.types import TaskRef
-from tests.exchange.test_gathering import Party, join, leave, running, settled
+from tests.exchange.test_gathering import Party, engine_of, join, joined, running, settled
 
 A, B = PeerId("a"), PeerId("b")
 
@@ -140,10 +140,6 @@ def test_nobody_hides_what_another_offers_behind_a_name_that_does_not_serve() ->
 # Members of a swarm, over the memory engine.
 
 
-def standing(node: Party, author: PeerId) -> bool:
-    return node.member.has_standing(author)
-
-
 def give_standing(node: Party, *authors: PeerId) -> None:
     for author in authors:
         node.member.reputation.vouch(author, USEFUL, NOW - TENURE)
@@ -163,39 +159,36 @@ async def test_a_restarted_author_has_failed_once_and_keeps_its_standing(autojum
         shared = again.share(*range(20, 28))
         await settled(1)
         assert len(b.rollouts()) == 4 and all(rollout in shared for rollout in b.rollouts())
-    assert standing(b, a.id) and not b.member.reports
+    assert b.member.has_standing(a.id) and not b.member.reports
 
 
 @pytest.mark.trio
 async def test_an_author_that_is_gone_keeps_its_standing(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
+    a, b = joined(1, 2)
     give_standing(b, a.id)
     a.share(*range(60))
-    leave(a)
+    engine_of(a).leave()
     async with running(b):
         await settled(100)
-    assert b.gatherer.missed > 20 and standing(b, a.id) and not b.member.reports
+    assert b.gatherer.missed > 20 and b.member.has_standing(a.id) and not b.member.reports
 
 
 @pytest.mark.trio
 async def test_who_refuses_what_it_offers_loses_its_standing(autojump_clock: trio.testing.MockClock) -> None:
-    swarm = MemorySwarm()
-    a, b = join(swarm, 1), join(swarm, 2)
+    a, b = joined(1, 2)
     give_standing(b, a.id)
     async with running(b):
         for n in range(3):
             a.member.publish(offers.KIND, offers._body(1, [(0, 10 * n + i, 100, bytes([n, i]) * 6) for i in range(8)]))
             await settled(1)
-    assert b.member.reports == {Reason.UNSERVED: 1} and not standing(b, a.id)
+    assert b.member.reports == {Reason.UNSERVED: 1} and not b.member.has_standing(a.id)
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
 
 
 @pytest.mark.trio
 async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: trio.testing.MockClock) -> None:
     """He offers ids that an honest author offers, and sizes that are too small for them."""
-    swarm = MemorySwarm()
-    a, b, liar = (join(swarm, n) for n in (1, 2, 3))
+    a, b, liar = joined(1, 2, 3)
     give_standing(b, a.id, liar.id)
     async with running(b):
         shared = []
@@ -207,5 +200,5 @@ async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: tri
             await settled(6)
             b.gatherer.next_round()
             await settled(6)
-    assert standing(b, a.id) and b.member.score(a.id) == 0 and not standing(b, liar.id)
+    assert b.member.has_standing(a.id) and b.member.score(a.id) == 0 and not b.member.has_standing(liar.id)
     assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(rollout in shared for rollout in b.rollouts())

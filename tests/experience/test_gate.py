@@ -3,13 +3,11 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-import msgspec
 import pytest
 
 from p2p.types import PeerId
-from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, GateState, Traits, part, traits
+from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, Traits, part, traits
 from swarmd.experience.pool import Pool, PoolLimits
 from swarmd.experience.strategies import SharingSampler
 from swarmd.policy.training import losses
@@ -104,14 +102,6 @@ def test_each_trait_is_held_against_its_limit(name: str, text: str, logprobs: tu
     assert not passes(gate, rollout(1, OTHER, ["fine", text], tokens=[LIKELY, logprobs]))
     assert gate.take_refused() == {name: 1} and gate.take_refused() == {}
     assert passes(gate, rollout(1, OTHER, ["x" * 64], tokens=[(-8.0, -2.0, *LIKELY, -2.0, -2.0)])), "at a limit is within it"
-
-
-def test_state_survives_a_checkpoint() -> None:
-    gate, again = warm(1.5, (-10.0,) * 4), Gate(1.5)
-    again.state = msgspec.msgpack.decode(msgspec.msgpack.encode(gate.state), type=GateState)
-    assert again.state == gate.state and again.limits == gate.limits
-    again.learn([own(1)])
-    assert again.state == gate.state, "the round that it had learnt from before"
 
 
 class Asked:
@@ -265,15 +255,3 @@ def test_while_warming_up_nothing_is_computed() -> None:
     pool, asked = stocked(["odd"] * 4), Asked()
     assert len(gated(pool, asked, Gate())([own(1)], pool.snapshot(), random.Random(0))) == 5
     assert asked.texts == []
-
-
-def test_replay_computes_the_log_probabilities_of_first_use_once() -> None:
-    """They are what the gate looks at, and what the pool keeps for the uses that follow."""
-    pool, asked = Pool(32, 16, PoolLimits(ME, 32)), Asked()
-    pool.add(rollout(n, OTHER, [text, "wrong"], (1.0, 0.0)) for n, text in enumerate(["odd", "fine", "fine"]))
-    sampler = replace(gated(pool, asked), remember=partial(pool.remember, logprobs=asked))
-    for _ in range(3):
-        batch = sampler([], pool.snapshot(), random.Random(0))
-        assert [s.rollout.completions[0].text for s in batch] == ["fine"] * 2 and all(s.tokens for s in batch)
-        assert pool.remember(batch, asked) == batch
-    assert sorted(asked.texts) == ["fine", "fine", "odd", "wrong", "wrong", "wrong"]

@@ -73,14 +73,6 @@ def test_positive_bias_keeps_the_freshest_and_of_the_rest_the_freshest_that_teac
     assert list(pool) == [*rest[max(0, len(rest) - older) :], *fresh]
 
 
-@settings(derandomize=True, max_examples=50)
-@given(histories, st.integers(1, 20))
-def test_without_shares_and_bias_it_is_first_in_first_out(history: list[Scored], capacity: int) -> None:
-    pool = Pool(9, capacity, PoolLimits(ME, 9))
-    fill(pool, history)
-    assert list(pool) == [s for s in history if s.rollout.author == ME or s.informative][-capacity:]
-
-
 def test_an_author_over_its_share_loses_its_own_oldest() -> None:
     pool = Pool(9, 10, PoolLimits(ME, 9, author_share=0.2))
     fill(pool, [scored(1, author="a"), scored(2), scored(3, author="a"), scored(4, author="a"), scored(5, author="b")])
