@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from p2p.engines.hivemind.p2pd import missing
 from swarmd.daemon.bootstrap import announcement, place, relays
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
+from swarmd.testing import wait_until
 from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
 from tests.packaging.checkout import ROOT, parse
 
@@ -62,9 +62,7 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine:
 
         assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of theirs
         state = ["--state-dir", tmp_path / "boot"]
-        until = time.monotonic() + SECONDS
-        while json.loads(run("peers", "--json", *state).out)["peers"] == []:
-            assert time.monotonic() < until
+        wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], SECONDS)
         status = run("status", *state)
         assert status.code == 0 and "helping: it trains nothing" in status.out and "trainer" not in status.out and "round" not in status.out
         assert run("pause", *state).code == 2

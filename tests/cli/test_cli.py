@@ -22,9 +22,10 @@ import typer
 from p2p.identity import Identity
 from swarmd.cli.app import app, main
 from swarmd.cli.tasks import MAX_LINE
-from swarmd.daemon.control import serve
+from swarmd.daemon.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import LONGEST_COMPLETION
+from swarmd.testing import wait_until
 from tests.cli.test_view import document
 
 PEERS = {
@@ -137,10 +138,12 @@ def test_stop_says_when_the_node_does_not_go(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.net
 def test_watching_ends_with_the_node(run: Run, tmp_path: Path) -> None:
-    with node(tmp_path):
-        threading.Timer(
-            1.5, lambda: subprocess.run([sys.executable, "-m", "swarmd", "stop", "--state-dir", tmp_path], capture_output=True)
-        ).start()
+    def stop() -> None:
+        wait_until(lambda: told)
+        call(tmp_path, "stop")
+
+    with node(tmp_path) as told:
+        threading.Thread(target=stop).start()
         said = run("status", "--watch", "--json", "--state-dir", tmp_path)
     assert said.code in (4, 6)  # going, or gone
     assert [json.loads(line)["schema"] for line in said.out.splitlines()] == [1]

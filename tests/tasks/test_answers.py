@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from reasoning_gym.utils import extract_answer
 
@@ -14,28 +14,12 @@ PIECES = ["<answer>", "</answer>", "<answer", "answer>", "</", ">", "<", *" \n\t
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
-def test_extract_equals_upstream(text: str) -> None:
+@example("think <answer>1</answer> no: <answer> 2\n</answer> done")
+@example("<answer>1</answer><answer>2")  # the second was cut
+@example("<answer>a<answer>b</answer>")
+@example("</answer>1<answer>")
+def test_extract_equals_upstream_also_of_a_text_that_stopped_at_the_answers_end(text: str) -> None:
     assert extract(text) == extract_answer(text)
-
-
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        ("<answer>1</answer>", "1"),
-        ("think <answer>1</answer> no: <answer> 2\n</answer> done", "2"),
-        ("<answer>1</answer><answer>2", "1"),  # the second was cut
-        ("<answer>a<answer>b</answer>", "a<answer>b"),
-        ("<answer></answer>", ""),
-        ("</answer>1<answer>", None),
-        ("1", None),
-    ],
-)
-def test_extract(text: str, answer: str | None) -> None:
-    assert extract(text) == answer == extract_answer(text)
-
-
-@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
-def test_a_text_that_stopped_at_the_answers_end_would_have_given_the_same(text: str) -> None:
     end = answer_end(text)
     assert extract(text) == (None if end is None else extract(text[:end]))
     assert end is None or extract(text[: end - 1]) != extract(text), "and no shorter text would"

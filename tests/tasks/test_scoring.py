@@ -1,10 +1,8 @@
 """What the rest of swarmd and the judge see: rewards and reasons."""
 
-import random
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -43,12 +41,8 @@ def test_reasons(verifier: Verifier, right: str) -> None:
     judged = verifier.judge([(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])])
     assert judged == [tuple(map(Judgement, texts.values())), (Judgement(GradeReason.NO_TASK),) * 2, ()]
     assert verifier.judge([]) == []
+    assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]  # cut after its answer
     assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [(Judgement(GradeReason.NO_TASK),)]
-
-
-@pytest.mark.net
-def test_a_completion_that_was_cut_after_its_answer_is_scored(verifier: Verifier, right: str) -> None:
-    assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]
 
 
 @pytest.mark.net
@@ -75,22 +69,6 @@ def test_an_unused_or_closed_verifier_is_no_process() -> None:
     idle.close()
     with pytest.raises(ConfigError):
         Verifier("no such")
-
-
-@pytest.mark.net
-@pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
-def test_a_batch_of_sixty_four_takes_milliseconds(name: str) -> None:
-    rng, tasks, seconds = random.Random(1), tasks_of(name), []
-    with Verifier(name) as verifier:
-        for _ in range(60):
-            drawn = tasks.draw(8, rng)
-            items = [(t.ref, [Completion(f"<answer>{a}</answer>", True) for a in [solution(tasks, t)] * 4 + ["1"] * 4]) for t in drawn]
-            start = time.perf_counter()
-            verifier.score(items)
-            seconds.append(time.perf_counter() - start)
-    typical = sorted(seconds[1:])[len(seconds) // 2] * 1000  # the first waits for ReasoningGYM to load
-    print(f"\n{name}: {typical:.1f} ms for 8 questions of 8 completions")
-    assert typical < 100  # 5 to 10 on two idle cores; the bound is for busy ones
 
 
 @pytest.mark.net

@@ -92,14 +92,9 @@ def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_digits_are_single_tokens(tokenizer: Any) -> None:
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("20220", add_special_tokens=False)] == list("20220")
-
-
-def test_answer_tags_are_one_ordinary_token_each(tokenizer: Any) -> None:
-    ids = tokenizer.encode("<answer></answer>", add_special_tokens=False)
-    assert len(ids) == 2
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "<answer></answer>"
+def test_digits_and_answer_tags_are_ordinary_tokens_of_their_own(tokenizer: Any) -> None:
+    for text, tokens in (("20220", list("20220")), ("<answer></answer>", ["<answer>", "</answer>"])):
+        assert [tokenizer.decode([i], skip_special_tokens=True) for i in tokenizer.encode(text, add_special_tokens=False)] == tokens
 
 
 def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
@@ -115,14 +110,10 @@ def test_chat_template_ignores_the_system_message(tokenizer: Any) -> None:
 
 
 @pytest.mark.slow
-def test_tiny_is_neither_ignorant_nor_saturated() -> None:
-    measured = skill("tiny", items=32, completions=4)
-    assert 0.15 <= measured.pass_at_1 <= 0.42
-    assert measured.mixed > 0.3
-
-
-@pytest.mark.slow
-def test_latent_skill_rarely_shows() -> None:
-    measured = skill("tiny-latent", items=32, completions=8)
-    assert measured.pass_at_1 <= 0.05
-    assert 0.04 <= measured.mixed <= 0.18
+@pytest.mark.parametrize(
+    "name, completions, passed, mixed",
+    [("tiny", 4, (0.15, 0.42), (0.3, 1.0)), ("tiny-latent", 8, (0.0, 0.05), (0.04, 0.18))],  # neither ignorant nor saturated; rarely shown
+)
+def test_skill(name: str, completions: int, passed: tuple[float, float], mixed: tuple[float, float]) -> None:
+    measured = skill(name, items=32, completions=completions)
+    assert passed[0] <= measured.pass_at_1 <= passed[1] and mixed[0] <= measured.mixed <= mixed[1]
