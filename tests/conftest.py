@@ -1,11 +1,13 @@
 """Every run is the same run: property tests draw from a fixed seed, and no test depends on how busy the machine is."""
 
+import inspect
 import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from p2p.engines.hivemind.p2pd import missing
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 
@@ -17,7 +19,12 @@ settings.load_profile("swarmd")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes last, so that a run fails early where it fails."""
+    """An async test runs on trio unless it says otherwise. What takes long comes last, so that a run fails early where it fails."""
+    for item in items:
+        if inspect.iscoroutinefunction(getattr(item, "obj", None)) and not item.get_closest_marker("anyio"):
+            item.add_marker("trio")
+        if item.get_closest_marker("p2pd") and (reason := missing()) is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "net", "gpu")))
 
 

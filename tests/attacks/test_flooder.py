@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.hivemind.p2pd import missing
 from p2p.engines.libp2p.metering import ITEM, NAMED, READ, Meter
 from p2p.rate_limit import RateLimit
 from tests.attacks.flooding import KINDS
@@ -131,7 +130,7 @@ def test_what_is_no_message_is_paid_for(amount: float) -> None:
 
 
 @pytest.mark.net
-@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+@pytest.mark.p2pd
 @pytest.mark.parametrize("kind", ["frames", "forged"])  # p2pd tells nobody of the second
 def test_with_p2pd_it_is_cut_off_as_often_as_it_comes(kind: str, tmp_path: Path) -> None:
     result = attack(tmp_path, "hivemind", kind, seconds=5.0)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.hivemind.p2pd import missing
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import cpu, probe_swarm
 
@@ -85,9 +84,7 @@ def attack(folder: Path, engine: str = "libp2p", fetches: int = 9, seconds: floa
 
 
 @pytest.mark.net
-@pytest.mark.parametrize(
-    "engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.skipif(missing() is not None, reason=str(missing())))]
-)
+@pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
 def test_a_slow_peer_delays_a_fetch_by_the_time_it_is_given_and_nothing_else(engine: str, tmp_path: Path) -> None:
     found = attack(tmp_path, engine, fetches=2, seconds=3.0)
     assert found["never"] < PATIENCE / 4 and found["dribble"] < PATIENCE / 4  # a second where nothing else runs

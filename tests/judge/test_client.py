@@ -101,7 +101,6 @@ async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
 # What an honest judge says.
 
 
-@pytest.mark.trio
 async def test_an_evaluation() -> None:
     seen = []
 
@@ -144,7 +143,6 @@ GRADE_LIES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("lie", GRADE_LIES, ids=lambda lie: repr(lie)[:60])
 async def test_a_grade_that_cannot_be(lie: Any) -> None:
     async with judge(saying(reply(lie, 200))) as url:
@@ -178,14 +176,12 @@ NOT_HTTP = {
 }
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("said", [*map(reply, LIES), *NOT_HTTP.values()], ids=[*(repr(lie)[:40] for lie in LIES), *NOT_HTTP])
 async def test_what_is_no_question(said: bytes) -> None:
     async with judge(saying(said)) as url:
         await silent(lambda: client(url).ask(1, "tiny"))
 
 
-@pytest.mark.trio
 async def test_mutated_answers() -> None:
     """500 answers with random bytes changed: a Question of the right form, or NotJudged; never an exception."""
     rng, honest = random.Random(1), reply(QUESTION)
@@ -207,7 +203,6 @@ async def test_mutated_answers() -> None:
     assert any(isinstance(outcome, NotJudged) for outcome in outcomes)
 
 
-@pytest.mark.trio
 async def test_redirects_are_not_followed() -> None:
     asked = []
 
@@ -226,7 +221,6 @@ async def test_redirects_are_not_followed() -> None:
 # Judges that are down or slow.
 
 
-@pytest.mark.trio
 async def test_down() -> None:
     async with judge(saying(b"")) as url:
         pass
@@ -235,7 +229,6 @@ async def test_down() -> None:
     assert url in outcome.cause
 
 
-@pytest.mark.trio
 async def test_no_such_host() -> None:
     await silent(lambda: client("http://judge.invalid:8400").ask(1, "tiny"))
 
@@ -261,7 +254,6 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
         await stream.send_all(b" " * 65_536)
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("handle", [never, stalls_in_the_body, drips])
 async def test_slow(handle: Handler) -> None:
     async with judge(handle) as url:
@@ -269,7 +261,6 @@ async def test_slow(handle: Handler) -> None:
         await silent(lambda: client(url).answer(Question(ID, "?", 60.0), Completion("2", True)))
 
 
-@pytest.mark.trio
 async def test_too_much() -> None:
     async with judge(pours) as url:
         outcome = await JudgeClient(url, ME, "digest", timeouts=Timeouts(5.0, 5.0, 600.0)).ask(1, "tiny")
@@ -277,7 +268,6 @@ async def test_too_much() -> None:
     assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
 
 
-@pytest.mark.trio
 async def test_cancelling_the_daemon_is_not_swallowed() -> None:
     async with judge(never) as url:
         with trio.move_on_after(0.1) as scope:
@@ -296,7 +286,6 @@ def test_waits_grow_and_are_bounded() -> None:
     assert backoff_seconds(3, 0.999) < 1.25 * backoff_seconds(3)
 
 
-@pytest.mark.trio
 async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
     calls, honest = 0, False
 
@@ -327,7 +316,6 @@ async def test_a_failing_judge_is_left_alone_longer_each_time() -> None:
         assert asking.wait() == pytest.approx(waits[0])  # a grade forgives
 
 
-@pytest.mark.trio
 async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> None:
     """A name that leads somewhere else each time is dialled at what was checked, under its own name; what is refused is not dialled."""
     asked: list[tuple[str, int]] = []
@@ -355,7 +343,6 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
         assert header.encode() in seen[0].lower()
 
 
-@pytest.mark.trio
 async def test_a_used_sequence_number_is_stepped_over() -> None:
     """A node whose clock was set back: the judge says which number is the last, and the next request is above it."""
     numbers = []
@@ -375,7 +362,6 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
     assert numbers == [5, 10**18 + 1]
 
 
-@pytest.mark.trio
 async def test_too_late_is_not_even_sent() -> None:
     clock = Clock(61.0)
     outcome = await silent(lambda: client("http://127.0.0.1:9", clock).answer(Question(ID, "?", 60.0), Completion("2", True)))
@@ -416,7 +402,6 @@ def test_what_is_no_address(url: str) -> None:
 # The daemon's side.
 
 
-@pytest.mark.trio
 async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
     asked: list[bytes] = []
     release = trio.Event()
@@ -457,7 +442,6 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
         assert len(to_trainer) == 3
 
 
-@pytest.mark.trio
 async def test_a_refusal_is_told_whole_once() -> None:
     error, remedy = "no: " + "because " * 40 + "so", "do this: " + "step " * 40 + "done"
     clock, told = Clock(0.0), list[str]()
@@ -471,7 +455,6 @@ async def test_a_refusal_is_told_whole_once() -> None:
     assert (document["cause"], document["remedy"]) == (f"the judge refused: {error}", remedy)
 
 
-@pytest.mark.trio
 async def test_a_silent_judge_is_in_the_status() -> None:
     async with judge(saying(b"")) as url:
         evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url))

@@ -1,7 +1,7 @@
 """Nodes in the NAT lab, and what they do there; as a program, figures that take too long for a test.
 
-    python -m tests.nat.figures punch --observers 3        when two homes meet through a relay, and when directly
-    python -m tests.nat.figures partition --seconds 60     when a swarm is one again after a cut of so long
+python -m tests.nat.figures punch --observers 3        when two homes meet through a relay, and when directly
+python -m tests.nat.figures partition --seconds 60     when a swarm is one again after a cut of so long
 """
 
 import argparse

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from p2p.engines.hivemind.p2pd import missing as no_p2pd
 from swarmd.daemon.control import call
 from tests.nat.figures import PORT, SECONDS, Net, cut_and_heal, exchange, obtain
 from tests.nat.lab import BootstrapProcess, Lab, missing
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
-NEEDS_P2PD = pytest.mark.skipif(no_p2pd() is not None, reason=no_p2pd() or "")
-ENGINES = ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)]
+ENGINES = ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)]
 CUT = 10.0  # seconds a partition lasts
 
 
@@ -52,7 +50,7 @@ def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, e
     assert got["bytes"] == 30_000
 
 
-@NEEDS_P2PD
+@pytest.mark.p2pd
 def test_one_behind_nat_fetches_from_another_through_the_relay(net: Net) -> None:
     boot = net.bootstrap("hivemind")
     since = time.monotonic()
@@ -80,7 +78,7 @@ def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:
     assert said["home"]["takes_part"] and "takes full part" in said["home"]["summary"]
 
 
-@NEEDS_P2PD
+@pytest.mark.p2pd
 def test_the_running_node_is_asked(net: Net) -> None:
     """Both engines dial back for each other, and the bootstrap node itself is asked through its control API."""
     boot = net.bootstrap("libp2p")
@@ -93,7 +91,7 @@ def test_the_running_node_is_asked(net: Net) -> None:
     ]
 
 
-@NEEDS_P2PD
+@pytest.mark.p2pd
 def test_a_swarm_cut_in_two_is_one_again_within_30_seconds(net: Net) -> None:
     """Half of the nodes behind a cut for 10 s, in a swarm of both engines; each half goes on by itself."""
     seconds = cut_and_heal(net, CUT)

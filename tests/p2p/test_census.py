@@ -1,4 +1,3 @@
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +23,7 @@ def test_any_answer_is_understood_or_is_none(message: bytes) -> None:
     assert (said := answered(message)) is None or said.version == 1
 
 
-def test_those_that_do_not_answer_are_left_out() -> None:
+async def test_those_that_do_not_answer_are_left_out() -> None:
     async def request(peer: PeerId, message: bytes, limit: int) -> bytes:
         if peer == PEER:
             return Census([TINY], lambda _: 1, trains=True)(PEER, message)
@@ -32,8 +31,5 @@ def test_those_that_do_not_answer_are_left_out() -> None:
             return b""
         raise Unanswered("gone")
 
-    async def main() -> None:
-        found = await ask(request, [PEER, PeerId("old"), PeerId("gone")], "main")
-        assert found.keys() == {PEER} and found[PEER].trains
-
-    trio.run(main)
+    found = await ask(request, [PEER, PeerId("old"), PeerId("gone")], "main")
+    assert found.keys() == {PEER} and found[PEER].trains

@@ -16,7 +16,6 @@ from p2p.peers.shard_peers import IDLE
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
-pytestmark = pytest.mark.trio
 TOPIC = Topic("main", "0123456789abcdef")
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(1, 20)]
 

@@ -114,21 +114,18 @@ def has() -> bytes:
     return answer([BLOB])
 
 
-@pytest.mark.trio
 async def test_the_first_that_has_it_is_the_last_that_is_asked(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=has, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.asked == [A] and peers.store.get(NAME) == BLOB
     assert await peers.fetch([B]) == BLOB and peers.asked == [A]  # it is at hand now
 
 
-@pytest.mark.trio
 async def test_holders_that_have_it_not_are_passed_over(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=gone, b=lambda: answer([None]), c=has)
     assert await peers.fetch([A, B, A, C]) == BLOB and peers.asked == [A, B, C] and not peers.blamed
     assert trio.current_time() < 0.1  # nobody was waited for
 
 
-@pytest.mark.trio
 async def test_what_each_holder_said_is_told(autojump_clock: trio.testing.MockClock) -> None:
     peers, replies = Peers(a=silent, b=gone, c=lambda: answer([None]), d=lambda: b"", e=has), dict[PeerId, HolderReply]()
     holders = [A, B, C, PeerId("d"), PeerId("e"), PeerId("f")]
@@ -137,21 +134,18 @@ async def test_what_each_holder_said_is_told(autojump_clock: trio.testing.MockCl
     assert replies == dict(zip(holders, expected, strict=False))
 
 
-@pytest.mark.trio
 async def test_a_slow_holder_is_overtaken_and_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=has)
     start = trio.current_time()
     assert await peers.fetch([A, B]) == BLOB and trio.current_time() - start < 1
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("lie", [answer([b"other"]), b"no answer", answer([BLOB, BLOB])])
 async def test_who_answers_with_something_else_is_blamed(lie: bytes, autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=lambda: lie, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.blamed == [(A, Reason.NOT_ASKED_FOR)]
 
 
-@pytest.mark.trio
 async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=gone, **{str(n): (lambda: b"") for n in range(40)})
     start = trio.current_time()
@@ -159,7 +153,6 @@ async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.
     assert len(peers.asked) == HOLDERS + 1 and peers.asked.count(B) == 2 and trio.current_time() - start <= PATIENCE + 1
 
 
-@pytest.mark.trio
 async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(autojump_clock: trio.testing.MockClock) -> None:
     tries = iter([gone, has])
     peers = Peers(a=lambda: next(tries)(), b=lambda: answer([None]))
@@ -195,7 +188,6 @@ class Holders:
         self.found[blob] = await self.fetcher.fetch(Want(content_id(blob), size or len(blob), holders))
 
 
-@pytest.mark.trio
 async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autojump_clock: trio.testing.MockClock) -> None:
     blobs = [bytes([n]) * 3_000 for n in range(6)]
     holders = Holders(*blobs[:-1], seconds=0.1)
@@ -208,7 +200,6 @@ async def test_what_is_wanted_of_one_holder_at_one_moment_is_one_question(autoju
     assert sorted(holders.questions) == [(A, 1, 4 + 3_000), (A, 4, MAX_ANSWER), (B, 1, 4 + 3_000)]
 
 
-@pytest.mark.trio
 async def test_an_answer_to_several_is_not_too_long(autojump_clock: trio.testing.MockClock) -> None:
     blobs = [bytes([n]) * 50_000 for n in range(5)]
     holders = Holders(*blobs)
@@ -218,7 +209,6 @@ async def test_an_answer_to_several_is_not_too_long(autojump_clock: trio.testing
     assert sorted(count for _, count, _ in holders.questions) == [1, 2, 2] and not holders.blamed
 
 
-@pytest.mark.trio
 async def test_a_fetch_given_up_takes_nothing_from_those_who_joined_its_question(autojump_clock: trio.testing.MockClock) -> None:
     blobs = (b"first", b"second", b"third")
     holders, scopes = Holders(*blobs, seconds=0.1), {blob: trio.CancelScope() for blob in blobs}
@@ -239,7 +229,6 @@ async def test_a_fetch_given_up_takes_nothing_from_those_who_joined_its_question
     assert holders.fetcher._unsent == {} and not holders.blamed
 
 
-@pytest.mark.trio
 async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhere(autojump_clock: trio.testing.MockClock) -> None:
     holders = Holders(b"first", b"second", changed=lambda peer, found: [found[0], b"other!"] if peer == A else found)
     async with trio.open_nursery() as nursery:
@@ -248,7 +237,6 @@ async def test_a_lie_about_one_of_several_is_blamed_once_and_all_are_had_elsewhe
     assert holders.found == {b"first": b"first", b"second": b"second"} and holders.blamed == [A]
 
 
-@pytest.mark.trio
 async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_with_it(autojump_clock: trio.testing.MockClock) -> None:
     large, small = b"large" * 20_000, b"small"
     holders = Holders(large, small)
@@ -258,7 +246,6 @@ async def test_an_offer_that_belittles_a_blob_does_not_cost_us_those_asked_for_w
     assert holders.found == {large: None, small: small} and not holders.blamed
 
 
-@pytest.mark.trio
 async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=lambda: answer([None]), **{str(n): silent for n in range(10)}, b=has)
     start = trio.current_time()
@@ -268,7 +255,6 @@ async def test_where_the_likeliest_has_it_not_the_others_are_hardly_waited_for(a
     assert await peers.fetch([A, B]) is None and trio.current_time() - start < 1.5  # a silent one does not keep the place
 
 
-@pytest.mark.trio
 async def test_nor_where_the_likeliest_says_so_after_all_were_asked(autojump_clock: trio.testing.MockClock) -> None:
     async def late() -> bytes:
         await trio.sleep(3)

@@ -126,7 +126,6 @@ def test_a_process_that_is_gone_is_told_of() -> None:
 
 
 @LINUX
-@pytest.mark.trio
 async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: Any
 ) -> None:

@@ -21,25 +21,18 @@ import trio.testing
 
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
-from p2p.admission.host_bans import PEERS
 from p2p.engines import choose
 from p2p.engines.hivemind import p2pd as p2pd_module
 from p2p.engines.hivemind.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
-from p2p.engines.libp2p.stack import Stack
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.types import PeerId, Verdict
-from swarmd.testing import until
-from tests.p2p.hostile import hostile_stack
-from tests.p2p.real import SECONDS, TOPIC, heard, real_engine, real_member
-
-NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-pytestmark = pytest.mark.trio
+from p2p.types import Verdict
+from tests.p2p.real import SECONDS, TOPIC, real_engine, real_member
 
 
 def with_p2pd(test: Any) -> Any:
-    return pytest.mark.net(NEEDS_P2PD(test))
+    return pytest.mark.net(pytest.mark.p2pd(test))
 
 
 @pytest.fixture
@@ -113,27 +106,6 @@ async def test_a_child_that_cannot_start_says_why() -> None:
 
 
 @with_p2pd
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["it is killed", "it hangs"])
-async def test_it_starts_again_with_the_same_port(sign: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the peers find it again."""
-    a = member(1)
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(a.run)
-        (child,) = children()
-        b = member(2, "libp2p", bootstrap=addresses[:1])
-        await nursery.start(b.run)
-        await heard(b, a)
-        monkeypatch.setattr(p2pd_module, "ANSWER_TIMEOUT", 3.0)
-        child.send_signal(sign)
-        await until(lambda: a.engine.restarts == 1 and a.addresses())  # type: ignore[attr-defined]
-        assert a.addresses() == addresses and [other.pid for other in children()] != [child.pid]
-        await heard(b, a)
-        await heard(a, b)
-        nursery.cancel_scope.cancel()
-    assert not children()
-
-
-@with_p2pd
 async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     with ProbeProcess(tmp_path, engine="hivemind") as probe:
         probe.wait(lambda: probe.addresses, SECONDS)
@@ -162,34 +134,7 @@ async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Pa
 
 
 @with_p2pd
-async def test_a_machine_that_sends_one_hostile_peer_after_another_is_hung_up_on() -> None:
-    """p2pd lets in whoever dials; a new peer from there is not kept, though it is not banned. Those that are here stay."""
-    a = member(1)
-
-    async def offend(stack: Stack, target: Any) -> None:
-        a.engine.shut_out(PeerId(str(stack.host.get_id())), 60)
-        await hung_up_on(stack, target)
-
-    async def hung_up_on(stack: Stack, target: Any) -> None:
-        network = stack.host.get_network()
-        before = set(network.get_connections(target))
-        await until(lambda: not before & {*network.get_connections(target)})  # its DHT may dial again
-
-    async with trio.open_nursery() as nursery:
-        await nursery.start(a.run)
-        b = member(2, "libp2p", bootstrap=a.addresses()[:1])
-        await nursery.start(b.run)
-        await until(a.peers)
-        for n in range(int(PEERS) + 1):
-            await hostile_stack(TOPIC, a.addresses(), offend, 60 + n)
-        await hostile_stack(TOPIC, a.addresses(), hung_up_on, 70, meet=False)
-        await heard(b, a)
-        assert [peer.id for peer in a.peers()] == [b.identity.peer_id]
-        nursery.cancel_scope.cancel()
-
-
-@with_p2pd
-async def test_the_swarms_provider_record_is_one_for_both_engines() -> None:
+async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.Nursery) -> None:
     """Each end announces itself; a stranger with either library finds both, under the key that docs/wire.md names."""
     from libp2p.kad_dht.provider_store import ProviderStore
     from libp2p.peer.peerinfo import info_from_p2p_addr
@@ -200,40 +145,38 @@ async def test_the_swarms_provider_record_is_one_for_both_engines() -> None:
     identities = [Identity.from_seed(bytes([n]) * 32) for n in (66, 67)]
     loopback = "/ip4/127.0.0.1/tcp/0"
     go = member(1)
-    async with trio.open_nursery() as nursery:
-        (address, *_) = await nursery.start(go.run)
-        py = member(2, "libp2p", bootstrap=[address])
-        await nursery.start(py.run)
-        wanted = {go.identity.peer_id, py.identity.peer_id}
-        with trio.fail_after(60):
-            async with open_p2pd(identities[0], [f"-hostAddrs={loopback}", "-dhtServer"]) as p2pd:
-                where = [multiaddr.Multiaddr(address.split("/p2p/")[0]).to_bytes()]
-                connect = {"peer": peer_bytes(go.identity.peer_id), "addrs": where}
-                await p2pd.ask(type=p2pd.pb.Request.CONNECT, connect=connect)
-                found: set[str | None] = set()
-                while not found >= wanted:
-                    await trio.sleep(0.5)
-                    async with p2pd.wire() as wire:
-                        dht = {"type": p2pd.pb.DHTRequest.FIND_PROVIDERS, "cid": b"\x01\x55" + key, "timeout": 5}
-                        await p2pd.answer(wire, type=p2pd.pb.Request.DHT, dht=dht)
-                        while (answer := await wire.receive(p2pd.pb.DHTResponse)).type != p2pd.pb.DHTResponse.END:
-                            found.add(peer_of(answer.peer.id))
-            listen = [parse_listen(loopback)]
-            async with open_stack(identities[1], [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
-                await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
-                found = set()
-                while not found >= wanted:
-                    await trio.sleep(0.5)
-                    await stack.dht.add_peer(info_from_p2p_addr(multiaddr.Multiaddr(address)).peer_id)
-                    lookup = ProviderStore(host=stack.host, peer_routing=stack.dht.peer_routing)
-                    found = {str(info.peer_id) for info in await lookup.find_providers(key)}
-        nursery.cancel_scope.cancel()
+    (address, *_) = await nursery.start(go.run)
+    py = member(2, "libp2p", bootstrap=[address])
+    await nursery.start(py.run)
+    wanted = {go.identity.peer_id, py.identity.peer_id}
+    with trio.fail_after(60):
+        async with open_p2pd(identities[0], [f"-hostAddrs={loopback}", "-dhtServer"]) as p2pd:
+            where = [multiaddr.Multiaddr(address.split("/p2p/")[0]).to_bytes()]
+            connect = {"peer": peer_bytes(go.identity.peer_id), "addrs": where}
+            await p2pd.ask(type=p2pd.pb.Request.CONNECT, connect=connect)
+            found: set[str | None] = set()
+            while not found >= wanted:
+                await trio.sleep(0.5)
+                async with p2pd.wire() as wire:
+                    dht = {"type": p2pd.pb.DHTRequest.FIND_PROVIDERS, "cid": b"\x01\x55" + key, "timeout": 5}
+                    await p2pd.answer(wire, type=p2pd.pb.Request.DHT, dht=dht)
+                    while (answer := await wire.receive(p2pd.pb.DHTResponse)).type != p2pd.pb.DHTResponse.END:
+                        found.add(peer_of(answer.peer.id))
+        listen = [parse_listen(loopback)]
+        async with open_stack(identities[1], [TOPIC], lambda frame, via, topics: Verdict.ACCEPT, listen, time.time) as stack:
+            await stack.host.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
+            found = set()
+            while not found >= wanted:
+                await trio.sleep(0.5)
+                await stack.dht.add_peer(info_from_p2p_addr(multiaddr.Multiaddr(address)).peer_id)
+                lookup = ProviderStore(host=stack.host, peer_routing=stack.dht.peer_routing)
+                found = {str(info.peer_id) for info in await lookup.find_providers(key)}
 
 
 # The control socket's protocol, and which engine it is to be.
 
 
-@NEEDS_P2PD
+@pytest.mark.p2pd
 @pytest.mark.parametrize("step", [1, 7, 100_000])
 async def test_messages_arrive_whole_however_they_are_cut(step: int) -> None:
     pb = messages()
@@ -272,7 +215,7 @@ async def test_peer_ids_go_both_ways_and_other_keys_are_no_members() -> None:
     assert peer_of(b"\x12\x20" + bytes(32)) is None and peer_of(b"") is None and peer_of(peer_bytes(peer)[:-1]) is None
 
 
-@NEEDS_P2PD
+@pytest.mark.p2pd
 async def test_auto_takes_hivemind_where_it_is_installed() -> None:
     assert choose("auto").name == choose("hivemind").name == "hivemind" and "installed" in choose("auto").why
     assert choose("libp2p").name == "libp2p" and choose("libp2p").why == "as configured"
@@ -294,7 +237,7 @@ async def test_another_machine_is_told_that_it_has_no_p2pd(monkeypatch: pytest.M
     assert "Linux on x86-64 only" in str(missing()) and choose("auto").name == "libp2p"
 
 
-@NEEDS_P2PD
+@pytest.mark.p2pd
 async def test_neither_hivemind_nor_torch_nor_libp2p_is_imported() -> None:
     program = (
         "import sys; from p2p.engines import engine; engine('hivemind'); from p2p.engines.hivemind.p2pd import messages; messages()\n"

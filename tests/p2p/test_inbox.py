@@ -67,20 +67,6 @@ def test_no_sequence_number_of_the_latest_and_no_frame_at_all_is_let_in_twice(nu
     assert all(reason(box.receive(again, NOW)) is Reason.DUPLICATE for again in frames)
 
 
-def test_a_second_node_with_the_same_key_and_larger_numbers_keeps_the_first_out_at_no_time() -> None:
-    box = inbox()
-    assert reason(box.receive(frame(A, 1_000), NOW)) is None
-    assert all(reason(box.receive(frame(A, 500_000 + n), NOW)) is None for n in range(5))  # the twin, which started eight minutes later
-    assert all(reason(box.receive(frame(A, 1_000 + n), NOW)) is None for n in range(1, 5))
-
-
-def test_a_restart_opens_no_door_to_replays() -> None:
-    old = [frame(A, n, NOW) for n in range(10)]
-    box = inbox(not_before=NOW + 1)
-    assert all(reason(box.receive(f, NOW + 2)) is Reason.STALE for f in old)
-    assert reason(box.receive(frame(A, 11, NOW + 2), NOW + 2)) is None
-
-
 def test_quota_in_frames_and_in_bytes() -> None:
     box = inbox(frames_burst=10, frames_per_second=2)
     outcomes = [reason(box.receive(frame(A, n), NOW)) for n in range(12)]

@@ -13,7 +13,6 @@ from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_DATA, TY
 from p2p.engines.libp2p.network import OWED, WITHHELD, WRITE_TIMEOUT, Muxer
 from swarmd.testing import until
 
-pytestmark = pytest.mark.trio
 WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read
 
 
@@ -70,7 +69,9 @@ async def test_who_reads_a_connection_waits_for_no_write(autojump_clock: trio.te
         nursery.cancel_scope.cancel()
 
 
-async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
     ours, theirs = trio.testing.lockstep_stream_pair()
     muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
 
@@ -78,16 +79,14 @@ async def test_who_makes_us_owe_ever_more_and_takes_nothing_is_cut_off(autojump_
         for n in range(10 * OWED // HEADER_SIZE):
             await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, n))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(muxer.start)
-        with trio.fail_after(WRITE_TIMEOUT / 2), pytest.raises(trio.BrokenResourceError):
-            await ping()
-        with trio.fail_after(1):
-            await muxer.event_closed.wait()
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(muxer.start)
+    with trio.fail_after(WRITE_TIMEOUT / 2), pytest.raises(trio.BrokenResourceError):
+        await ping()
+    with trio.fail_after(1):
+        await muxer.event_closed.wait()
 
 
-async def test_what_is_owed_goes_out_before_what_is_written_later(autojump_clock: trio.testing.MockClock) -> None:
+async def test_what_is_owed_goes_out_before_what_is_written_later(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
     ours, theirs = trio.testing.lockstep_stream_pair()
     muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
     numbers = itertools.count(1)
@@ -104,36 +103,34 @@ async def test_what_is_owed_goes_out_before_what_is_written_later(autojump_clock
         await trio.testing.wait_all_tasks_blocked()
         return [(kind, length) for _, kind, _, _, length in struct.iter_unpack(YAMUX_HEADER_FORMAT, data)]
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(muxer.start)
-        await muxer.event_started.wait()
-        with trio.fail_after(0.4):  # before a ping of its own
-            for _ in range(3):  # the first is being written
-                await ping()
-            nursery.start_soon(muxer.open_stream)
-            await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(muxer.start)
+    await muxer.event_started.wait()
+    with trio.fail_after(0.4):  # before a ping of its own
+        for _ in range(3):  # the first is being written
             await ping()
-            assert await frames(5) == [(TYPE_PING, 1), (TYPE_PING, 2), (TYPE_PING, 3), (TYPE_WINDOW_UPDATE, 0), (TYPE_PING, 4)]
-            await ping()
-            assert await frames(1) == [(TYPE_PING, 5)]
-        nursery.cancel_scope.cancel()
+        nursery.start_soon(muxer.open_stream)
+        await trio.testing.wait_all_tasks_blocked()
+        await ping()
+        assert await frames(5) == [(TYPE_PING, 1), (TYPE_PING, 2), (TYPE_PING, 3), (TYPE_WINDOW_UPDATE, 0), (TYPE_PING, 4)]
+        await ping()
+        assert await frames(1) == [(TYPE_PING, 5)]
 
 
-async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_window_stays(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_window_stays(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
     ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
     sender, receiver = (Muxer(end, ID(b"peer"), is_initiator=end.is_initiator) for end in ends)
-    async with trio.open_nursery() as nursery:
-        for muxer in (sender, receiver):
-            nursery.start_soon(muxer.start)
-            await muxer.event_started.wait()
-        out = await sender.open_stream()
-        nursery.start_soon(out.write, b"x" * 6 * WINDOW)
-        into, came, reads = await receiver.accept_stream(), 0, 0
-        with trio.fail_after(WRITE_TIMEOUT):
-            while came < 6 * WINDOW:
-                came, reads = came + len(await into.read(5000)), reads + 1
-                assert out.send_window <= WINDOW
-        updates = ends[1].updates
-        assert updates and min(updates) >= WITHHELD and len(updates) <= reads / 2
-        assert 0 <= came - sum(updates) < WITHHELD < WINDOW / 2
-        nursery.cancel_scope.cancel()
+    for muxer in (sender, receiver):
+        nursery.start_soon(muxer.start)
+        await muxer.event_started.wait()
+    out = await sender.open_stream()
+    nursery.start_soon(out.write, b"x" * 6 * WINDOW)
+    into, came, reads = await receiver.accept_stream(), 0, 0
+    with trio.fail_after(WRITE_TIMEOUT):
+        while came < 6 * WINDOW:
+            came, reads = came + len(await into.read(5000)), reads + 1
+            assert out.send_window <= WINDOW
+    updates = ends[1].updates
+    assert updates and min(updates) >= WITHHELD and len(updates) <= reads / 2
+    assert 0 <= came - sum(updates) < WITHHELD < WINDOW / 2

@@ -102,7 +102,6 @@ class Ear:
 
 
 @pytest.mark.net
-@pytest.mark.trio
 async def test_two_find_each_other_and_leave(caplog: pytest.LogCaptureFixture) -> None:
     if not addresses_of(ME, 1):
         pytest.skip("this machine has no network but loopback")
@@ -119,7 +118,6 @@ async def test_two_find_each_other_and_leave(caplog: pytest.LogCaptureFixture) -
     assert all(address.endswith("/tcp/4002") for address in one.heard[THEM])
 
 
-@pytest.mark.trio
 async def test_on_loopback_alone_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("nothing may be opened")
@@ -131,7 +129,6 @@ async def test_on_loopback_alone_nothing_is_said(monkeypatch: pytest.MonkeyPatch
     assert waiting.cancelled_caught
 
 
-@pytest.mark.trio
 async def test_where_multicast_fails_it_is_said_once_and_harms_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -126,7 +126,6 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
     assert not b.received()
 
 
-@pytest.mark.trio
 async def test_who_was_heard_is_asked_for_a_blob_also_where_there_is_no_connection() -> None:
     swarm, blob = MemorySwarm(), pack(b"rollouts")
     a, b, c = (member(swarm, n) for n in (1, 2, 3))

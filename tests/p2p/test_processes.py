@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
-from p2p.engines.hivemind.p2pd import missing
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
 SECONDS = 60.0  # patience; the machine may be busy
 
 
-NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
-ENGINES = ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD), pytest.param("libp2p hivemind", marks=NEEDS_P2PD, id="mixed")]
+ENGINES = ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd), pytest.param("libp2p hivemind", marks=pytest.mark.p2pd, id="mixed")]
 
 
 class Nodes:
@@ -88,25 +86,6 @@ def test_a_killed_node_is_back_within_ten_seconds_of_being_up(nodes: Nodes, tmp_
     assert all(len(probe.said("got")) > count for probe, count in zip(others, before, strict=True))  # the rest never stopped
 
 
-def test_nodes_of_one_bootstrap_find_each_other_and_outlive_it(nodes: Nodes, tmp_path: Path) -> None:
-    first = nodes.start(tmp_path / "0")
-    first.order(publish=100, count=3)  # alone: nobody hears it
-    first.wait_for("sent", 3, SECONDS)
-    probes = [first, *(nodes.start(tmp_path / str(n), bootstrap=first.addresses) for n in range(1, 4))]
-    for probe in probes:
-        probe.wait_for_peers(3, SECONDS)
-    first.order(publish=32 * 1024)
-    for probe in probes[1:]:
-        hears(probe, first.peer_id)
-    first.kill()
-    for probe in probes[1:]:
-        probe.wait_for_peers_to_be(2, SECONDS)
-        probe.order(publish=1024, count=3, every=0.2)
-    for probe, other in itertools.permutations(probes[1:], 2):
-        hears(probe, other.peer_id, count=3)
-    assert all(not frames_from(probe, probe.peer_id) for probe in probes[1:])  # nobody is handed its own
-
-
 def test_quick_restarts_while_publishing_lose_nothing_later(nodes: Nodes, tmp_path: Path) -> None:
     """No sequence number and no message id is used twice, though the process is killed in full flight (finding 7)."""
     rng = random.Random(0)
@@ -126,7 +105,7 @@ def test_quick_restarts_while_publishing_lose_nothing_later(nodes: Nodes, tmp_pa
     assert len(got) == len(set(got)) and hearer.last("rejected")["rejected"] == {}  # type: ignore[index]
 
 
-@pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=NEEDS_P2PD)])
+@pytest.mark.parametrize("engine", ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd)])
 def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(tmp_path: Path, engine: str) -> None:
     with ExitStack() as stack:
         hub = stack.enter_context(ProbeProcess(tmp_path / "hub", engine=engine))

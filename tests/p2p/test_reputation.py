@@ -209,7 +209,6 @@ TOPIC = Topic("main", "0123456789abcdef")
 ALICE, BOB = Identity.from_seed(bytes([1]) * 32), Identity.from_seed(bytes([2]) * 32)
 
 
-@pytest.mark.trio
 async def test_a_member_says_of_each_envelope_whose_it_is_and_remembers_over_restarts(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -236,7 +235,6 @@ async def test_a_member_says_of_each_envelope_whose_it_is_and_remembers_over_res
     assert again.member.rejected == {Reason.SHUNNED: 2, Reason.DUPLICATE: 1}
 
 
-@pytest.mark.trio
 async def test_nothing_is_fetched_from_who_is_shunned(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     life, asked = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/12.0.1.2/tcp/1"}), list[PeerId]()
 
@@ -276,9 +274,8 @@ def test_bad_frames_by_one_connection_shut_it_out_and_not_their_author(tmp_path:
     assert life.hear(BOB, 1, via=C) is Verdict.ACCEPT
 
 
-@pytest.mark.trio
 @pytest.mark.net
-async def test_the_mesh_hears_what_we_think() -> None:
+async def test_the_mesh_hears_what_we_think(nursery: trio.Nursery) -> None:
     id_of = pytest.importorskip("libp2p.peer.id").ID.from_base58
     libp2p = pytest.importorskip("p2p.engines.libp2p.engine")
     topic = TOPIC
@@ -287,11 +284,9 @@ async def test_the_mesh_hears_what_we_think() -> None:
         Identity.from_seed(b"9" * 32), topic, handlers,
         listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=[], addressbook=None, clock=time.time, rng=random.Random(0),
     )  # fmt: skip
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        scorer = engine._stack.router.scorer
-        assert scorer.is_graylisted(id_of(A), [str(topic)]) and not scorer.is_graylisted(id_of(B), [str(topic)])
-        nursery.cancel_scope.cancel()
+    await nursery.start(engine.run)
+    scorer = engine._stack.router.scorer
+    assert scorer.is_graylisted(id_of(A), [str(topic)]) and not scorer.is_graylisted(id_of(B), [str(topic)])
 
 
 def envelope(author: str, n: int, *, established: bool, size: int = 10) -> Envelope:

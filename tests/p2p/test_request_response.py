@@ -26,7 +26,6 @@ from p2p.engines.common.request_response import (
 from p2p.identity import Identity
 from p2p.types import MAX_QUESTION, PeerId, Unanswered
 
-pytestmark = pytest.mark.trio
 PEERS = [Identity.from_seed(bytes([n]) * 32).peer_id for n in range(20)]
 
 

@@ -79,7 +79,6 @@ def test_frames_of_a_kind_that_nobody_knows_count_for_nothing() -> None:
     assert a.sharding.heard_at == NOW
 
 
-@pytest.mark.trio
 async def test_a_member_asks_those_that_it_is_connected_to(autojump_clock: MockClock) -> None:
     swarm, clock = MemorySwarm(), Clock()
     there, late = member(swarm, 1, clock), member(swarm, 99, clock)

@@ -116,37 +116,34 @@ def test_cards_are_kept_for_a_while_and_bounded() -> None:
     assert cards(KEY.peer_id, session(99, NOW).question(NOW)) == NOTHING
 
 
-def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the_others_end() -> None:
+async def test_the_later_one_leaves_the_swarm_and_is_back_within_a_minute_of_the_others_end(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     hub_key = Identity.from_seed(b"h" * 32)
 
     def clock() -> float:
         return NOW + trio.current_time()
 
-    async def main() -> None:
-        swarm = MemorySwarm()
-        hub, ours = (memory_member(swarm, key, clock) for key in (hub_key, KEY))
-        earlier, alive = session(1, NOW - 100), trio.CancelScope()
+    swarm = MemorySwarm()
+    hub, ours = (memory_member(swarm, key, clock) for key in (hub_key, KEY))
+    earlier, alive = session(1, NOW - 100), trio.CancelScope()
 
-        async def live() -> None:
-            """The other node, as far as the hub can see."""
-            with alive:
-                while True:
-                    earlier.answered(hub.answer(KEY.peer_id, earlier.question(clock())), clock())
-                    await trio.sleep(TWINS_EVERY)
+    async def live() -> None:
+        """The other node, as far as the hub can see."""
+        with alive:
+            while True:
+                earlier.answered(hub.answer(KEY.peer_id, earlier.question(clock())), clock())
+                await trio.sleep(TWINS_EVERY)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(live)
-            await nursery.start(ours.run)
-            await trio.sleep(3 * TWINS_EVERY)
-            assert ours.peers() and KEY.peer_id not in swarm.members() and (twin := ours.twin()) is not None and twin.later
-            ours.publish("rollouts", b"unheard")
-            await trio.sleep(300)  # it looked some times
-            assert KEY.peer_id not in swarm.members() and ours.twin() is not None and earlier.twin(clock()) is not None
-            alive.cancel()
-            await trio.sleep(60)
-            assert KEY.peer_id in swarm.members() and ours.twin() is None
-            ours.publish("rollouts", b"heard")
-            assert [envelope.body for envelope in hub.received()] == [b"heard"]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    nursery.start_soon(live)
+    await nursery.start(ours.run)
+    await trio.sleep(3 * TWINS_EVERY)
+    assert ours.peers() and KEY.peer_id not in swarm.members() and (twin := ours.twin()) is not None and twin.later
+    ours.publish("rollouts", b"unheard")
+    await trio.sleep(300)  # it looked some times
+    assert KEY.peer_id not in swarm.members() and ours.twin() is not None and earlier.twin(clock()) is not None
+    alive.cancel()
+    await trio.sleep(60)
+    assert KEY.peer_id in swarm.members() and ours.twin() is None
+    ours.publish("rollouts", b"heard")
+    assert [envelope.body for envelope in hub.received()] == [b"heard"]
