@@ -164,14 +164,6 @@ def test_nine_of_ten_addresses_hostile(groups: int, lies: bool, tmp_path: Path) 
     assert found["eclipsed"] == 0 and found["groups"] >= 4
 
 
-def test_the_same_seed_is_the_same_run(tmp_path: Path) -> None:
-    folders = [tmp_path / str(n) for n in range(2)]
-    for folder in folders:
-        folder.mkdir()
-    runs = [attack(folder, 16, True, calm=1, restarts=1) for folder in folders]
-    assert runs[0] == runs[1] and runs[0]["dialled_peers"] >= 4
-
-
 ATTACK = Attack(
     attack,
     {"eclipsed": 0.01},

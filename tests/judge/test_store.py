@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from judge.config import MAX_ANSWER_CHARACTERS
-from judge.errors import DatabaseInUse, DatabaseUnusable
+from judge.errors import DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, Record
 from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
@@ -166,48 +166,9 @@ def test_what_a_restart_leaves(tmp_path: Path) -> None:
             store.graded(question(2), ANSWER, RIGHT, 0.5, 6, 6.0)
 
 
-def test_two_judges_do_not_share_one(tmp_path: Path) -> None:
-    with closing(opened(tmp_path)), pytest.raises(DatabaseInUse, match="--database"):
-        opened(tmp_path)
-    opened(tmp_path).close()
-
-
-def test_another_curriculum_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    with pytest.raises(DatabaseUnusable, match=r"tiny-9 0123.*sapo-9"):
-        opened(tmp_path, "sapo-9 4567")
-    opened(tmp_path).close()  # and was left as it is
-
-
 def test_another_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / "state" / "judge.sqlite3")) as database:
         database.execute("PRAGMA user_version=3")
     with pytest.raises(DatabaseUnusable, match="another version"):
         opened(tmp_path)
-
-
-def test_no_database_at_all(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "judge.sqlite3").write_bytes(b"this is a letter, not a database" * 100)
-    with pytest.raises(DatabaseUnusable, match="--database"):
-        opened(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DatabaseUnusable, match="--database"):
-        opened(tmp_path / "file")
-
-
-def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
-    """A full disk, made by a limit on the file's pages: the write is undone, reading goes on, and so does writing when there is room."""
-    with closing(opened(tmp_path)) as store:
-        evaluate(store, 1, 1.0)
-        store._db.execute(f"PRAGMA max_page_count={store._db.execute('PRAGMA page_count').fetchone()[0]}")
-        with pytest.raises(sqlite3.OperationalError, match="full"):
-            for number in range(2, 500):
-                evaluate(store, number, 0.0)
-        answered = the(store.record(ALICE)).answered
-        assert len(store.history(ALICE, 2**63 - 1)[0]) == answered
-        assert answered >= 1
-        store._db.execute("PRAGMA max_page_count=100000")
-        evaluate(store, 1_000, 1.0)
-        assert the(store.record(ALICE)).answered == answered + 1

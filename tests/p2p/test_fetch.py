@@ -140,7 +140,7 @@ async def test_a_slow_holder_is_overtaken_and_hung_up_on(autojump_clock: trio.te
     assert await peers.fetch([A, B]) == BLOB and trio.current_time() - start < 1
 
 
-@pytest.mark.parametrize("lie", [answer([b"other"]), b"no answer", answer([BLOB, BLOB])])
+@pytest.mark.parametrize("lie", [answer([b"other"]), b"no answer", b"\0", b"\xff\xff\xff\xffx", answer([BLOB, BLOB])])
 async def test_who_answers_with_something_else_is_blamed(lie: bytes, autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=lambda: lie, b=has)
     assert await peers.fetch([A, B]) == BLOB and peers.blamed == [(A, Reason.NOT_ASKED_FOR)]

@@ -19,16 +19,6 @@ def member(swarm: MemorySwarm, n: int, topic: Topic = TOPIC, limits: AdmissionLi
     return memory_member(swarm, n, lambda: NOW, topic=topic, limits=limits)
 
 
-def test_what_one_publishes_the_others_receive_in_order() -> None:
-    swarm = MemorySwarm()
-    a, b, c = (member(swarm, n) for n in (1, 2, 3))
-    for n in range(5):
-        a.publish("rollouts", b"%d" % n)
-    assert [envelope.body for envelope in b.received()] == [envelope.body for envelope in c.received()] == [b"0", b"1", b"2", b"3", b"4"]
-    assert not a.received() and not b.received()
-    assert {envelope.author for envelope in c.received()} <= {a.identity.peer_id}
-
-
 def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
     other = Topic(TOPIC.name, "ffffffffffffffff")
     kept: list[Handlers] = []

@@ -1,10 +1,5 @@
 import logging
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -194,43 +189,3 @@ def test_no_frame_is_let_in_twice_whatever_the_clocks_and_the_restarts(
                 if isinstance(life.box.receive(f, now), Envelope):
                     assert f not in admitted
                     admitted.add(f)
-
-
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from p2p.envelope import seal
-from p2p.identity import Identity
-from p2p.admission.inbox import Inbox
-from p2p.admission.replay_log import ReplayLog
-from p2p.types import Envelope
-from tests.p2p.test_replay_log import A, ME, SWARM, frame
-file = ReplayLog(Path(sys.argv[1]), time.time)
-box = Inbox(ME.peer_id, SWARM, memory=file.load(), note=file.note)
-for n in range(10**6):
-    now = time.time()
-    f = frame(A, n, now + 30)
-    if isinstance(box.receive(f, now), Envelope):
-        print(f.hex(), flush=True)
-    time.sleep(0.001)
-"""
-
-
-@pytest.mark.net
-@pytest.mark.skipif(not Path("/proc/sys/kernel/random/boot_id").exists(), reason="this system does not tell its boots apart")
-def test_kill_9_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "seen"
-    rng = random.Random(0)
-    sent: list[bytes] = []
-    for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for _ in range(rng.randrange(5, 60)):
-                sent.append(bytes.fromhex(process.stdout.readline()))
-            process.send_signal(signal.SIGKILL)
-            rest = process.stdout.read().split("\n")[:-1]  # whole lines alone
-            sent += [bytes.fromhex(line) for line in rest]
-    file = ReplayLog(path, time.time)
-    box = Inbox(ME.peer_id, SWARM, memory=file.load(), note=file.note)
-    assert len(sent) > 15
-    assert all(box.receive(f, time.time()) == Rejected(Reason.DUPLICATE) for f in sent)

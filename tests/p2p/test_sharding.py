@@ -3,7 +3,6 @@
 import random
 from collections.abc import Collection, Iterator, Sequence
 
-import pytest
 import trio
 from trio.testing import MockClock
 
@@ -39,13 +38,6 @@ def live(members: Sequence[Member], clock: Clock, seconds: float) -> list[int]:
         for n, m in enumerate(members):
             heard[n] += len(m.received())
     return heard
-
-
-@pytest.mark.parametrize("size", [6, 12])
-def test_a_swarm_in_which_all_are_connected_is_one_shard(size: int) -> None:
-    swarm, clock = MemorySwarm(), Clock()
-    members = [member(swarm, n, clock) for n in range(1, size + 1)]
-    assert live(members, clock, 900) == [size - 1] * size
 
 
 def test_it_says_where_it_is_and_when_it_last_heard_a_member() -> None:
