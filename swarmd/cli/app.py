@@ -96,6 +96,7 @@ def join(
     train: Annotated[
         bool | None, typer.Option("--train/--no-train", help="Train; or answer and share with a frozen model.", show_default="--train")
     ] = None,
+    profile: Annotated[str | None, typer.Option(help="Set of settings: default, or sapo-paper.", show_default="default")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per round on standard output.")] = False,
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and exits; the next join resumes."""
@@ -105,7 +106,7 @@ def join(
     from swarmd.state.folder import StateFolder
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
-    flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace}
+    flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace, "profile": profile}
     flags["train"] = None if train is None else "on" if train else "off"
     resolved = resolve(inspect.config_file(config), os.environ, flags)
     folder = as_state_dir(state_dir)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, web_address
+from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.experience.sampling import STRATEGIES
 from swarmd.experience.strategies import SharingSettings
 from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
@@ -156,4 +157,5 @@ class NodeConfig(_Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
+    profile: Literal[tuple(PROFILES)] = DEFAULT  # type: ignore[valid-type]  # whose settings stand where nothing else is set
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # None: drawn at the first start and kept with the state

@@ -1,12 +1,12 @@
 """Reads the configuration: TOML, environment and flags -> one NodeConfig, and where each value came from.
 
-Precedence: flag > SWARMD_* variable > TOML > default. Every mistake in every source is reported at once, also one that a stronger
+Precedence: flag > SWARMD_* variable > TOML > profile > default. Every mistake in every source is reported at once, also one that a stronger
 source would override.
 """
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.messages import expected, key_name, kind_of, nearest, nearest_choice, shown
+from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.errors import ConfigError
 from swarmd.terminal import printable
 
@@ -32,6 +33,7 @@ FLAGS: Mapping[str, str] = {  # the flags of `swarmd join`, without the hyphens,
     "external": "round.external",
     "pace": "round.pace",
     "train": "round.train",
+    "profile": "profile",
     "seed": "seed",
 }
 RENAMED: Mapping[str, str] = {"round.checkpoint_every": "checkpoint.every, which is in seconds"}  # said, never translated
@@ -43,7 +45,7 @@ _SHOWN = 40  # mistakes; a file with more is not a configuration
 @dataclass(frozen=True)
 class Resolved:
     config: NodeConfig
-    origins: Mapping[str, str]  # dotted key -> "default", "/path/to.toml:12", "SWARMD_ROUND_LOCAL" or "--local"
+    origins: Mapping[str, str]  # dotted key -> "default", "profile sapo-paper", "/path/to.toml:12", "SWARMD_ROUND_LOCAL" or "--local"
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def resolve(path: Path | None, environment: Mapping[str, str], flags: Mapping[st
         raise ConfigError("\n".join([*mistakes[:_SHOWN], *more]))
     origins = dict.fromkeys(keys(), "default")
     document: dict[str, Any] = {}
-    for value in given:
+    for value in [*_from_profile(given), *given]:
         section, _, name = value.key.rpartition(".")
         (document.setdefault(section, {}) if section else document)[name] = _frozen(value.value)
         origins[value.key] = value.origin
@@ -122,6 +124,14 @@ def variables() -> Mapping[str, str]:
     return {f"SWARMD_{key.replace('.', '_').upper()}": key for key in keys()} | {
         f"SWARMD_{flag.upper()}": key for flag, key in FLAGS.items()
     }
+
+
+def _from_profile(given: Sequence[_Given]) -> Iterator[_Given]:
+    """What the profile sets that the strongest source names."""
+    name = next((value.value for value in reversed(given) if value.key == "profile"), DEFAULT)
+    for section, values in PROFILES[name].items():
+        for key, value in values.items():
+            yield _Given(f"{section}.{key}", value, f"profile {name}")
 
 
 def _from_file(path: Path | None, mistakes: list[str]) -> Iterator[_Given]:

@@ -7,6 +7,9 @@
     rounds = 160
     seeds = 5
 
+    [base]
+    profile = "sapo-paper"            # where nothing else is set
+
     [base.model]                      # of every node in every setting: sections and keys of node_config.example.toml
     name = "tiny-latent"
 
@@ -33,10 +36,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swarmd.config.config import NodeConfig
 from swarmd.config.messages import nearest
+from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.errors import SwarmdError
 
 MAX_FILE = 1024 * 1024  # bytes
-SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "workers", "checkpoint", "judge"}  # what a node of an experiment may set
+SECTIONS = frozenset(NodeConfig.model_fields) - {"seed", "profile", "workers", "checkpoint", "judge"}  # that a node may set
 
 
 class BadExperiment(SwarmdError):
@@ -153,17 +157,20 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
 
 
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:
-    """Later layers win, key by key."""
-    merged: dict[str, dict[str, Any]] = {"model": {"device": "cpu", "threads": 1}, "swarm": {"engine": "none"}}
-    for layer in layers:
+    """Later layers win, key by key; all of them win over the profile, which the last layer that has one names."""
+    merged: dict[str, Any] = {"model": {"device": "cpu", "threads": 1}, "swarm": {"engine": "none"}}
+    profile = next((layer["profile"] for layer in reversed(layers) if "profile" in layer), DEFAULT)
+    for layer in (PROFILES.get(profile, {}) if isinstance(profile, str) else {}, *layers):
         for section, keys in layer.items():
+            if section == "profile":
+                continue
             if section not in SECTIONS or not isinstance(keys, dict):
                 meant = nearest(section, sorted(SECTIONS))
                 raise BadExperiment(f"{source}: {where}: {section} is no section that a node of an experiment has{meant}")
             frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
             merged.setdefault(section, {}).update(frozen)
     try:
-        return NodeConfig.model_validate(merged)
+        return NodeConfig.model_validate({**merged, "profile": profile})
     except ValidationError as error:
         raise BadExperiment(_mistakes(source, where, error, NodeConfig.model_fields)) from None
 

@@ -1,0 +1,38 @@
+"""Profiles: whole sets of settings that one line of the configuration names. A key that is set anywhere else overrides its profile's.
+
+A profile names every key that it means, also where the default is the same today: defaults change with what is measured.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+DEFAULT: Final = "default"
+
+# SAPO (arXiv 2509.08721), section 5: 4 local and 4 external rollouts, the best of its table. docs/papers.md says where the paper is silent.
+_SAPO: Mapping[str, Mapping[str, Any]] = {
+    "round": {
+        "local": 4,
+        "external": 4,
+        "completions": 8,
+        "max_age": 1,  # Algorithm 1 takes what others shared in the round; nodes that are not in step hear part of it in their next
+        "train": "on",
+    },
+    "generate": {"temperature": 1.0},
+    "train": {
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "warmup": 0,
+        "optimizer": "adamw",
+        "loss": "grpo",
+        "loss_mean": "token",
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "importance_cap": 0.0,
+    },
+    # What has no advantage is dropped by every receiver first, so nobody learns anything else where it is not sent.
+    "sharing": {"share": "informative", "share_most": 0, "take": "uniform", "weigh": "paper"},
+    "replay": {"mode": "off"},
+    "gate": {"mode": "off"},
+}
+
+PROFILES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {DEFAULT: {}, "sapo-paper": _SAPO}

@@ -1,0 +1,160 @@
+"""`profile = "sapo-paper"`: what it means, what overrides it, and that its rounds are those of Algorithm 1 (SAPO, arXiv 2509.08721)."""
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import pytest
+import torch
+
+from p2p.engines.memory import MemorySwarm
+from p2p.types import PeerId
+from swarmd.config.config import NodeConfig
+from swarmd.config.profiles import PROFILES
+from swarmd.config.sources import load, resolve
+from swarmd.errors import ConfigError
+from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.experience.strategies import SharingSettings
+from swarmd.lab.experiment import BadExperiment, parse_experiment
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.training.losses import LOSSES
+from swarmd.protocols import Reward
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import Clock, PlayedPolicy, memory_member
+from swarmd.trainer.node import build
+from swarmd.trainer.round import run_round
+from swarmd.types import Completion, Rollout, Scored, TaskRef, UpdateReport
+
+I, J, L = 4, 4, 8
+PAPER = load(None, {}, {"profile": "sapo-paper"})
+
+
+def test_one_line_sets_the_papers_settings_and_own_keys_override_them(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('profile = "sapo-paper"\n[train]\nlearning_rate = 3e-4\n')
+    resolved = resolve(path, {"SWARMD_SHARING_WEIGH": "positive"}, {"external": 12})
+    config = resolved.config
+    assert (config.train.learning_rate, config.sharing.weigh, config.round.external) == (3e-4, "positive", 12)
+    assert (config.round.local, config.train.clip_high, config.gate.mode, config.profile) == (I, 0.28, "off", "sapo-paper")
+    assert resolved.origins["round.local"] == "profile sapo-paper" and resolved.origins["round.external"] == "--external"
+    assert load(path, {"SWARMD_PROFILE": "default"}, {}) == load(None, {"SWARMD_TRAIN_LEARNING_RATE": "3e-4"}, {})  # the strongest names it
+
+
+def test_an_experiment_names_it_likewise() -> None:
+    document = {
+        "name": "one", "base": {"profile": "sapo-paper", "train": {"learning_rate": 3e-4}},
+        "setting": [{"name": "paper"}, {"name": "own", "profile": "default", "round": {"local": 8}}],
+    }  # fmt: skip
+    paper, own = (setting.nodes[0] for setting in parse_experiment(document, "x.toml").settings)
+    assert (paper.profile, paper.gate.mode, paper.train.learning_rate) == ("sapo-paper", "off", 3e-4)
+    assert (own.profile, own.gate.mode, own.round.local) == ("default", NodeConfig().gate.mode, 8)
+    for wrong in ("sapo", ["sapo-paper"]):
+        with pytest.raises(BadExperiment, match=r"setting 1 \(8/0\): profile: Input should be 'default' or 'sapo-paper'"):
+            parse_experiment({"name": "one", "setting": [{"name": "8/0", "profile": wrong}]}, "x.toml")
+
+
+def test_an_unknown_one_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match='--profile: profile: expected one of "default", "sapo-paper", found \'sapo-papr\'; did you mean'):
+        load(None, {}, {"profile": "sapo-papr"})
+
+
+def test_it_says_itself_what_defaults_say_today() -> None:
+    """So that another default changes nothing of it."""
+    said = PROFILES["sapo-paper"]
+    assert set(said["sharing"]) == set(SharingSettings.model_fields)
+    assert {"local", "external", "completions", "max_age", "train"} == set(said["round"])
+    assert {"loss", "loss_mean", "clip_low", "clip_high", "importance_cap", "learning_rate", "optimizer"} <= set(said["train"])
+    assert said["replay"] == said["gate"] == {"mode": "off"}
+
+
+def right_or_wrong(items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
+    return [tuple(float(completion.text == "right") for completion in completions) for _, completions in items]
+
+
+class Seen(PlayedPolicy):
+    """Answers right by chance, or nothing right at all; remembers what it was asked and trained on."""
+
+    def __init__(self, rng: random.Random) -> None:
+        def texts(_: str) -> list[str]:
+            share = rng.choice([0.0, 0.3, 0.6, 1.0])
+            return ["right" if rng.random() < share else "wrong" for _ in range(L)]
+
+        super().__init__(texts)
+        self.asked: list[tuple[int, int]] = []  # questions, completions: of each round
+        self.batches: list[Sequence[Scored]] = []
+
+    def generate(self, questions, completions):  # type: ignore[no-untyped-def]
+        self.asked.append((len(questions), completions))
+        return super().generate(questions, completions)
+
+    def update(self, batch: Sequence[Scored]) -> UpdateReport:
+        self.batches.append(batch)
+        return super().update(batch)
+
+
+def test_its_rounds_are_those_of_algorithm_1() -> None:
+    """Four nodes, twelve rounds: every T^n is SampleSelf(C^n, I) with SampleExternal(C^m of others without zero advantages, J)."""
+    swarm, clock, rng = MemorySwarm(1), Clock(), random.Random(1)
+    policies = [Seen(random.Random(number)) for number in range(4)]
+    nodes = []
+    reward: Reward = right_or_wrong
+    for number, policy in enumerate(policies):
+        member = memory_member(swarm, number, clock)
+        share = PAPER.sharing.model_copy(update={"share": "all" if number % 2 else "informative"})  # whichever others send
+        config = PAPER.model_copy(update={"sharing": share})
+        nodes.append(build(config, number, member.identity.peer_id, RolloutExchange(member, "tiny", TINY_9, whole=2**18), policy, reward))
+    shared: dict[tuple[PeerId, TaskRef], tuple[str, ...]] = {}  # C^m of all: the answers
+    heard: dict[PeerId, dict[tuple[PeerId, TaskRef], int]] = {node.me: {} for node in nodes}  # by each, and in which of its rounds
+    used: dict[PeerId, set[tuple[PeerId, TaskRef]]] = {node.me: set() for node in nodes}
+    most = 0
+    for t in range(1, 13):
+        clock.now += 5
+        for number in rng.sample(range(4), 4):
+            node, policy = nodes[number], policies[number]
+            heard[node.me] |= {key: t for key in shared if key not in heard[node.me]}
+            run_round(t, node)
+            batch = policy.batches[-1]
+            assert policy.asked[-1] == (I, L)
+            own = [s for s in batch if s.rollout.author == node.me]
+            theirs = [s for s in batch if s.rollout.author != node.me]
+            shared |= {(node.me, s.rollout.ref): tuple(c.text for c in s.rollout.completions) for s in own}
+            assert len(own) == len({s.rollout.ref for s in own}) == I  # what is not informative stays: it is part of the mean
+            taken = {(s.rollout.author, s.rollout.ref) for s in theirs}
+            candidates = {
+                key for key, when in heard[node.me].items()
+                if key[0] != node.me and len(set(shared[key])) > 1 and when >= t - 1 and key not in used[node.me]
+            }  # fmt: skip
+            assert taken <= candidates and len(taken) == min(J, len(candidates))
+            used[node.me] |= taken
+            most = max(most, len(taken))
+            for s in batch:
+                texts = [c.text for c in s.rollout.completions]
+                assert len(texts) == L and (s.rollout.author, s.rollout.ref) in shared
+                rewards = [float(text == "right") for text in texts]
+                assert s.rewards == tuple(rewards)
+                advantages = [(r - fmean(rewards)) / (pstdev(rewards) + 1e-4) for r in rewards]
+                assert LOSSES[PAPER.train.loss].advantages(s, PAPER.train) == pytest.approx(advantages)
+    assert most == J and all(node.gate is None and node.schedule.updates == 1 for node in nodes)
+
+
+def test_its_loss_is_the_clipped_surrogate_without_kl() -> None:
+    current, old = torch.tensor([-1.0, -1.0, -1.0, -1.0]), torch.tensor([-1.0, -1.5, -0.5, -1.1])
+    advantages = torch.tensor([1.0, 2.0, -1.0, -0.5])
+    each, _ = LOSSES[PAPER.train.loss].per_token(current, old, advantages, PAPER.train)
+    ratios = [math.exp(a - b) for a, b in zip(current.tolist(), old.tolist(), strict=True)]
+    bounded = [min(max(r, 1 - 0.2), 1 + 0.28) for r in ratios]
+    expected = [-min(r * a, b * a) for r, b, a in zip(ratios, bounded, advantages.tolist(), strict=True)]
+    assert each.tolist() == pytest.approx(expected)
+
+
+def test_its_step_is_adams_at_the_papers_rate_on_the_mean_over_tokens() -> None:
+    policy = LanguagePolicy.open(load(None, {"SWARMD_DEVICE": "cpu"}, {"profile": "sapo-paper"}), seed=1)
+    texts = ["<answer>1</answer>", "<answer>12 and more</answer>", "no"]
+    rollout = Rollout(TaskRef("bf", 1), tuple(Completion(text, True) for text in texts), PeerId("other"))
+    scored = Scored(rollout, "What is 1?", (1.0, 0.0, 0.0), 1)
+    lengths = [len(ids) for ids in policy.logprobs([scored])[0].ids]
+    report = policy.update([scored])
+    assert report.rate == 1e-3
+    assert report.loss == pytest.approx(-sum(a * n for a, n in zip(scored.advantages, lengths, strict=True)) / sum(lengths), rel=1e-4)
