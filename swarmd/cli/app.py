@@ -15,7 +15,7 @@ import typer
 
 from p2p.errors import OperatorError
 from swarmd.cli import inspect, lab, model, network, plan, tasks
-from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
+from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
     from swarmd.protocols import View
@@ -72,10 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     epilog="Example: swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
 )
 def join(
-    model: Annotated[
-        str | None, typer.Option(help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.", show_default="tiny")
-    ] = None,
-    swarm: Annotated[str | None, typer.Option(help="Name of the swarm. Swarms with other names are separate.", show_default="main")] = None,
+    model: ModelName = None,
+    swarm: SwarmName = None,
     bootstrap: Annotated[
         list[str] | None, typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
     ] = None,
@@ -83,7 +81,7 @@ def join(
     rounds: Annotated[int | None, typer.Option(help="Stop after this many rounds; 0: run until stopped.", show_default="0")] = None,
     local: Annotated[int | None, typer.Option(help="Own questions to answer each round.", show_default="4")] = None,
     external: Annotated[int | None, typer.Option(help="Rollouts of other nodes to train on each round, at most.", show_default="4")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cuda, mps or cpu.", show_default="auto")] = None,
+    device: DeviceName = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random choices.", show_default="drawn once and kept")] = None,
     state_dir: StateDir = None,
     listen: Annotated[
@@ -154,10 +152,7 @@ def status(
     if watch:
         _watch(folder, as_json)
     document = call(folder, "status")
-    if as_json:
-        print_json(document)
-    else:
-        print("\n".join(status_lines(document)))
+    answer(document, "\n".join(status_lines(document)), as_json)
 
 
 def _watch(folder: Path, as_json: bool) -> None:
@@ -195,10 +190,7 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     from swarmd.daemon.control import call
 
     document = call(as_state_dir(state_dir), "peers")
-    if as_json:
-        print_json(document)
-    else:
-        print("\n".join(peer_lines(document)))
+    answer(document, "\n".join(peer_lines(document)), as_json)
 
 
 @app.command(epilog="Example: swarmd pause; swarmd resume")
@@ -263,7 +255,5 @@ def version(as_json: AsJson = False) -> None:
 
     packages = ("swarmd", "torch", "transformers", "libp2p", "reasoning-gym")
     versions = {"python": sys.version.split()[0]} | {package: installed_version(package) for package in packages}
-    if as_json:
-        print_json({"schema": 1, "versions": versions})
-    else:
-        print("\n".join(f"{package} {number}" for package, number in versions.items()))
+    text = "\n".join(f"{package} {number}" for package, number in versions.items())
+    answer({"schema": 1, "versions": versions}, text, as_json)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
+from swarmd.cli.options import AsJson, ConfigFile, StateDir, answer, as_state_dir, print_json
 
 config_app = typer.Typer(help="Show and check the configuration.", no_args_is_help=True)
 identity_app = typer.Typer(help="The node's key and peer id.", no_args_is_help=True)
@@ -44,14 +44,8 @@ def check_config(
             raise
         print_json({"schema": 1, "file": str(path) if path else None, "mistakes": str(mistakes).splitlines()})
         raise typer.Exit(mistakes.exit_code) from None
-    if as_json:
-        print_json({"schema": 1, "file": str(path) if path else None, "mistakes": []})
-    else:
-        print(
-            f"{path}: no mistakes"
-            if path
-            else f"no file at {default_config_file()}: defaults and environment variables are used, without mistakes"
-        )
+    none = f"no file at {default_config_file()}: defaults and environment variables are used, without mistakes"
+    answer({"schema": 1, "file": str(path) if path else None, "mistakes": []}, f"{path}: no mistakes" if path else none, as_json)
 
 
 @config_app.command("show", epilog="Example: swarmd config show --json")
@@ -76,10 +70,8 @@ def show_config(config: ConfigFile = None, as_json: AsJson = False) -> None:
 def show_path(config: ConfigFile = None, as_json: AsJson = False, state_dir: StateDir = None) -> None:
     """Print the path of the configuration file, whether it exists or not."""
     file = (config.expanduser() if config else default_config_file()).absolute()
-    if as_json:
-        print_json({"schema": 1, "file": str(file), "exists": file.exists(), "state_dir": str(as_state_dir(state_dir))})
-    else:
-        print(file)
+    document = {"schema": 1, "file": str(file), "exists": file.exists(), "state_dir": str(as_state_dir(state_dir))}
+    answer(document, str(file), as_json)
 
 
 @identity_app.command("show", epilog="Example: swarmd identity show --json")
@@ -90,10 +82,8 @@ def show_identity(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     file = as_state_dir(state_dir) / IDENTITY_FILE
     peer_id = Identity.load(file).peer_id
-    if as_json:
-        print_json({"schema": 1, "peer_id": peer_id, "name": nickname(peer_id), "file": str(file)})
-    else:
-        print(f"{peer_id}  {nickname(peer_id)}  {file}")
+    name = nickname(peer_id)
+    answer({"schema": 1, "peer_id": peer_id, "name": name, "file": str(file)}, f"{peer_id}  {name}  {file}", as_json)
 
 
 @identity_app.command(epilog="Example: swarmd identity backup ~/swarmd-identity.key")
@@ -110,7 +100,4 @@ def backup(
     to = to.expanduser().absolute()
     file = to / f"swarmd-{identity.peer_id}.key" if to.is_dir() else to
     identity.backup(file)
-    if as_json:
-        print_json({"schema": 1, "peer_id": identity.peer_id, "file": str(file)})
-    else:
-        print(f"{file}")
+    answer({"schema": 1, "peer_id": identity.peer_id, "file": str(file)}, str(file), as_json)

@@ -7,17 +7,15 @@ from typing import Annotated
 import typer
 
 from swarmd.cli.inspect import config_file
-from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
+from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, answer, as_state_dir
 
 doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
 
 
 @doctor_app.command("model", epilog="Example: swarmd doctor model --model qwen2.5-0.5b --device cuda")
 def doctor_model(
-    model: Annotated[
-        str | None, typer.Option(help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.", show_default="tiny")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cuda, mps or cpu.", show_default="auto")] = None,
+    model: ModelName = None,
+    device: DeviceName = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -26,10 +24,7 @@ def doctor_model(
     from swarmd.policy.models.doctor import examine
 
     found = examine(load(config_file(config), os.environ, {"model": model, "device": device}))
-    if as_json:
-        print_json(found.document())
-    else:
-        print("\n".join(found.lines()))
+    answer(found.document(), "\n".join(found.lines()), as_json)
     found.require()
 
 
@@ -53,7 +48,5 @@ def export(
     curriculum = curriculum_of(load(config_file(config), os.environ, {"model": base_of(run.files)})).name
     made = write(run.files, run.metrics, curriculum, out.expanduser().absolute(), adapter_only=adapter)
     address = upload(made.folder, push) if push else None
-    if as_json:
-        print_json({"schema": 1, **made.document(), "pushed": address})
-    else:
-        print(made.folder if address is None else f"{made.folder}\n{address}")
+    text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
+    answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)

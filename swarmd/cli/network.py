@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarmd.cli.inspect import config_file
-from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
+from swarmd.cli.options import AsJson, ConfigFile, StateDir, SwarmName, answer, as_state_dir, print_json
 from swarmd.errors import Unreachable
 from swarmd.terminal import printable
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def bootstrap(
-    swarm: Annotated[str | None, typer.Option(help="Name of the swarm. Swarms with other names are separate.", show_default="main")] = None,
+    swarm: SwarmName = None,
     model: Annotated[
         str | None, typer.Option(help="Model of the nodes that --judge evaluates. Nodes of all models are helped.", show_default="tiny")
     ] = None,
@@ -80,10 +80,7 @@ def doctor_network(
 ) -> None:
     """Check whether others can reach this node, and what to change. If no node runs, joins for some seconds. Exit code 4 if it cannot."""
     diagnosis, found = _examine(as_state_dir(state_dir), config, {"bootstrap": bootstrap, "listen": listen})
-    if as_json:
-        print_json(diagnosis.document(found))
-    else:
-        print("\n".join(map(printable, diagnosis.lines())))
+    answer(diagnosis.document(found), "\n".join(map(printable, diagnosis.lines())), as_json)
     if not diagnosis.takes_part:
         raise typer.Exit(Unreachable.exit_code)
 

@@ -21,12 +21,28 @@ StateDir = Annotated[
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", envvar="SWARMD_CONFIG", help="A TOML file; see `swarmd config path`.", show_default="the user's")
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.", show_default="tiny"),
+]
+DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cuda, mps or cpu.", show_default="auto")]
+SwarmName = Annotated[
+    str | None, typer.Option("--swarm", help="Name of the swarm. Swarms with other names are separate.", show_default="main")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, with a `schema` number.")]
 
 
 def as_state_dir(given: Path | None) -> Path:
     """The state folder: --state-dir, else SWARMD_STATE_DIR (typer reads it), else the user's."""
     return (given or default_state_dir()).expanduser().absolute()
+
+
+def answer(document: Mapping[str, Any], text: str, as_json: bool) -> None:
+    """What a command found, on standard output: for programs or for people."""
+    if as_json:
+        print_json(document)
+    else:
+        print(text)
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -7,17 +7,15 @@ from typing import Annotated
 import typer
 
 from swarmd.cli.inspect import config_file
-from swarmd.cli.options import AsJson, ConfigFile, print_json
+from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, answer
 
 app = typer.Typer(help="Measure this machine and suggest settings.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: swarmd plan replay --model qwen2.5-0.5b")
 def replay(
-    model: Annotated[
-        str | None, typer.Option(help="tiny, qwen2.5-0.5b, …, a Hugging Face repository or a local folder.", show_default="tiny")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cuda, mps or cpu.", show_default="auto")] = None,
+    model: ModelName = None,
+    device: DeviceName = None,
     rounds: Annotated[int, typer.Option(help="Rounds to measure, after one of warm-up.", min=1, max=1000)] = 5,
     rho: Annotated[float, typer.Option(help="Assumed correlation of two uses of one rollout.", min=0, max=1)] = 0.1,
     alpha: Annotated[float, typer.Option(help="Assumed growth of variance with age, below 0.5.", min=0.01, max=0.49)] = 0.15,
@@ -30,7 +28,4 @@ def replay(
 
     node_config = load(config_file(config), os.environ, {"model": model, "device": device})
     made = plan_replay(node_config, rounds, rho, alpha, lambda text: print(text, file=sys.stderr))
-    if as_json:
-        print_json(document(made))
-    else:
-        print("\n".join(lines(made)))
+    answer(document(made), "\n".join(lines(made)), as_json)

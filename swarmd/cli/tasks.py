@@ -7,7 +7,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from swarmd.cli.options import AsJson, print_json
+from swarmd.cli.options import AsJson, answer, print_json
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.types import Completion, TaskRef
 
@@ -69,11 +69,9 @@ def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9",
     tasks = tasks_of(curriculum)
     task = tasks.task(TaskRef(specialty, n))
     assert task is not None  # just checked
-    answer = solution(tasks, task)
-    if as_json:
-        print_json({"schema": 1, "curriculum": curriculum, "specialty": specialty, "n": n, "question": task.question, "answer": answer})
-    else:
-        print(f"{task.question}\n\nA right answer: <answer>{answer}</answer>")
+    right = solution(tasks, task)
+    document = {"schema": 1, "curriculum": curriculum, "specialty": specialty, "n": n, "question": task.question, "answer": right}
+    answer(document, f"{task.question}\n\nA right answer: <answer>{right}</answer>", as_json)
 
 
 @app.command(epilog="""Example: echo '{"text": "<answer>7</answer>", "ended": true}' | swarmd task score bf 3""")
@@ -82,16 +80,16 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
 
     The contained process that scores rollouts of other nodes scores them: no code in them runs here. One that is too long earns 0.
     """
-    from swarmd.tasks.answers import GradeReason, Judgement
+    from swarmd.tasks.answers import GradeReason
     from swarmd.tasks.scoring import Verifier
 
     _check(specialty, n, curriculum)
     with Verifier(curriculum) as verifier:
         for completion in _completions(sys.stdin):
-            judgement = Judgement(GradeReason.TOO_LONG)
+            grade = GradeReason.TOO_LONG
             if completion is not None:
-                ((judgement,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
-            print_json({"reward": judgement.reward, "reason": judgement.reason.value})
+                ((grade,),) = verifier.judge([(TaskRef(specialty, n), [completion])])
+            print_json({"reward": grade.reward, "reason": grade.value})
 
 
 def _completions(stream: IO[str]) -> Iterator[Completion | None]:
