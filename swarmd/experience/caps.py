@@ -19,7 +19,6 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from statistics import median_low
 from typing import Generic, TypeVar
@@ -28,70 +27,48 @@ from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.types import Author
 
-__all__ = ["DEFAULT", "UNKNOWN", "Author", "Ration", "Shares", "choose", "first"]
+__all__ = ["OF_NEWCOMERS", "UNKNOWN", "Author", "Ration", "choose", "first"]
 
 UNKNOWN = ""  # group of authors that we were never connected to
+
+# Shares of one choice.
+OF_NEWCOMERS = 0.10  # all together
+OF_AUTHOR = 0.5
+OF_GROUP = 0.25
+OF_UNKNOWN = 0.5  # all authors together whose group is not known
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Of one choice."""
-
-    newcomers: float = 0.10  # all together
-    author: float = 0.5
-    group: float = 0.25
-    unknown: float = 0.5  # all authors together whose group is not known
-
-
-DEFAULT = Shares()
-
-
-def choose(
-    candidates: Sequence[T],
-    n: int,
-    author_of: Callable[[T], Author | None],
-    rng: random.Random,
-    *,
-    shares: Shares = DEFAULT,
-    places: int | None = None,
-) -> list[T]:
+def choose(candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random) -> list[T]:
     """At most `n` of them, uniformly among what the caps allow. Draws from `rng` only where there is something to decide.
 
-    author_of: None for our own, which no cap concerns. places: for newcomers; None: their share of `n`.
+    author_of: None for our own, which no cap concerns.
     """
-    return _fill(candidates, n, author_of, rng, shares, places, in_order=False)
+    return _fill(candidates, n, author_of, rng, in_order=False)
 
 
-def first(
-    candidates: Sequence[T],
-    n: int,
-    author_of: Callable[[T], Author | None],
-    rng: random.Random,
-    *,
-    shares: Shares = DEFAULT,
-) -> list[T]:
+def first(candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random) -> list[T]:
     """`choose`, but the first that the caps allow: for candidates that are in a random order already."""
-    return _fill(candidates, n, author_of, rng, shares, None, in_order=True)
+    return _fill(candidates, n, author_of, rng, in_order=True)
 
 
 class Ration(Generic[T]):
     """A choice of `n` made in several calls, as candidates come in: each cap applies to all calls together."""
 
-    def __init__(self, n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares = DEFAULT) -> None:
-        self._n, self._author_of, self._rng, self._shares = n, author_of, rng, shares
+    def __init__(self, n: int, author_of: Callable[[T], Author | None], rng: random.Random) -> None:
+        self._n, self._author_of, self._rng = n, author_of, rng
         self.begin()
 
     def begin(self) -> None:
         """Another choice begins."""
         self._had: list[Author] = []  # whose were chosen so far; no newcomers
-        self._places = _rounded(self._shares.newcomers * self._n, self._rng)
+        self._places = _rounded(OF_NEWCOMERS * self._n, self._rng)
 
     def __call__(self, candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
         """At most `count` more."""
         had = (self._n, self._had)
-        chosen = _fill(candidates, count, self._author_of, rng, self._shares, self._places, in_order=False, had=had)
+        chosen = _fill(candidates, count, self._author_of, rng, in_order=False, places=self._places, had=had)
         for author in map(self._author_of, chosen):
             if author is not None and author.established:
                 self._had.append(author)
@@ -101,10 +78,12 @@ class Ration(Generic[T]):
 
 
 def _fill(
-    candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random, shares: Shares,
-    places: int | None, *, in_order: bool, had: tuple[int, Sequence[Author]] | None = None,
+    candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random,
+    *, in_order: bool, places: int | None = None, had: tuple[int, Sequence[Author]] | None = None,
 ) -> list[T]:  # fmt: skip
-    """had: of a choice in several goes, how many it is of in all, and whose were chosen before."""
+    """places: for newcomers; None: their share of `n`.
+
+    had: of a choice in several goes, how many it is of in all, and whose were chosen before."""
     if n <= 0 or not candidates:
         return []
     authors = [author_of(candidate) for candidate in candidates]
@@ -115,9 +94,9 @@ def _fill(
     heard = sorted(set(range(len(candidates))) - set(beyond))
     order = chain(heard if in_order or len(heard) <= n else (heard[i] for i in _at_random(len(heard), n, rng)), beyond)
     in_all, before = had or (n, ())
-    room = _Room(in_all, shares, [a for i, a in enumerate(authors) if i not in new], before)
+    room = _Room(in_all, [a for i, a in enumerate(authors) if i not in new], before)
     if places is None:
-        places = _rounded(shares.newcomers * n, rng) if new else 0
+        places = _rounded(OF_NEWCOMERS * n, rng) if new else 0
     in_turn = _in_turn(new, authors, rng)
     chosen: list[int] = []
     waiting: list[int] = []
@@ -147,13 +126,13 @@ def _fill(
 class _Room:
     """How much each author and each group has had of one choice."""
 
-    def __init__(self, n: int, shares: Shares, authors: Iterable[Author | None], before: Iterable[Author]) -> None:
+    def __init__(self, n: int, authors: Iterable[Author | None], before: Iterable[Author]) -> None:
         before = list(before)
         others = {a for a in authors if a is not None}
         many, groups = len({a.id for a in others}) > 1, len({a.group for a in others}) > 1
-        self._each = math.ceil(shares.author * n) if many else n
-        self._group = math.ceil(shares.group * n) if groups else n
-        self._unknown = math.ceil(shares.unknown * n) if groups else n
+        self._each = math.ceil(OF_AUTHOR * n) if many else n
+        self._group = math.ceil(OF_GROUP * n) if groups else n
+        self._unknown = math.ceil(OF_UNKNOWN * n) if groups else n
         self._authors = Counter(a.id for a in before)
         self._groups = Counter(a.group for a in before)
         self.raised = 0

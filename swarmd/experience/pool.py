@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
-from swarmd.experience.caps import DEFAULT
+from swarmd.experience.caps import OF_NEWCOMERS
 from swarmd.types import Author, Scored, TaskRef, Tokens
 
 CAPACITY = 1024  # rollouts; a swarm that publishes faster than this in max_age rounds loses its oldest here
@@ -161,7 +161,7 @@ class Pool:
 
     def _trim_newcomers(self) -> None:
         """All newcomers together get a tenth of what others can have here; over it their oldest go."""
-        share = DEFAULT.newcomers * (self.limits.external_share if self.limits is not None else 1.0)
+        share = OF_NEWCOMERS * (self.limits.external_share if self.limits is not None else 1.0)
         own = self.limits.own if self.limits is not None else None
         theirs = [key for key in self._kept if key[0] != own and not self._author_of(key[0]).established]
         for key in theirs[: max(0, len(theirs) - math.ceil(share * self.capacity))]:
