@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
@@ -69,12 +70,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
         given = _parse(AnswerBody, body)
         grade = await _service(request).answer(signed, id, Completion(given.text, given.ended))
-        return JSONResponse(
-            {
-                "evaluation": grade.id, "reward": grade.reward, "reason": grade.reason, "specialty": grade.specialty,
-                "answered": grade.answered, "total": grade.total, "score": grade.score, "n": grade.n,
-            }
-        )  # fmt: skip
+        return JSONResponse(asdict(grade))
 
 
 def _add_reading_routes(app: FastAPI) -> None:

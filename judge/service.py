@@ -17,21 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from judge.config import (
-    ASK_BURST,
-    ASK_SECONDS,
-    BOARDS_KEPT,
-    EXPIRE_SECONDS,
-    FAILED_SECONDS,
-    LEADERBOARD_SECONDS,
-    NETWORK_QUESTIONS,
-    NEWCOMERS_QUESTIONS,
-    OPEN_QUESTIONS,
-    PROBE_SECONDS,
-    REMEMBERED_PEERS,
-    SCORING_BACKLOG,
-    JudgeSettings,
-)
+from judge import config
+from judge.config import JudgeSettings
 from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
 from judge.refusals import BUSY, FAULT, UNHEALTHY, Refusal, Refused
@@ -41,12 +28,12 @@ from judge.store import Grade, Store
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import Curriculum, curriculum
-from swarmd.tasks.scoring import Completion, Judgement, TaskRef, Verifier, VerifierFailed
+from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
-Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[Judgement, ...]]]
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +79,14 @@ class JudgeService:
         tasks = CurriculumTasks(curriculum)
         self.settings, self.curriculum = settings, curriculum
         self._store, self._mark, self._monotonic, self._wall = store, mark, monotonic, wall
-        room = Room(OPEN_QUESTIONS, NEWCOMERS_QUESTIONS, NETWORK_QUESTIONS)
+        room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
         self._sessions = Sessions(lambda r: tasks.draw_held_out(1, r)[0], rng, settings.deadline, room)
-        self._buckets = TokenBuckets[PeerId](1 / ASK_SECONDS, ASK_BURST, REMEMBERED_PEERS)
+        self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
         self._sequences = Sequences()
         self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
-        self._boards: dict[int, tuple[float, LeaderboardPage]] = {}  # by their first rank less one; each for LEADERBOARD_SECONDS
+        self._boards: dict[int, tuple[float, LeaderboardPage]] = {}  # by their first rank less one; each for config.LEADERBOARD_SECONDS
         self._boards_lock = asyncio.Lock()
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
         self._failed = -math.inf  # when the database last could not be used
@@ -141,16 +128,16 @@ class JudgeService:
         """Score and record an answer. The time of the call counts, however long scoring takes. Raises Refused."""
         await self._claim(signed)
         await self.expire()
-        if self._scoring >= SCORING_BACKLOG:
+        if self._scoring >= config.SCORING_BACKLOG:
             raise Refused(BUSY)  # the question stays open: the node may try again before the deadline
         now = self._monotonic()
         question = self._sessions.take(id, signed.peer, now)
         if isinstance(question, Refusal):
             raise Refused(question)
         try:
-            judgement = await self._judgement(question, answer)
+            reason = await self._marked(question, answer)
             grade: Grade = await self._write(
-                self._store.graded, question, answer, judgement, now - question.asked, signed.sequence, self._wall()
+                self._store.graded, question, answer, reason, now - question.asked, signed.sequence, self._wall()
             )
         except Refused:
             self._sessions.give_up(question)
@@ -165,7 +152,7 @@ class JudgeService:
 
     async def expire_forever(self) -> None:
         while True:
-            await asyncio.sleep(EXPIRE_SECONDS)
+            await asyncio.sleep(config.EXPIRE_SECONDS)
             with contextlib.suppress(Refused):  # the disk failed; that is in the log
                 await self.expire()
 
@@ -173,10 +160,10 @@ class JudgeService:
         """The page of those ranked `after` + 1 and on."""
         async with self._boards_lock:
             now = self._monotonic()
-            self._boards = {start: kept for start, kept in self._boards.items() if 0 <= now - kept[0] < LEADERBOARD_SECONDS}
+            self._boards = {start: kept for start, kept in self._boards.items() if 0 <= now - kept[0] < config.LEADERBOARD_SECONDS}
             if after not in self._boards:
                 self._boards[after] = (now, await self._write(self._store.board, after))
-                while len(self._boards) > BOARDS_KEPT:
+                while len(self._boards) > config.BOARDS_KEPT:
                     del self._boards[next(iter(self._boards))]
             return self._boards[after][1]
 
@@ -193,13 +180,13 @@ class JudgeService:
         """Load figures. Raises Refused if the database cannot be written."""
         async with self._probe_lock:
             now = self._monotonic()
-            if self._probed is None or not 0 <= now - self._probed[0] < PROBE_SECONDS:
+            if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_SECONDS:
                 try:
                     await self._write(self._store.probe, self._wall())
                     self._probed = (now, True)
                 except Refused:
                     self._probed = (now, False)
-            if not self._probed[1] or now - self._failed < FAILED_SECONDS:
+            if not self._probed[1] or now - self._failed < config.FAILED_SECONDS:
                 raise Refused(UNHEALTHY)
         return {"open": len(self._sessions), "scoring": self._scoring}
 
@@ -213,7 +200,7 @@ class JudgeService:
         if refusal := self._sequences.claim(signed, floor):
             raise Refused(refusal)
 
-    async def _judgement(self, question: OpenQuestion, answer: Completion) -> Judgement:
+    async def _marked(self, question: OpenQuestion, answer: Completion) -> GradeReason:
         self._scoring += 1
         try:
             rows = await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(question.task.ref, [answer])])

@@ -12,16 +12,9 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from judge import config
 from judge.app import create_app
-from judge.config import (
-    CONNECTIONS,
-    REQUEST_SECONDS,
-    RESPONSE_SECONDS,
-    SLOW_READERS,
-    SLOW_READERS_OF_A_NETWORK,
-    TAKE_SECONDS,
-    JudgeSettings,
-)
+from judge.config import JudgeSettings
 from judge.errors import JudgeCannotListen
 from judge.limits import SlowReaders, network_of
 from judge.service import open_service
@@ -34,9 +27,9 @@ class PatientProtocol(H11Protocol):
     after RESPONSE_SECONDS without a response, after TAKE_SECONDS with a response that the client does not read, and if too many clients
     read slowly at once."""
 
-    request_seconds = REQUEST_SECONDS
-    response_seconds = RESPONSE_SECONDS
-    take_seconds = TAKE_SECONDS
+    request_seconds = config.REQUEST_SECONDS
+    response_seconds = config.RESPONSE_SECONDS
+    take_seconds = config.TAKE_SECONDS
     readers: SlowReaders["PatientProtocol"]
     _patience: asyncio.TimerHandle | None = None
     _taking: asyncio.TimerHandle | None = None
@@ -133,16 +126,16 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
 
 async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Callable[[str], None]) -> bool:
     class Protocol(PatientProtocol):
-        readers = SlowReaders(SLOW_READERS_OF_A_NETWORK, SLOW_READERS)
+        readers = SlowReaders(config.SLOW_READERS_OF_A_NETWORK, config.SLOW_READERS)
 
     async with open_service(settings) as service:
-        config = uvicorn.Config(
+        options = uvicorn.Config(
             create_app(service), http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=bool(settings.proxies), forwarded_allow_ips=list(settings.proxies),
-            limit_concurrency=CONNECTIONS, timeout_keep_alive=5,
+            limit_concurrency=config.CONNECTIONS, timeout_keep_alive=5,
             timeout_graceful_shutdown=GRACE_SECONDS, h11_max_incomplete_event_size=16 * 1024,
         )  # fmt: skip
-        server = JudgeServer(config, lambda: announce(url_of(listener)))
+        server = JudgeServer(options, lambda: announce(url_of(listener)))
         await server.serve(sockets=[listener])
         return server.interrupted
 
@@ -175,7 +168,7 @@ def url_of(listener: socket.socket) -> str:
 def _allow_connections() -> None:
     """As many open files as CONNECTIONS need, where the system allows it: 1,024 is a common default, and half-open connections add up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS + 256
+    wanted = config.CONNECTIONS + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))

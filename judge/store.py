@@ -16,7 +16,7 @@ from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Record, ScoreTally, Standing, curve_numbers, tally
 from judge.sessions import OpenQuestion
 from p2p.types import PeerId
-from swarmd.tasks.scoring import Completion, Judgement
+from swarmd.tasks.scoring import Completion, GradeReason
 
 SCHEMA_VERSION = 2
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
@@ -52,7 +52,7 @@ CREATE INDEX peers_board ON peers (low DESC, peer) WHERE answered >= {LISTED_ANS
 class Grade:
     """One answer, scored and recorded."""
 
-    id: str
+    evaluation: str  # its id
     reward: float
     reason: str
     specialty: str
@@ -150,25 +150,24 @@ class Store:
                 (question.id, question.peer, round_number, model, ref.specialty, ref.n, at),
             )
 
-    def graded(self, question: OpenQuestion, answer: Completion, judgement: Judgement, seconds: float, sequence: int, at: float) -> Grade:
+    def graded(self, question: OpenQuestion, answer: Completion, reason: GradeReason, seconds: float, sequence: int, at: float) -> Grade:
         """Record a scored answer. `seconds`: from question to answer, by the judge's monotonic clock."""
-        reward, reason = judgement.reward, judgement.reason.value
         with self._write():
             peer = self._db.execute(
                 "UPDATE peers SET answered = answered + 1, reward = reward + ?, last_seen = ?, sequence = max(sequence, ?) WHERE peer = ? "
                 "RETURNING answered, answered + unanswered AS number, reward",
-                (reward, at, sequence, question.peer),
+                (reason.reward, at, sequence, question.peer),
             ).fetchone()
             done = self._db.execute(
                 "UPDATE evaluations SET state = 'graded', number = ?, reward = ?, reason = ?, total = ?, seconds = ?, answer = ?, "
                 "ended = ? WHERE id = ? AND state = 'open'",
-                (peer["number"], reward, reason, peer["reward"], seconds, answer.text, answer.ended, question.id),
+                (peer["number"], reason.reward, reason.value, peer["reward"], seconds, answer.text, answer.ended, question.id),
             )
             if done.rowcount != 1:
                 raise sqlite3.IntegrityError(f"evaluation {question.id} is not open")  # undone as a whole: nothing counts twice
             recent = self._place(question.peer)
         specialty, answered, total = question.task.ref.specialty, peer["answered"], peer["reward"]
-        return Grade(question.id, reward, reason, specialty, answered, total, recent.share, recent.answers)
+        return Grade(question.id, reason.reward, reason.value, specialty, answered, total, recent.share, recent.answers)
 
     def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
         """Record questions that were not answered in time: they count as wrong."""

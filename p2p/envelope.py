@@ -81,11 +81,3 @@ def check(parsed: Frame, frame: bytes) -> Envelope | Rejected:
     if not verify_key(parsed.author, DOMAIN, frame[:-_SIGNATURE_TAIL], parsed.signature):
         return Rejected(Reason.BAD_SIGNATURE)
     return Envelope(peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body)
-
-
-def open_frame(frame: bytes, swarm_id: bytes) -> Envelope | Rejected:
-    """A frame whose form, version, swarm and signature hold. The inbox checks time, repetition and quota."""
-    if len(frame) > MAX_FRAME:
-        return Rejected(Reason.TOO_LARGE)
-    parsed = parse(frame, swarm_id)
-    return parsed if isinstance(parsed, Rejected) else check(parsed, frame)

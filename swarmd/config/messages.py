@@ -1,4 +1,4 @@
-"""Words for mistakes in the configuration: what was expected, what was found, what was probably meant."""
+"""Error messages for the configuration: what was expected, what was found, what was probably meant."""
 
 import re
 from collections.abc import Iterable, Iterator

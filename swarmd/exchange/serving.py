@@ -1,4 +1,4 @@
-"""Which authors serve what they offer. Pure; `now` is an argument, in seconds.
+"""Credit for serving: authors that do not serve what they offer are set aside. Pure; `now` is an argument, in seconds.
 
 An offer costs its author nothing, but costs us a fetch and a place in the round while it lasts. So each author has a credit. A served
 rollout adds to it, a failed fetch takes from it. An author without credit is set aside: its offers are not chosen for a while, each time

@@ -1,1 +1,1 @@
-"""What is learnt from: the pool, sampling and sharing strategies, caps, replay, outliers. Pure."""
+"""Experience: replay pool, sampling and sharing strategies, caps, replay schedule, outlier gate. Pure."""

@@ -19,8 +19,8 @@ from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.models.device import free_memory, keep_freed_memory, seeded, use_threads
-from swarmd.policy.models.fit import measures_start, work_of
-from swarmd.policy.models.load import LORA_FROM, Loaded, load_model
+from swarmd.policy.models.fit import LORA_FROM, measures_start, work_of
+from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import checkpoint as saved
 from swarmd.policy.training.learner import Learner, Learning

@@ -5,7 +5,6 @@ All of this runs before any text of another peer reaches a scorer.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
@@ -23,17 +22,10 @@ class GradeReason(Enum):
     SKIPPED = "skipped"  # two answers of this rollout killed a scoring process; the rest is not tried
     NO_TASK = "no such task"  # not in this curriculum
 
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The grade of one completion."""
-
-    reason: GradeReason
-
     @property
     def reward(self) -> float:
         """1.0 if the answer is right, else 0.0."""
-        return 1.0 if self.reason is GradeReason.CORRECT else 0.0
+        return 1.0 if self is GradeReason.CORRECT else 0.0
 
 
 LONGEST_COMPLETION = 131_072  # characters; the longest completion a node may be configured to sample is 32,768 tokens

@@ -21,12 +21,12 @@ import msgspec
 
 from swarmd.errors import SwarmdError
 from swarmd.tasks import pipe
-from swarmd.tasks.answers import GradeReason, Judgement, read
+from swarmd.tasks.answers import GradeReason, read
 from swarmd.tasks.curriculum import Curriculum, curriculum
 from swarmd.tasks.pipe import Judgements, Request, ScoreItem, VerifierReady, VerifierRefused
 from swarmd.types import Completion, TaskRef
 
-__all__ = ["Completion", "GradeReason", "Judgement", "TaskRef", "Verifier", "VerifierFailed"]
+__all__ = ["Completion", "GradeReason", "TaskRef", "Verifier", "VerifierFailed"]
 
 COMMAND = (sys.executable, "-m", "swarmd.tasks.verifier")
 ATTEMPTS = 3
@@ -95,8 +95,8 @@ class Verifier:
         child = self._child
         return child.seccomp if child else None
 
-    def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[Judgement, ...]]:
-        """Reward and reason of every completion, in order. Raises VerifierFailed if no process runs; never because of a completion."""
+    def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[GradeReason, ...]]:
+        """The grade of every completion, in order. Raises VerifierFailed if no process runs; never because of a completion."""
         reasons: list[list[GradeReason]] = []
         pending: list[_Pending] = []
         for i, (ref, completions) in enumerate(items):
@@ -109,11 +109,11 @@ class Verifier:
                     pending.append(_Pending(i, j, ref, answer))
         for i, j, reason in self._mark(pending):
             reasons[i][j] = reason
-        return [tuple(Judgement(reason) for reason in row) for row in reasons]
+        return [tuple(row) for row in reasons]
 
     def score(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
         """One tuple of rewards (0.0 or 1.0) per item, in order (`swarmd.protocols.Reward`)."""
-        return [tuple(judgement.reward for judgement in row) for row in self.judge(items)]
+        return [tuple(reason.reward for reason in row) for row in self.judge(items)]
 
     __call__ = score
 

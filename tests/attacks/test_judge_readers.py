@@ -20,7 +20,7 @@ from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
 from p2p.identity import Identity
 from swarmd.daemon.judge_client import Graded, JudgeClient, Question
-from swarmd.tasks.answers import GradeReason, Judgement
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.types import Completion, Task, TaskRef
 from tests.attacks.harness import Attack, show
@@ -38,7 +38,7 @@ def fill(folder: Path, answers: int) -> None:
             asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, Requester("", record=True))
             store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
             answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
-            store.graded(asked, answer, Judgement(GradeReason.WRONG), 0.5, 2 * number + 1, 0.0)
+            store.graded(asked, answer, GradeReason.WRONG, 0.5, 2 * number + 1, 0.0)
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.envelope import open_frame, seal
+from p2p.envelope import Frame, check, parse, seal
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
 from swarmd.testing import NOW, TOPIC, identity
@@ -119,7 +119,9 @@ MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)
 @given(modality=MODALITIES)
 def test_the_modality_of_a_kind_is_the_one_it_was_tagged_with(kind: str, modality: str) -> None:
     frame = seal(identity(1), TOPIC.swarm_id, 1, NOW, wire.tagged(kind, modality), b"")
-    envelope = open_frame(frame, TOPIC.swarm_id)
+    parsed = parse(frame, TOPIC.swarm_id)
+    assert isinstance(parsed, Frame)
+    envelope = check(parsed, frame)
     assert isinstance(envelope, Envelope) and wire.modality_of(envelope.kind) == modality
     assert (envelope.kind == kind) == (modality == wire.TEXT)
 

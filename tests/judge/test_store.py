@@ -13,12 +13,12 @@ from judge.leaderboard import CURVE_POINTS, WINDOW, Record
 from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
 from p2p.types import PeerId
-from swarmd.tasks.answers import GradeReason, Judgement
+from swarmd.tasks.answers import GradeReason
 from swarmd.types import Completion, Task, TaskRef
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")
 ANSWER = Completion("<answer>1</answer>", True)
-RIGHT, WRONG = Judgement(GradeReason.CORRECT), Judgement(GradeReason.WRONG)
+RIGHT, WRONG = GradeReason.CORRECT, GradeReason.WRONG
 
 
 def opened(folder: Path, curriculum: str = "tiny-9 0123") -> Store:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from reasoning_gym.utils import extract_answer
 
-from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, GradeReason, Judgement, answer_end, extract, read
+from swarmd.tasks.answers import LONGEST_ANSWER, LONGEST_COMPLETION, GradeReason, answer_end, extract, read
 from swarmd.tasks.curriculum import CURRICULA
 
 PIECES = ["<answer>", "</answer>", "<answer", "answer>", "</", ">", "<", *" \n\t\u00a0\u2003\x1c\x85", "1", "x y", "é"]
@@ -61,4 +61,4 @@ def test_lengths_are_limited(specialty: str) -> None:
 
 
 def test_only_a_correct_answer_earns() -> None:
-    assert {reason: Judgement(reason).reward for reason in GradeReason} == {r: float(r is GradeReason.CORRECT) for r in GradeReason}
+    assert {reason: reason.reward for reason in GradeReason} == {r: float(r is GradeReason.CORRECT) for r in GradeReason}

@@ -11,7 +11,7 @@ from swarmd.errors import ConfigError
 from swarmd.protocols import Reward
 from swarmd.tasks.answers import LONGEST_COMPLETION
 from swarmd.tasks.grading import solution
-from swarmd.tasks.scoring import Completion, GradeReason, Judgement, TaskRef, Verifier
+from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier
 from swarmd.tasks.source import tasks_of
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +39,10 @@ def test_reasons(verifier: Verifier, right: str) -> None:
     }
     unknown = TaskRef("no such", 7)
     judged = verifier.judge([(REF, [Completion(text, True) for text in texts]), (unknown, [Completion("", True)] * 2), (REF, [])])
-    assert judged == [tuple(map(Judgement, texts.values())), (Judgement(GradeReason.NO_TASK),) * 2, ()]
+    assert judged == [tuple(texts.values()), (GradeReason.NO_TASK,) * 2, ()]
     assert verifier.judge([]) == []
     assert verifier.score([(REF, [Completion(f"<answer>{right}</answer> and so", False)])]) == [(1.0,)]  # cut after its answer
-    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [(Judgement(GradeReason.NO_TASK),)]
+    assert verifier.judge([(TaskRef("bf", 2**80), [Completion("<answer>1</answer>", True)])]) == [(GradeReason.NO_TASK,)]
 
 
 @pytest.mark.net

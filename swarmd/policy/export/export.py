@@ -4,8 +4,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +22,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import read_config
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
 from swarmd.policy.training import checkpoint as saved
+from swarmd.state.logs import installed_version
 
 FILES: Final = ("policy.json", "weights.safetensors")  # of a checkpoint: all that an export needs
 
@@ -72,7 +71,7 @@ def export(
         adapter_only,
         identity.dtype,
         curriculum,
-        _version(),
+        installed_version(),
     )
     figures = figures_of(metrics)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
@@ -126,10 +125,3 @@ def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> 
         network = network.merge_and_unload() if isinstance(network, PeftModel) else network
     network.save_pretrained(folder)
     AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False).save_pretrained(folder)
-
-
-def _version() -> str:
-    try:
-        return installed("swarmd")
-    except PackageNotFoundError:  # run from a checkout
-        return "(unreleased)"

@@ -3,8 +3,6 @@
 import logging
 import time
 from functools import partial
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +15,7 @@ from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.models import hub
 from swarmd.policy.models.load import Loaded
 from swarmd.policy.training.losses import LOSSES
+from swarmd.state.logs import installed_version
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ def quickest(loaded: Loaded, sampling: Sampling, tokens: int, memory_file: Path)
     network: Any = loaded.network
     vocabulary = network.get_input_embeddings().num_embeddings
     measured = partial(benchmark.measure, vocabulary=vocabulary, sampling=sampling, device=loaded.device, clock=time.perf_counter)
-    conditions = benchmark.conditions(loaded.device, loaded.fingerprint, loaded.dtype, _version())
+    conditions = benchmark.conditions(loaded.device, loaded.fingerprint, loaded.dtype, installed_version())
     return engines[benchmark.pick(engines, conditions, memory_file, measured)]
 
 
@@ -88,10 +87,3 @@ def _asked(config: NodeConfig, loaded: Loaded, sampling: Sampling) -> EngineOpti
         start_seconds=generate.engine_start_seconds,
         arguments=generate.engine_args,
     )
-
-
-def _version() -> str:
-    try:
-        return installed("swarmd")
-    except PackageNotFoundError:  # run from a checkout
-        return "(unreleased)"

@@ -16,7 +16,6 @@ from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.device import free_memory, is_out_of_memory
-from swarmd.policy.models.fit import LORA_FROM as _LORA_FROM
 from swarmd.policy.models.fit import fit, require
 from swarmd.policy.models.memory_plan import Plan, Workload
 from swarmd.policy.models.tokenizer import load_tokenizer
@@ -24,7 +23,6 @@ from swarmd.policy.models.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-LORA_FROM: Final = _LORA_FROM
 ORDINARY_WORK: Final = Workload()
 
 
