@@ -36,7 +36,7 @@ class Reason(Enum):
     OWN_ECHO = "our own frame"
     FLOODING = "a peer sends more than it may"
     SHUNNED = "of a peer that has misbehaved"
-    CROWDED = "more newcomers at once than are looked at"
+    CROWDED = "too many unknown peers"
     NOT_ASKED_FOR = "a blob that is not the one asked for"
     # What only the trainer can find, reported back through `Transport.report`:
     UNDECODABLE = "not a rollout set"

@@ -1,1 +1,1 @@
-"""Which frames are accepted: the inbox, reputation, replay protection, bans by host, the fair queue."""
+"""Admission of frames: inbox, reputation, replay protection, host bans, fair queue."""

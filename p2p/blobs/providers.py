@@ -1,4 +1,4 @@
-"""Which peers to ask for a blob: those named with it, those we are connected to, and authors of recent frames. Pure.
+"""Provider selection for a blob: named holders, connected peers, then authors of recent frames. Pure.
 
 An offer is published in its shard alone, so the peers that fetched from it are in that shard, too. In a swarm of more than about a
 dozen no node is connected to all of them: the only peer left that holds a blob may be a stranger.

@@ -1,4 +1,4 @@
-"""What the engines that go over the network share: how they are built, what they are asked to do, and how they stay up."""
+"""Base class of the network engines: construction, publishing, requests, bans, restarts."""
 
 import logging
 import random

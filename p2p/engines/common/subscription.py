@@ -1,4 +1,4 @@
-"""The shards that an engine is to be in."""
+"""The shards that an engine subscribes to."""
 
 from collections.abc import Collection
 
