@@ -67,7 +67,7 @@ def test_every_key_can_be_set_by_a_variable() -> None:
 
 
 def test_a_node_that_neither_asks_nor_trains_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'round\.local: expected above 0 where round\.train'):
+    with pytest.raises(ConfigError, match=r"round\.local: expected above 0 where round\.train"):
         load(None, {"SWARMD_LOCAL": "0", "SWARMD_TRAIN": "off"}, {})
 
 

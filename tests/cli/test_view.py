@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from swarmd.cli.view import JsonView, PlainView, peer_lines, round_sentence, state_sentence, status_lines
+from swarmd.cli.view import JsonView, PlainView, peer_lines, round_sentence, state_sentence, status_lines, workers_words
 from swarmd.cli.view_live import LiveView, Page, braille
 from swarmd.cli.view_log import LINES, LogView
 
@@ -306,3 +306,22 @@ def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFix
     log_view.talk("the end")
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == LINES + 2 and lines[-2:] == ["9940 lines were left out: more than 60 in a minute", "the end"]
+
+
+WORKERS = {
+    "generators": {"alive": 2, "of": 2, "restarts": 1, "pids": [1, 2]},
+    "trainers": {"alive": 1, "of": 1, "restarts": 0, "pids": []},
+    "version": 30,
+    "lag": {"mean": 1.25, "max": 3},
+    "tokens_per_second": None,
+    "questions": {"in_flight": 8, "put_back": 0, "given_up": 0},
+    "waiting": 0,
+    "overtaken": 0,
+}
+
+
+def test_workers_in_words() -> None:
+    assert workers_words({}) == ""
+    assert workers_words(WORKERS) == (
+        "2 of 2 generators, 1 of 1 trainers, – tokens/s, version 30, lag 1.25 versions, at most 3, restarts: 1"
+    )

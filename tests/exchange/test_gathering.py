@@ -25,8 +25,6 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import Clock, memory_member
 from swarmd.types import Completion, Rollout, TaskRef
 
-pytestmark = pytest.mark.trio
-
 
 @dataclass
 class Party:

@@ -74,12 +74,22 @@ def test_a_rollout_over_the_limits_of_a_blob_is_left_out() -> None:
 
 
 GOOD = [1, 1, [0], [1], [1], bytes(12)]
-NUMBERS = st.lists(st.integers(-1, 3), max_size=3)
+ITEMS = st.tuples(st.sampled_from([0, 1, 1, 2, -1]), st.sampled_from([0, 3, 4, -1]), st.sampled_from([1, 5, MAX_BLOB, MAX_BLOB + 1, 0]))
 
 
-@given(st.tuples(st.sampled_from([1, 1, 1, 2]), st.integers(-1, 2), NUMBERS, NUMBERS, NUMBERS, st.integers(0, 36).map(bytes)))
-@example((1, 1, [0, 1], [1, 3], [1, 2], bytes(24)))
-@example((1, 1, [0], [1], [2**30], bytes(12)))
+@st.composite
+def documents(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Mostly offers of some items, of which a list or the ids may lack an end."""
+    items = draw(st.lists(ITEMS, max_size=2))
+    parts = [list(part) for part in zip(*items, strict=True)] or [[], [], []]
+    ids = bytes(12 * len(items) + draw(st.sampled_from([0, 0, 0, 1, -1, 12])) * bool(items))
+    if items and draw(st.integers(0, 3)) == 0:
+        parts[draw(st.integers(0, 2))].pop()
+    return (draw(st.sampled_from([1, 1, 1, 1, 2])), draw(st.sampled_from([0, 7, 7, -1])), *parts, ids)
+
+
+@settings(max_examples=400)
+@given(documents())
 @example((1, 1, [0] * 65, [1] * 65, [1] * 65, bytes(12 * 65)))
 @example((1, 1, [0] * 62, [2**40] * 62, [1] * 62, bytes(12 * 62)))  # over MAX_OFFER
 def test_an_offer_keeps_every_rule_and_what_breaks_one_is_none(document: tuple[Any, ...]) -> None:

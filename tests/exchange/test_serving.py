@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 
-import pytest
 import trio
 import trio.testing
 
@@ -146,7 +145,6 @@ def give_standing(node: Party, *authors: PeerId) -> None:
         node.member.vouch(author, 1)
 
 
-@pytest.mark.trio
 async def test_a_restarted_author_has_failed_once_and_keeps_its_standing(autojump_clock: trio.testing.MockClock) -> None:
     swarm = MemorySwarm()
     a, b = join(swarm, 1), join(swarm, 2)
@@ -162,7 +160,6 @@ async def test_a_restarted_author_has_failed_once_and_keeps_its_standing(autojum
     assert b.member.has_standing(a.id) and not b.member.reports
 
 
-@pytest.mark.trio
 async def test_an_author_that_is_gone_keeps_its_standing(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     give_standing(b, a.id)
@@ -173,7 +170,6 @@ async def test_an_author_that_is_gone_keeps_its_standing(autojump_clock: trio.te
     assert b.gatherer.missed > 20 and b.member.has_standing(a.id) and not b.member.reports
 
 
-@pytest.mark.trio
 async def test_who_refuses_what_it_offers_loses_its_standing(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
     give_standing(b, a.id)
@@ -185,7 +181,6 @@ async def test_who_refuses_what_it_offers_loses_its_standing(autojump_clock: tri
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
 
 
-@pytest.mark.trio
 async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: trio.testing.MockClock) -> None:
     """He offers ids that an honest author offers, and sizes that are too small for them."""
     a, b, liar = joined(1, 2, 3)

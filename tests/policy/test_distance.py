@@ -68,11 +68,15 @@ def test_measuring_changes_nothing(kind: str, folders: dict[str, Path]) -> None:
     assert all(torch.equal(p, ends[1][name]) for name, p in ends[0].items())
 
 
-def test_drift_is_from_the_policy_that_drew(folders: dict[str, Path]) -> None:
-    policy = open_policy(folders["qwen2"], train={"learning_rate": RATE, "kl_every": 0})
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_drift_is_from_the_policy_that_drew(temperature: float, folders: dict[str, Path]) -> None:
+    """What decoding recorded is what the first update computes: the ratio is 1, whatever the temperature."""
+    narrow = {"clip_low": 1e-4, "clip_high": 1e-4}
+    policy = open_policy(folders["qwen2"], temperature=temperature, train={"learning_rate": RATE, "kl_every": 0, **narrow})
     batch = batch_of(policy)
     foreign = external("other?", [("yes", True), ("no", True)], (1.0, 0.0))
-    assert policy.update([*batch, foreign]).drift == pytest.approx(0.0, abs=1e-6)
+    first = policy.update([*batch, foreign])
+    assert (first.drift, first.clip_fraction) == (pytest.approx(0.0, abs=1e-6), 0)
     now = flat([t.logprobs for t in policy.logprobs(batch)])
     drawn = flat([s.tokens.logprobs for s in batch if s.tokens])
     expected = float(k3(now, drawn).mean())

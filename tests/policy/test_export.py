@@ -94,6 +94,10 @@ def test_merged_adapter_computes_what_the_adapter_computed(folders: dict[str, Pa
     files = saved_files(policy, tmp_path / "saved")
     merged = AutoModelForCausalLM.from_pretrained(export(files, [], "sapo-9", tmp_path / "merged").folder)
     alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True).folder
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {p.name for p in alone.iterdir()}
+    assert not (alone / "model.safetensors").exists()
+    config = json.loads((alone / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(folders[family].resolve()))
     base = AutoModelForCausalLM.from_pretrained(folders[family])
     ids = torch.arange(40)[None] % 100 + 6
     with torch.inference_mode():
@@ -103,15 +107,6 @@ def test_merged_adapter_computes_what_the_adapter_computed(folders: dict[str, Pa
         assert torch.allclose(merged(ids).logits, adapted, atol=1e-4)
     assert greedy(tmp_path / "merged", merged) == [policy.answer(q).text for q in QUESTIONS]
     assert not any("lora" in name for name, _ in merged.named_parameters())
-
-
-def test_adapter_alone_is_what_peft_writes(folders: dict[str, Path], tmp_path: Path) -> None:
-    policy = open_policy(folders["llama"], lora="on", lora_rank=4, train=FAST)
-    out = export(saved_files(policy, tmp_path / "saved"), [], "sapo-9", tmp_path / "out", adapter_only=True).folder
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {p.name for p in out.iterdir()}
-    assert not (out / "model.safetensors").exists()
-    config = json.loads((out / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(folders["llama"].resolve()))
 
 
 def test_no_adapter_of_a_whole_model(files: dict[str, bytes], tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from swarmd.policy.training.packing import Row, pack
 from tests.policy.conftest import FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9
+EIGHT = pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'")
 LENGTH = 32  # tokens of a sequence; eager attention's quadratic part is small beside the rest
 
 
@@ -204,10 +205,14 @@ def test_the_start_is_kept_where_there_is_room_for_it() -> None:
         (4, {}, ["LoRA of rank 16", "gradient checkpointing  on"]),
         (8, {"lora": "off"}, ["all weights", "adamw, the weights rounded at random"]),
         (20, {"lora": "off"}, ["adamw, on a float32 copy of the weights", "against a copy of the weights as they were"]),
+        pytest.param(
+            8, {"lora": "off", "bits": 8}, ["adamw8bit, on a float32 copy of the weights", "not measured", "their scales"], marks=EIGHT
+        ),
     ],
 )
 def test_the_doctor_shows_half_a_billion(gigabytes: int, changes: dict[str, Any], said: list[str], tmp_path: Path) -> None:
-    config = NodeConfig(model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16", **changes))
+    train = TrainConfig(optimizer="adamw8bit", kl_every=0) if changes.pop("bits", None) else TrainConfig()
+    config = NodeConfig(model=ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16", **changes), train=train)
     found = examine(config, lambda _: gigabytes * GB)
     text = "\n".join(found.lines())
     assert found.fit.plan.fits and "494,032,768 parameters" in text
@@ -215,14 +220,6 @@ def test_the_doctor_shows_half_a_billion(gigabytes: int, changes: dict[str, Any]
         assert words in text, text
     document = json.loads(json.dumps(found.document()))
     assert (document["schema"], document["fits"], document["plan"]) == (1, True, json.loads(json.dumps(asdict(found.fit.plan))))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs pip install 'swarmd[8bit]'")
-def test_the_doctor_shows_half_a_billion_in_eight_bits(tmp_path: Path) -> None:
-    model = ModelConfig(name=str(write_config(tmp_path)), device="cpu", dtype="bfloat16", lora="off")
-    config = NodeConfig(model=model, train=TrainConfig(optimizer="adamw8bit", kl_every=0))
-    text = "\n".join(examine(config, lambda _: 8 * GB).lines())
-    assert "adamw8bit, on a float32 copy of the weights" in text and "not measured" in text and "their scales" in text
 
 
 def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at_it(

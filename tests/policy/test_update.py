@@ -188,16 +188,6 @@ def test_lora_gradient_is_the_naive_one(folders: dict[str, Path]) -> None:
         torch.testing.assert_close(got[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_first_update_of_a_round_is_on_policy(temperature: float, folders: dict[str, Path]) -> None:
-    """What decoding recorded is what the update computes: the ratio is 1, whatever the temperature."""
-    policy = open_policy(folders["qwen2"], temperature=temperature, train={"clip_low": 1e-4, "clip_high": 1e-4})
-    (g,) = policy.generate(["1+1?"], 8)
-    report = policy.update([local("1+1?", g, (1.0, 0.0) * 4)])
-    assert report.clip_fraction == 0
-    assert report.tokens == sum(map(len, g.tokens.ids))
-
-
 def test_rewarded_answers_become_likelier(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen2"], train={"learning_rate": 3e-3})
     for _ in range(60):
