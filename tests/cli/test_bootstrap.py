@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks.probes import ProbeProcess
 from p2p.engines import Choice
-from p2p.engines.hivemind.p2pd import missing
 from swarmd.daemon.bootstrap import announcement, place, relays
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
@@ -26,7 +25,6 @@ from tests.packaging.checkout import ROOT, parse
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 SECONDS = 60.0  # patience; the machine may be busy
-NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 @contextmanager
@@ -43,7 +41,7 @@ def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[t
 
 @pytest.mark.net
 @pytest.mark.parametrize(
-    "engine, curriculum", [("libp2p", "tiny-9"), ("libp2p", "sapo-9"), pytest.param("hivemind", "sapo-9", marks=NEEDS_P2PD)]
+    "engine, curriculum", [("libp2p", "tiny-9"), ("libp2p", "sapo-9"), pytest.param("hivemind", "sapo-9", marks=pytest.mark.p2pd)]
 )
 def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine: str, curriculum: str) -> None:  # noqa: F811
     """Whatever they train: by default it is of tiny-9 itself, and passes on what is said in the others too."""
@@ -98,7 +96,7 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) ->
 
 
 @pytest.mark.net
-@NEEDS_P2PD
+@pytest.mark.p2pd
 def test_it_is_up_within_two_seconds_and_never_loads_torch(tmp_path: Path) -> None:
     """Two seconds of this machine when it is idle; what is held to is processor time."""
     with bootstrap(tmp_path / "boot", engine="hivemind") as (process, _):

@@ -50,7 +50,6 @@ async def ask(state_dir: Path, operation: str, **arguments: Any) -> dict[str, An
     return await trio.to_thread.run_sync(lambda: call(state_dir, operation, **arguments))
 
 
-@pytest.mark.trio
 async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) -> None:
     state_dir = tmp_path / ("very-long-name" * 8) / "state"  # deeper than a socket's path may be
     async with running(state_dir) as path:
@@ -64,7 +63,6 @@ async def test_a_question_is_answered_and_the_socket_is_private(tmp_path: Path) 
         await ask(state_dir, "status")
 
 
-@pytest.mark.trio
 async def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
@@ -73,7 +71,6 @@ async def test_a_runtime_folder_too_deep_for_a_socket_is_passed_over(tmp_path: P
         assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-@pytest.mark.trio
 async def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_node(tmp_path: Path) -> None:
     async with running(tmp_path):
         with pytest.raises(SwarmdError, match="The trainer is gone") as refused:
@@ -93,7 +90,6 @@ async def test_refusals_reach_the_caller_and_a_fault_of_ours_does_not_stop_the_n
 NO_REQUESTS = [b"\n", b"{}\n", b"[]\n", b"[" * 20_000 + b"\n", b"\xff\xfe\n", b'{"operation":1}\n', b"a" * (MAX_REQUEST + 2)]
 
 
-@pytest.mark.trio
 async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
     async with running(tmp_path) as path:
         for line in NO_REQUESTS:
@@ -104,7 +100,6 @@ async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: 
             assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
-@pytest.mark.trio
 async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path) as path:
         held = [await trio.open_unix_socket(path) for _ in range(17)]
@@ -118,7 +113,6 @@ async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_c
                 break
 
 
-@pytest.mark.trio
 async def test_what_a_killed_node_left_is_cleared_away_and_means_not_running(tmp_path: Path) -> None:
     left = tmp_path / "swarmd-left"
     left.mkdir()

@@ -11,7 +11,6 @@ import pytest
 import trio
 
 from p2p.engines import engine
-from p2p.engines.hivemind.p2pd import missing
 from p2p.engines.memory import MemorySwarm
 from p2p.identity import Identity
 from p2p.member import Member
@@ -36,7 +35,6 @@ from swarmd.testing import memory_member, until
 TOPIC = Topic("main", "0123456789abcdef")
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
 JUDGE, OTHER = "https://judge.example", "https://other.example:8443"
-NEEDS_P2PD = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 def test_what_is_told_is_understood_and_more_is_not_told() -> None:
@@ -82,7 +80,6 @@ class Names(trio.abc.HostnameResolver):
         raise NotImplementedError
 
 
-@pytest.mark.trio
 async def test_a_name_leads_to_public_addresses_or_nowhere() -> None:
     mixed = ["11.0.0.1", "127.0.0.1"]
     before = trio.socket.set_custom_hostname_resolver(
@@ -152,12 +149,10 @@ NETS = {
     "hivemind": lambda: build_real("hivemind"),
     "mixed": lambda: build_real("libp2p", "hivemind"),
 }
-PARAMS = ["memory"] + [
-    pytest.param(name, marks=[pytest.mark.net, *([NEEDS_P2PD] if name != "libp2p" else [])]) for name in ("libp2p", "hivemind", "mixed")
-]
+PARAMS = ["memory", pytest.param("libp2p", marks=pytest.mark.net)]
+PARAMS += [pytest.param(name, marks=[pytest.mark.net, pytest.mark.p2pd]) for name in ("hivemind", "mixed")]
 
 
-@pytest.mark.trio
 @pytest.mark.parametrize("net", PARAMS)
 async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_discovery, "FIRST", 0.5)
@@ -182,7 +177,6 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.trio
 async def test_a_judge_on_this_machine_is_not_taken_from_afar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_discovery, "FIRST", 0.01)
     swarm = MemorySwarm()
