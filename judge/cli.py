@@ -46,7 +46,9 @@ def serve(
     database: Annotated[
         Path | None, typer.Option(envvar="SWARMD_JUDGE_DATABASE", help="SQLite file; by default one per curriculum in the state folder.")
     ] = None,
-    curriculum: Annotated[str, typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, or -strict.")] = "sapo-9",
+    curriculum: Annotated[
+        str, typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.")
+    ] = "sapo-9",
     deadline: Annotated[
         float, typer.Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")
     ] = 120.0,
@@ -67,6 +69,7 @@ def serve(
     """Serve until Ctrl-C or SIGTERM."""
     try:
         from judge.serving import serve as serve_until_stopped  # FastAPI and ReasoningGYM take a second that --help need not
+        from swarmd.tasks.own import find_curriculum
     except ModuleNotFoundError as missing:
         if missing.name not in EXTRA:
             raise
@@ -74,16 +77,15 @@ def serve(
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     origins, proxies = frozenset(o.rstrip("/") for o in origin or ()), tuple(proxy or ())
-    settings = JudgeSettings(database or default_database(curriculum), curriculum, deadline, host, port, origins, proxies)
+    found = find_curriculum(curriculum)
+    settings = JudgeSettings(database or default_database(found.name), curriculum, deadline, host, port, origins, proxies)
 
     def announce(url: str) -> None:
         if as_json:
-            from swarmd.tasks.curriculum import curriculum as lookup
-
-            line = {"schema": SCHEMA, "url": url, "curriculum": curriculum, "digest": lookup(curriculum).digest}
+            line = {"schema": SCHEMA, "url": url, "curriculum": found.name, "digest": found.digest}
             print(json.dumps({**line, "database": str(settings.database)}), flush=True)
         else:
-            print(f"Judging {curriculum} at {url} (answers kept in {settings.database}). Stop with Ctrl-C.", flush=True)
+            print(f"Judging {found.name} at {url} (answers kept in {settings.database}). Stop with Ctrl-C.", flush=True)
 
     if serve_until_stopped(settings, announce):
         raise typer.Exit(INTERRUPTED)

@@ -27,12 +27,14 @@ from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
-from swarmd.tasks.curriculum import Curriculum, curriculum
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.tasks.own import NoQuestion, find_curriculum
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
-from swarmd.tasks.source import CurriculumTasks
+from swarmd.tasks.source import Task, open_tasks
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
+Draw = Callable[[int, random.Random], Sequence[Task]]  # held-out questions
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
 
 
@@ -53,9 +55,16 @@ async def open_service(
     wall: Callable[[], float] = time.time,
 ) -> AsyncIterator["JudgeService"]:
     """A judge with its database, verifier and expiry task; closed in order at the end. Raises OperatorError."""
-    lessons = curriculum(settings.curriculum)
-    with contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store, Verifier(lessons) as verifier:
-        service = JudgeService(settings, lessons, store, verifier.judge, rng or secrets.SystemRandom(), monotonic, wall)
+    lessons = find_curriculum(settings.curriculum)
+    with (
+        contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
+        Verifier(lessons) as verifier,
+        contextlib.closing(Verifier(lessons)) as maker,  # starts for own tasks alone: their questions do not wait for what is scored
+    ):
+        tasks = open_tasks(lessons, maker)
+        service = JudgeService(
+            settings, lessons, tasks.draw_held_out, store, verifier.judge, rng or secrets.SystemRandom(), monotonic, wall
+        )
         reaper = asyncio.create_task(service.expire_forever())
         try:
             yield service
@@ -69,6 +78,7 @@ class JudgeService:
         self,
         settings: JudgeSettings,
         curriculum: Curriculum,
+        draw: Draw,
         store: Store,
         mark: Mark,
         rng: random.Random,
@@ -76,11 +86,10 @@ class JudgeService:
         wall: Callable[[], float],
     ) -> None:
         """`store` and `mark` are each used from one thread of this service's own; `rng` must be unpredictable outside tests."""
-        tasks = CurriculumTasks(curriculum)
         self.settings, self.curriculum = settings, curriculum
         self._store, self._mark, self._monotonic, self._wall = store, mark, monotonic, wall
         room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
-        self._sessions = Sessions(lambda r: tasks.draw_held_out(1, r)[0], rng, settings.deadline, room)
+        self._sessions = Sessions(lambda r: draw(1, r)[0], rng, settings.deadline, room)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
         self._sequences = Sequences()
         self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
@@ -101,7 +110,8 @@ class JudgeService:
                 Refusal(
                     409,
                     f"this judge asks {mine.name} ({mine.digest}), your node trains on another curriculum",
-                    f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge of your own curriculum.",
+                    f"Join with curriculum = {mine.name!r} and the same reasoning-gym version, or use a judge of your own curriculum. "
+                    "Own tasks need a judge that was started with the same file or package.",
                 )
             )
         if wait := self._buckets.of(signed.peer, now := self._monotonic()).wait(now):
@@ -110,7 +120,11 @@ class JudgeService:
         asker = Requester(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)
         await self.expire()
         now = self._monotonic()
-        outcome = self._sessions.ask(signed.peer, asker, now)
+        try:
+            outcome = self._sessions.ask(signed.peer, asker, now)
+        except (NoQuestion, VerifierFailed):
+            log.exception("cannot make a question")
+            raise Refused(FAULT) from None
         if isinstance(outcome, Refusal):
             raise Refused(outcome)
         question = outcome.question

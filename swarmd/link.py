@@ -39,6 +39,7 @@ class StartTrainer(_Message, frozen=True):
     state_dir: str
     peer_id: str
     seed: int
+    curriculum: str = ""  # digest of the curriculum that the daemon's swarm has; "": not checked
 
 
 class Received(_Message, frozen=True):

@@ -74,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def join(
     model: ModelName = None,
     swarm: SwarmName = None,
+    curriculum: Annotated[
+        str | None,
+        typer.Option(help="What the swarm asks: sapo-9, tiny-9, -strict, or own tasks: a .py or .jsonl file.", show_default="auto"),
+    ] = None,
     bootstrap: Annotated[
         list[str] | None, typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
     ] = None,
@@ -105,6 +109,7 @@ def join(
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
     flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace, "profile": profile}
+    flags["curriculum"] = curriculum
     flags["train"] = None if train is None else "on" if train else "off"
     resolved = resolve(inspect.config_file(config), os.environ, flags)
     folder = as_state_dir(state_dir)

@@ -1,15 +1,18 @@
-"""`swarmd task`: show questions of a curriculum, and score answers with the contained verifier."""
+"""`swarmd task`: show questions of a curriculum, own tasks among them, and score answers with the contained verifier."""
 
 import json
 import sys
 from collections.abc import Iterator
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from swarmd.cli.options import AsJson, answer, print_json
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.types import Completion, TaskRef
+
+if TYPE_CHECKING:
+    from swarmd.tasks.curriculum import Curriculum
 
 app = typer.Typer(help="Show questions of a curriculum, and score answers.", no_args_is_help=True)
 
@@ -32,7 +35,14 @@ def _specialties() -> list[str]:
     return sorted({specialty for curriculum in CURRICULA.values() for specialty in curriculum.specialties})
 
 
-CurriculumName = Annotated[str, typer.Option("--curriculum", help="sapo-9 or tiny-9, also with -strict.", autocompletion=_curricula)]
+CurriculumName = Annotated[
+    str,
+    typer.Option(
+        "--curriculum",
+        help="sapo-9 or tiny-9, also with -strict; or own tasks: a .py or .jsonl file, or an installed package's.",
+        autocompletion=_curricula,
+    ),
+]
 Specialty = Annotated[str, typer.Argument(help="One that `swarmd task list` names.", autocompletion=_specialties)]
 Number = Annotated[int, typer.Argument(metavar="N", help="Which question: ReasoningGYM's seed plus index, 0 to 2147483647.")]
 
@@ -44,9 +54,9 @@ def list_tasks(
 ) -> None:
     """List the curricula, their specialties and how each is configured."""
     from swarmd.tasks.curriculum import CURRICULA
-    from swarmd.tasks.curriculum import curriculum as named
+    from swarmd.tasks.own import find_curriculum
 
-    chosen = [named(curriculum)] if curriculum else list(CURRICULA.values())
+    chosen = [find_curriculum(curriculum)] if curriculum else list(CURRICULA.values())
     if as_json:
         documents = [
             {"name": one.name, "digest": one.digest, "specialties": {name: dict(config) for name, config in sorted(one.configs.items())}}
@@ -61,17 +71,22 @@ def list_tasks(
 
 @app.command(epilog="Example: swarmd task show binary_matrix 7 --curriculum tiny-9")
 def show(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9", as_json: AsJson = False) -> None:
-    """Show a question as every node regenerates it, and a right answer."""
-    _check(specialty, n, curriculum)
-    from swarmd.tasks.grading import solution
-    from swarmd.tasks.source import tasks_of
+    """Show a question as every node regenerates it, and a right answer. Own tasks do not say what is right: try `swarmd task score`."""
+    found = _check(specialty, n, curriculum)
+    from contextlib import closing
 
-    tasks = tasks_of(curriculum)
-    task = tasks.task(TaskRef(specialty, n))
-    assert task is not None  # just checked
-    right = solution(tasks, task)
-    document = {"schema": 1, "curriculum": curriculum, "specialty": specialty, "n": n, "question": task.question, "answer": right}
-    answer(document, f"{task.question}\n\nA right answer: <answer>{right}</answer>", as_json)
+    from swarmd.tasks.grading import solution
+    from swarmd.tasks.scoring import Verifier
+    from swarmd.tasks.source import CurriculumTasks, open_tasks
+
+    with closing(Verifier(found)) as maker:
+        tasks = open_tasks(found, maker)
+        task = tasks.task(TaskRef(specialty, n))
+        if task is None:
+            raise ConfigError(f"{found.name} has no task {specialty} {n}: {'; '.join(maker.faults) or 'it would take too long to make'}")
+    right = solution(tasks, task) if isinstance(tasks, CurriculumTasks) else None
+    document = {"schema": 1, "curriculum": found.name, "specialty": specialty, "n": n, "question": task.question, "answer": right}
+    answer(document, task.question if right is None else f"{task.question}\n\nA right answer: <answer>{right}</answer>", as_json)
 
 
 @app.command(epilog="""Example: echo '{"text": "<answer>7</answer>", "ended": true}' | swarmd task score bf 3""")
@@ -83,8 +98,7 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
     from swarmd.tasks.answers import GradeReason
     from swarmd.tasks.scoring import Verifier
 
-    _check(specialty, n, curriculum)
-    with Verifier(curriculum) as verifier:
+    with Verifier(_check(specialty, n, curriculum)) as verifier:
         for completion in _completions(sys.stdin):
             grade = GradeReason.TOO_LONG
             if completion is not None:
@@ -116,14 +130,16 @@ def _completion(line: str, number: int) -> Completion:
     return Completion(document["text"], document.get("ended", True))
 
 
-def _check(specialty: str, n: int, curriculum: str) -> None:
+def _check(specialty: str, n: int, curriculum: str) -> "Curriculum":
     from swarmd.config.messages import nearest
     from swarmd.tasks.curriculum import HELD_OUT_END
-    from swarmd.tasks.curriculum import curriculum as named
+    from swarmd.tasks.own import find_curriculum
 
-    specialties = named(curriculum).specialties
+    found = find_curriculum(curriculum)
+    specialties = found.specialties
     if specialty not in specialties:
         hint = nearest(specialty, specialties)
         raise ConfigError(f"{curriculum} has no specialty {specialty!r}{hint or '; it has ' + ', '.join(specialties)}")
     if not 0 <= n < HELD_OUT_END:
         raise ConfigError(f"{n} is no question's number; they go from 0 to {HELD_OUT_END - 1}")
+    return found

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, web_address
+from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.experience.sampling import STRATEGIES
 from swarmd.experience.strategies import SharingSettings
@@ -133,8 +134,9 @@ class SwarmConfig(_Section):
         Field(description="a list of addresses such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"),
     ] = ()  # multiaddresses ending in /p2p/<peer id>
     mdns: Literal["on", "off"] = "on"  # look for members on the local network, and be found there; never on loopback
-    # auto: tiny-9 for the tiny models, sapo-9 for the rest; the strict ones pay for no answer that only ReasoningGYM takes for right
-    curriculum: Literal["auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict"] = "auto"
+    # auto: tiny-9 for the tiny models, sapo-9 for the rest; the strict ones pay for no answer that only ReasoningGYM takes for right.
+    # A file, or what an installed package offers: own tasks (docs/own-tasks.md)
+    curriculum: Annotated[str, AfterValidator(curriculum_name), Field(description=EXPECTED)] = "auto"
 
 
 class JudgeConfig(_Section):

@@ -111,7 +111,9 @@ class Daemon:
             choice=self.ration,
             serving=self.serving,
         )
-        start = link.StartTrainer(config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder))
+        start = link.StartTrainer(
+            config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder), curriculum.digest
+        )
         self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE))

@@ -83,7 +83,7 @@ def _another_curriculum(facts: Facts) -> Trouble:
     remedy = f'wait for nodes of {facts.curriculum}, or train with those that are there: swarm.curriculum = "{known[0]}"' if known else ""
     return Trouble(
         f"no peer is heard: in swarm {facts.name} there is only {there}, and this node is of {facts.curriculum}",
-        remedy or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd",
+        remedy or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd and have the same tasks",
     )
 
 

@@ -4,13 +4,14 @@ import hashlib
 
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
-from swarmd.tasks.curriculum import CURRICULA, SAPO_9, TINY_9, Curriculum, curriculum
+from swarmd.tasks.curriculum import CURRICULA, SAPO_9, TINY_9, Curriculum
+from swarmd.tasks.own import find_curriculum
 
 
 def curriculum_of(config: NodeConfig) -> Curriculum:
-    """`auto`: the easy curriculum for the tiny models, the paper's for the rest."""
+    """`auto`: the easy curriculum for the tiny models, the paper's for the rest. Own tasks are loaded, once (`own`). ConfigError."""
     if config.swarm.curriculum != "auto":
-        return curriculum(config.swarm.curriculum)
+        return find_curriculum(config.swarm.curriculum)
     return TINY_9 if config.model.name.startswith("tiny") else SAPO_9
 
 

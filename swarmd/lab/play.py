@@ -28,7 +28,7 @@ from swarmd.lab.results import Results, Run
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.scoring import Verifier
-from swarmd.tasks.source import CurriculumTasks
+from swarmd.tasks.source import open_tasks
 from swarmd.trainer.node import build
 from swarmd.trainer.round import Node, run_round
 from swarmd.types import RoundReport, Task
@@ -104,9 +104,9 @@ class PlayedSwarm:
 
 def lines_of(experiment: Experiment, setting: Setting, seed: int) -> Iterator[dict[str, Any]]:
     """The lines of one run, round after round. An evaluation is a key of its round's line; round 0 is before training."""
-    with Verifier(curriculum_of(setting.nodes[0]).name) as verifier:
+    with Verifier(curriculum_of(setting.nodes[0])) as verifier:
         swarm = PlayedSwarm(setting, seed, verifier)
-        questions = CurriculumTasks(swarm.curriculum).draw_held_out(experiment.evaluate_questions, random.Random(QUESTIONS_SEED))
+        questions = open_tasks(swarm.curriculum, verifier).draw_held_out(experiment.evaluate_questions, random.Random(QUESTIONS_SEED))
         cpu = time.process_time()
         try:
             if questions:

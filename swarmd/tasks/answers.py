@@ -21,6 +21,7 @@ class GradeReason(Enum):
     CRASHED = "crashed"  # the scoring process died
     SKIPPED = "skipped"  # two answers of this rollout killed a scoring process; the rest is not tried
     NO_TASK = "no such task"  # not in this curriculum
+    FAULT = "fault of the task plug-in"  # it raised, or gave no number from 0 to 1
 
     @property
     def reward(self) -> float:
@@ -28,6 +29,7 @@ class GradeReason(Enum):
         return 1.0 if self is GradeReason.CORRECT else 0.0
 
 
+PASS = 0.999  # reward is 1 iff the score reaches this; partial scores earn nothing
 LONGEST_COMPLETION = 131_072  # characters; the longest completion a node may be configured to sample is 32,768 tokens
 
 # Characters. The comments say how long the longest honest answer to about 4,000 tasks was. A logic task has many right answers.
@@ -84,9 +86,22 @@ def refusal(specialty: str, answer: str) -> GradeReason | None:
 
 def read(specialty: str, text: str) -> str | GradeReason:
     """The answer of a completion, checked, or why it cannot be scored. A completion that was cut after a whole answer counts."""
+    answer = _answer(text)
+    return answer if isinstance(answer, GradeReason) else refusal(specialty, answer) or answer
+
+
+def read_own(text: str, longest: int) -> str | GradeReason:
+    """The same for tasks that are not swarmd's own: their answers may be in any language."""
+    answer = _answer(text)
+    if isinstance(answer, str) and len(answer) > longest:
+        return GradeReason.TOO_LONG
+    if isinstance(answer, str) and not answer.replace("\n", "").isprintable():  # control and format characters, lone surrogates
+        return GradeReason.UNSAFE
+    return answer
+
+
+def _answer(text: str) -> str | GradeReason:
     if len(text) > LONGEST_COMPLETION:
         return GradeReason.TOO_LONG
     answer = extract(text)
-    if answer is None:
-        return GradeReason.NO_ANSWER
-    return refusal(specialty, answer) or answer
+    return GradeReason.NO_ANSWER if answer is None else answer

@@ -28,12 +28,13 @@ _REFUSED_WHILE_MARKING = ("compile", "exec")
 _marking = False
 
 
-def contain() -> bool:
+def contain(memory: int = MEMORY) -> bool:
     """Give up files, sockets, processes, executable memory and most memory. True if the kernel enforces it (seccomp).
 
-    Everything the process needs must be open and imported before. Raises OSError if a limit cannot be set on Linux.
+    memory: bytes beyond what it has. Everything the process needs must be open and imported before. Raises OSError if a limit cannot be set
+    on Linux.
     """
-    limit_resources()
+    limit_resources(memory)
     held = seccomp.install()
     sys.addaudithook(_refuse)  # last: it would refuse the installation of the filter
     return held
@@ -55,7 +56,7 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG001
         raise PermissionError(f"refused in the verifier: {event}")
 
 
-def limit_resources() -> None:
+def limit_resources(memory: int = MEMORY) -> None:
     """No files, processes or core dumps, little memory and CPU time."""
     limits = {
         resource.RLIMIT_CORE: 0,
@@ -63,7 +64,7 @@ def limit_resources() -> None:
         resource.RLIMIT_NOFILE: 8,
         resource.RLIMIT_NPROC: 0,
         resource.RLIMIT_CPU: CPU_SECONDS,
-        resource.RLIMIT_AS: _address_space() + MEMORY,
+        resource.RLIMIT_AS: address_space() + memory,
     }
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
@@ -75,7 +76,7 @@ def limit_resources() -> None:
                 raise
 
 
-def _address_space() -> int:
+def address_space() -> int:
     """Bytes of virtual memory of this process; 1 GiB if the system does not say."""
     with contextlib.suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from swarmd.errors import ConfigError
+from swarmd.tasks import answers
 from swarmd.types import TaskRef
 
 TRAINING_TASKS = 900_000_000  # n below this is for training, from HELD_OUT on for evaluation
@@ -23,6 +24,10 @@ class Curriculum:
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
 
+    # What runs the process that scores, behind `python -m`; and seconds that each answer may take there beyond what any does.
+    command: ClassVar[Sequence[str]] = ("swarmd.tasks.verifier",)
+    patience: ClassVar[float] = 0.0
+
     @property
     def specialties(self) -> tuple[str, ...]:
         return tuple(sorted(self.configs))
@@ -34,6 +39,16 @@ class Curriculum:
     def trains_on(self, ref: TaskRef) -> bool:
         """Whether this is a training task. Held-out tasks are for the judge only."""
         return ref.specialty in self.configs and 0 <= ref.n < TRAINING_TASKS
+
+    def asked(self, wanted: Sequence[str]) -> Sequence[str]:
+        """The specialties that a node asks itself: the wanted ones, or all where there are none. ConfigError where one is not there."""
+        if unknown := sorted(set(wanted) - set(self.specialties)):
+            raise ConfigError(f"tasks.specialties: {', '.join(unknown)} is not in {self.name}, which has {', '.join(self.specialties)}")
+        return tuple(sorted(set(wanted))) or self.specialties
+
+    def read(self, specialty: str, text: str) -> str | answers.GradeReason:
+        """The answer of a completion, checked, or why it cannot be scored."""
+        return answers.read(specialty, text)
 
     @property
     def digest(self) -> str:

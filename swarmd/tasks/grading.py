@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from swarmd.tasks import strict
-from swarmd.tasks.answers import GradeReason, read, refusal
+from swarmd.tasks.answers import PASS, GradeReason, read, refusal
 from swarmd.tasks.logic import proves
 from swarmd.tasks.source import CurriculumTasks, Task
-
-PASS = 0.999  # reward is 1 iff the score reaches this; ReasoningGYM's partial scores earn nothing
 
 Entry = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Frames and messages between the client, the verifier and its worker, over pipes. Loads no ReasoningGYM.
+"""Frames and messages between the client, the verifier and its worker, over pipes. Loads no ReasoningGYM and no plug-in.
 
 A frame is four bytes of length (big-endian) and that many bytes of MessagePack. Deadlines are by `time.monotonic`.
 """
@@ -6,13 +6,36 @@ A frame is four bytes of length (big-endian) and that many bytes of MessagePack.
 import os
 import select
 import time
+from typing import Annotated
 
 import msgspec
 
 from swarmd.tasks.answers import GradeReason
 
-LONGEST_FRAME = 4 * 2**20  # bytes; a full request (scoring.MOST_ANSWERS answers of 256 characters) is below 1 MiB
+LONGEST_FRAME = 4 * 2**20  # bytes; a full request (scoring.MOST_ANSWERS answers of LONGEST_OWN_ANSWER characters) is below that
+LONGEST_OWN_ANSWER = 1000  # characters, of tasks that are not swarmd's own
+LONGEST_OWN_QUESTION = 16_384  # characters
+LONGEST_FAULT = 300  # characters
 _CHUNK = 65_536
+
+
+class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Limits of a task plug-in: the keys of its `limits`, with their defaults and bounds (docs/own-tasks.md)."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0  # for a question, and for an answer
+    memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20  # bytes, beyond what it has when it is loaded
+    longest_question: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_QUESTION)] = 8192  # characters
+    longest_answer: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_ANSWER)] = 256  # characters
+
+
+class PluginDescription(msgspec.Struct, frozen=True):
+    """What a loaded plug-in says of itself."""
+
+    name: str
+    version: str
+    specialties: tuple[str, ...]
+    limits: TaskLimits
+    digest: str  # of its source
 
 
 class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -26,27 +49,37 @@ class ScoreItem(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
 class Request(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     curriculum: str
     items: tuple[ScoreItem, ...]
+    question: bool = False  # not answers are to be scored: the question of the one item is asked for
 
 
 class VerifierReady(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     """First message of a verifier, and of a worker: it is ready."""
 
     seccomp: bool  # it is contained by the kernel
+    plugin: PluginDescription | None = None
 
 
 class Judgements(msgspec.Struct, tag="judged", array_like=True, frozen=True):
-    """Reply to a request: for each item, in order, one reason per answer."""
+    """Reply to a request: for each item, in order, one reason per answer, and what its plug-in did wrong."""
 
     reasons: tuple[tuple[GradeReason, ...], ...]
+    faults: tuple[str, ...] = ()  # one per item, "" for none; (): none at all
+
+
+class Made(msgspec.Struct, tag="made", array_like=True, frozen=True):
+    """Reply to a request for a question. None: the reference names no task, or there is a fault, what the plug-in did wrong."""
+
+    question: str | None
+    fault: str = ""
 
 
 class VerifierRefused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """Reply to an invalid request; or why a worker could not start."""
+    """Reply to an invalid request; or why a worker or a plug-in could not start."""
 
     why: str
 
 
-Reply = VerifierReady | Judgements | VerifierRefused
+Reply = VerifierReady | Judgements | Made | VerifierRefused
 
 
 class FrameTooLong(ValueError):

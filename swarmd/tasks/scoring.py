@@ -1,17 +1,20 @@
-"""Scores completions: the client of the contained verifier process. Loads neither torch nor ReasoningGYM.
+"""Scores completions, and makes the questions of plug-ins: the client of the contained verifier process. Loads no torch or ReasoningGYM.
 
     with Verifier("tiny-9") as verifier:
         rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
 """
 
 import contextlib
+import logging
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -19,23 +22,25 @@ from typing import IO, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from swarmd.errors import SwarmdError
+from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import pipe
-from swarmd.tasks.answers import GradeReason, read
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import Curriculum, curriculum
-from swarmd.tasks.pipe import Judgements, Request, ScoreItem, VerifierReady, VerifierRefused
+from swarmd.tasks.pipe import Judgements, Made, PluginDescription, Request, ScoreItem, VerifierReady, VerifierRefused
+from swarmd.terminal import printable
 from swarmd.types import Completion, TaskRef
 
-__all__ = ["Completion", "GradeReason", "TaskRef", "Verifier", "VerifierFailed"]
+__all__ = ["Completion", "GradeReason", "TaskRef", "Verifier", "VerifierFailed", "describe"]
 
-COMMAND = (sys.executable, "-m", "swarmd.tasks.verifier")
+COMMAND = (sys.executable, "-m", *Curriculum.command)
 ATTEMPTS = 3
 MOST_ANSWERS = 1024  # in one request
+FAULT_KINDS = 100  # of a plug-in, that are told apart
 START_SECONDS = 60.0  # ReasoningGYM takes two to load on an idle machine
 ITEM_SECONDS = 2.0  # the verifier's own limits keep an item below one
 
-
-_Reply = TypeVar("_Reply", VerifierReady, Judgements)
+log = logging.getLogger(__name__)
+_Reply = TypeVar("_Reply", VerifierReady, Judgements, Made)
 
 
 class VerifierFailed(SwarmdError):
@@ -60,12 +65,13 @@ class Verifier:
     checked here (answers.py); only references and short answers reach the process.
     """
 
-    def __init__(self, of: Curriculum | str, command: Sequence[str] = COMMAND) -> None:
-        self._curriculum = curriculum(of if isinstance(of, str) else of.name)
-        self._command = command
+    def __init__(self, of: Curriculum | str, command: Sequence[str] | None = None) -> None:
+        self._curriculum = curriculum(of) if isinstance(of, str) else of
+        self._command = command or (sys.executable, "-m", *self._curriculum.command)
         self._child: _Child | None = None
         self._lock = threading.Lock()
         self.restarts = 0  # processes that had to be replaced
+        self.faults = Counter[str]()  # of a plug-in: how often each kind
 
     def __enter__(self) -> Self:
         """Start the process, without waiting for it."""
@@ -103,7 +109,7 @@ class Verifier:
             known = self._curriculum.names(ref.specialty, ref.n)
             reasons.append([])
             for j, completion in enumerate(completions):
-                answer = read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
+                answer = self._curriculum.read(ref.specialty, completion.text) if known else GradeReason.NO_TASK
                 reasons[i].append(answer if isinstance(answer, GradeReason) else GradeReason.CRASHED)
                 if isinstance(answer, str):
                     pending.append(_Pending(i, j, ref, answer))
@@ -117,6 +123,24 @@ class Verifier:
 
     __call__ = score
 
+    def make(self, ref: TaskRef) -> Made:
+        """The question of a reference to a plug-in's task, or why there is none. Raises VerifierFailed."""
+        request = Request(self._curriculum.name, (ScoreItem(ref.specialty, ref.n, ()),), question=True)
+        made = self._ask(lambda child: child.make(request, self._curriculum.patience))
+        if made.fault:
+            self._note(ref, made.fault)
+        return made
+
+    def _note(self, ref: TaskRef, fault: str) -> None:
+        """Log what a plug-in did wrong: of each kind the first time, the tenth, the hundredth."""
+        kind = ref.specialty + " " + re.sub("[0-9]+", "#", ":".join(fault.split(":")[:2]))[:80]
+        if len(self.faults) >= FAULT_KINDS and kind not in self.faults:
+            kind = "others"
+        self.faults[kind] += 1
+        if str(self.faults[kind]).strip("0") == "1":
+            times = f", {self.faults[kind]} times by now" if self.faults[kind] > 1 else ""
+            log.warning("the task plug-in %s: %s n = %d: %s%s", self._curriculum.name, ref.specialty, ref.n, printable(fault), times)
+
     def _mark(self, pending: Sequence[_Pending]) -> Iterator[tuple[int, int, GradeReason]]:
         for start in range(0, len(pending), MOST_ANSWERS):
             part = pending[start : start + MOST_ANSWERS]
@@ -124,32 +148,59 @@ class Verifier:
             for _, group in groupby(part, key=lambda p: p.item):
                 same = list(group)
                 items.append(ScoreItem(same[0].ref.specialty, same[0].ref.n, tuple(p.answer for p in same)))
-            reasons = self._ask(Request(self._curriculum.name, tuple(items)))
+            reasons = self._judged(Request(self._curriculum.name, tuple(items)))
             yield from ((p.item, p.completion, reason) for p, reason in zip(part, reasons, strict=True))
 
-    def _ask(self, request: Request) -> list[GradeReason]:
+    def _judged(self, request: Request) -> list[GradeReason]:
+        replied = self._ask(lambda child: child.judge(request, self._curriculum.patience))
+        for item, fault in zip(request.items, replied.faults, strict=False):
+            if fault and self._curriculum.patience:
+                self._note(TaskRef(item.specialty, item.n), fault)
+        return [reason for row in replied.reasons for reason in row]
+
+    def _ask(self, ask: "Callable[[_Child], _Reply]") -> _Reply:
         cause = ""
         with self._lock:
             for _ in range(ATTEMPTS):
                 try:
                     self._child = self._child or _Child(self._command)
-                    return self._child.ask(request)
+                    return ask(self._child)
                 except _Failed as failure:
                     cause = str(failure)
                     self.restarts += 1
                     if self._child:
                         self._child.end()
                     self._child = None
-        raise VerifierFailed(
-            f"the process that scores answers failed {ATTEMPTS} times in a row: {cause}. Free some memory if that is short; "
-            f"otherwise install swarmd again, and see what `{' '.join(self._command)} < {os.devnull}` says (nothing, if all is well)."
+        remedy = (
+            "mend the task plug-in (docs/own-tasks.md) and join again"
+            if self._curriculum.patience
+            else f"install swarmd again, and see what `{' '.join(self._command)} < {os.devnull}` says (nothing, if all is well)"
         )
+        raise VerifierFailed(
+            f"the process that scores answers failed {ATTEMPTS} times in a row: {cause}. "
+            f"Free some memory if that is short; otherwise {remedy}."
+        )
+
+
+def describe(source: str, seconds: float = START_SECONDS) -> PluginDescription:
+    """Load a task plug-in in a process of its own, which ends, and say what it is. ConfigError, with what is wrong with it."""
+    child = None
+    try:
+        child = _Child((sys.executable, "-m", "swarmd.tasks.plugin_process", source, ""), seconds)
+        plugin = child.ready().plugin
+    except _Failed as failure:
+        raise ConfigError(f"own tasks cannot be used: {source}: {failure} (docs/own-tasks.md)") from None
+    finally:
+        if child is not None:
+            child.end()
+    assert plugin is not None
+    return plugin
 
 
 class _Child:
     """One verifier process and its pipes."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], start_seconds: float = START_SECONDS) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         try:
             self._process = subprocess.Popen(
@@ -162,33 +213,55 @@ class _Child:
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)
-        self._start_by = time.monotonic() + START_SECONDS
+        self._start_by = time.monotonic() + start_seconds
         self.pid = self._process.pid
         self.seccomp: bool | None = None
 
-    def ask(self, request: Request) -> list[GradeReason]:
-        """Reasons of all answers of a request, in order. Raises _Failed."""
-        answers = sum(len(item.answers) for item in request.items)
-        try:
-            if self.seccomp is None:
-                self.seccomp = self._receive(VerifierReady, self._start_by).seccomp
-            deadline = time.monotonic() + ITEM_SECONDS * (1 + len(request.items))
+    def ready(self) -> VerifierReady:
+        """Wait until it has started. Raises _Failed."""
+        ready = self._receive(VerifierReady, self._start_by)
+        self.seccomp = ready.seccomp
+        return ready
+
+    def judge(self, request: Request, patience: float) -> Judgements:
+        """One reason for each answer of a request, in order. patience: seconds that an answer may take. Raises _Failed."""
+        answers = [len(item.answers) for item in request.items]
+        judged = self._exchange(request, Judgements, patience * (sum(answers) + 2 * len(answers)))
+        if [len(row) for row in judged.reasons] != answers or len(judged.faults) not in (0, len(answers)):
+            raise _Failed(f"it sent {sum(map(len, judged.reasons))} answers to {sum(answers)} questions")
+        return judged
+
+    def make(self, request: Request, patience: float) -> Made:
+        """The question of the one item. Raises _Failed."""
+        return self._exchange(request, Made, 2 * patience)
+
+    def _exchange(self, request: Request, kind: type[_Reply], patience: float) -> _Reply:
+        if self.seccomp is None:
+            self.ready()
+        deadline = time.monotonic() + ITEM_SECONDS * (1 + len(request.items)) + patience
+        with self._failing():
             pipe.send(self._stdin.fileno(), request, deadline)
-            reasons = [reason for row in self._receive(Judgements, deadline).reasons for reason in row]
+        return self._receive(kind, deadline)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Whatever goes wrong inside is a _Failed with its cause."""
+        try:
+            yield
         except TimeoutError:
             raise _Failed("it did not answer in time") from None
         except (OSError, EOFError):
             raise _Failed(f"it ended ({self._last_words()})") from None
         except ValueError as error:  # msgspec: not a message of a verifier
             raise _Failed(f"it sent something else than an answer ({error})") from None
-        if len(reasons) != answers:
-            raise _Failed(f"it sent {len(reasons)} answers to {answers} questions")
-        return reasons
 
     def _receive(self, kind: type[_Reply], deadline: float) -> _Reply:
-        reply = msgspec.msgpack.decode(pipe.receive(self._stdout.fileno(), deadline), type=pipe.Reply)
+        with self._failing():
+            reply = msgspec.msgpack.decode(pipe.receive(self._stdout.fileno(), deadline), type=pipe.Reply)
         if not isinstance(reply, kind):
-            raise _Failed(f"it refused the request ({reply.why})" if isinstance(reply, VerifierRefused) else "it answered out of turn")
+            if not isinstance(reply, VerifierRefused):
+                raise _Failed("it answered out of turn")
+            raise _Failed(printable(reply.why) if kind is VerifierReady else f"it refused the request ({printable(reply.why)})")
         return reply
 
     def end(self) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS, Curriculum, curriculum
 from swarmd.tasks.gym import basic_arithmetic, reasoning_gym
+from swarmd.tasks.own import OwnCurriculum, OwnTasks, QuestionMaker
 from swarmd.types import Task, TaskRef
 
-__all__ = ["CurriculumTasks", "Task", "TaskRef", "tasks_of"]
+__all__ = ["CurriculumTasks", "Task", "TaskRef", "open_tasks", "tasks_of"]
 
 LARGEST_DIVISION = 10**10
 
@@ -33,11 +33,7 @@ class CurriculumTasks:
 
         ConfigError where one is not of the curriculum.
         """
-        if unknown := sorted(set(asked) - set(curriculum.specialties)):
-            raise ConfigError(
-                f"tasks.specialties: {', '.join(unknown)} is not in {curriculum.name}, which has {', '.join(curriculum.specialties)}"
-            )
-        self.curriculum, self._asked = curriculum, tuple(sorted(set(asked))) or curriculum.specialties
+        self.curriculum, self._asked = curriculum, curriculum.asked(asked)
         self._datasets: dict[str, Any] = {}
 
     def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
@@ -72,6 +68,14 @@ class CurriculumTasks:
         while (task := self.task(TaskRef(specialty, rng.randrange(low, high)))) is None:
             pass
         return task
+
+
+def open_tasks(curriculum: Curriculum, maker: object, asked: Sequence[str] = ()) -> CurriculumTasks | OwnTasks:
+    """The tasks of a curriculum, as `CurriculumTasks` takes them. maker: makes the questions of own tasks; a `scoring.Verifier`."""
+    if not isinstance(curriculum, OwnCurriculum):
+        return CurriculumTasks(curriculum, asked)
+    assert isinstance(maker, QuestionMaker)
+    return OwnTasks(curriculum, maker, asked)
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,7 @@ import sys
 
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.errors import SwarmdError
+from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
 from swarmd.tasks.scoring import Verifier
@@ -28,7 +28,10 @@ def main() -> None:
     set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
     log_with(peer=start.peer_id)
     try:
-        with Verifier(curriculum_of(NodeConfig.model_validate_json(start.config))) as verifier:
+        curriculum = curriculum_of(NodeConfig.model_validate_json(start.config))
+        if start.curriculum not in ("", curriculum.digest):
+            raise ConfigError(f"the tasks {curriculum.name} have changed since this node started. Join again; all nodes need the same.")
+        with Verifier(curriculum) as verifier:
             from swarmd.trainer.trainer import open_trainer
 
             with open_trainer(start, daemon, verifier) as trainer:

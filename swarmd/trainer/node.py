@@ -20,7 +20,7 @@ from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
 from swarmd.protocols import Policy, Remembering, Reward, Swarm
 from swarmd.tasks.answers import answer_end
-from swarmd.tasks.source import CurriculumTasks
+from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.round import Node
 
@@ -30,7 +30,7 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
     sharing = Sharing(config.sharing)
     node = Node(
         me=me,
-        tasks=CurriculumTasks(curriculum_of(config), config.tasks.specialties),
+        tasks=open_tasks(curriculum_of(config), reward, config.tasks.specialties),
         policy=policy,
         reward=reward,
         swarm=swarm,

@@ -5,6 +5,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.replay_theory import PAYS_FROM, Reuse, best_reuse, compute_ratio, cost
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Policy, TaskSource
-from swarmd.tasks.source import CurriculumTasks
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import open_tasks
 from swarmd.types import Rollout, Scored
 
 WARM_UP: Final = 1  # rounds
@@ -123,8 +125,9 @@ def plan_replay(config: NodeConfig, rounds: int, rho: float, alpha: float, repor
     """Load the configured model, measure, plan. Nothing is saved: what the measuring taught the model is gone. NoModel, Unreachable."""
     policy = LanguagePolicy.open(config, seed=0, report=report)
     new = max(1, config.round.local)
-    tasks = CurriculumTasks(curriculum_of(config))
-    measured = measure(policy, tasks, new, config.round.completions, rounds, 0, time.perf_counter)
+    curriculum = curriculum_of(config)
+    with closing(Verifier(curriculum)) as maker:
+        measured = measure(policy, open_tasks(curriculum, maker), new, config.round.completions, rounds, 0, time.perf_counter)
     return plan(measured, new, config.replay.batch or new + config.round.external, rho, alpha)
 
 

@@ -56,7 +56,7 @@ def test_flag_over_variable_over_file_over_default(tmp_path: Path) -> None:
 def test_every_key_can_be_set_by_a_variable() -> None:
     texts = {"swarm.listen": "/ip4/127.0.0.1/tcp/7", "swarm.bootstrap": f"/ip4/127.0.0.1/tcp/7/p2p/{PEER}", "gate.margin": "2"}
     texts |= {"judge.url": "https://judge.example/", "generate.engine_url": "http://127.0.0.1:8000"}
-    texts |= {"seed": "9", "train.importance_cap": "2"}
+    texts |= {"seed": "9", "train.importance_cap": "2", "swarm.curriculum": "own.py"}
     values = {int: "7", float: "0.25"}
     for key, default in flatten(NodeConfig()).items():
         kind = kind_of(keys()[key])
@@ -112,6 +112,10 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ("[model]\nname = {a = 1}", "model.name: expected a text, not empty, found a section"),
         ("[swarm]\nname = 'Main'", "swarm.name: expected at most 32 lower-case letters"),
         ('[swarm]\nname = "a\\nb"', r"found 'a\nb'"),
+        ("[swarm]\ncurriculum = 'tiny9'", "swarm.curriculum: expected auto, sapo-9, tiny-9, sapo-9-strict, tiny-9-strict, a .py or"),
+        ("[swarm]\ncurriculum = 'tiny9'", "found 'tiny9': no installed package offers tasks of this name; did you mean tiny-9?"),
+        ("[swarm]\ncurriculum = 'own.txt'", "no installed package offers tasks of this name"),
+        ("[swarm]\ncurriculum = ''", "no installed package offers tasks of this name"),
         ("[swarm]\njudge = ''", "node.toml:2: swarm.judge: unknown key; did you mean judge.url?"),
         ("local = 4", "node.toml:1: local: unknown key; did you mean round.local?"),
         ("[round]\nlocal = 0\nexternal = 0", "round.local: expected above 0 where round.external is 0, found 0"),
@@ -213,3 +217,10 @@ def test_five_hundred_broken_files_each_say_key_or_line_and_file(tmp_path: Path)
             for line in str(wrong).splitlines():
                 assert re.match(rf"{re.escape(str(path))}(:\d+: (not valid TOML|\S+: )|: \S+: )", line), line
                 assert line.isprintable()
+
+
+def test_a_file_of_own_tasks_is_named_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for text, path in (("own.py", f"{tmp_path}/own.py"), ("~/own.jsonl", "/home/me/own.jsonl"), ("/own.py", "/own.py")):
+        assert load(None, {}, {"curriculum": text}).swarm.curriculum == path

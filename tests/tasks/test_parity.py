@@ -14,9 +14,9 @@ import pytest
 import reasoning_gym
 from reasoning_gym.utils import extract_answer
 
-from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.answers import PASS, GradeReason
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
-from swarmd.tasks.grading import PASS, grade, grade_text, solution
+from swarmd.tasks.grading import grade, grade_text, solution
 from swarmd.tasks.logic import proves, table
 from swarmd.tasks.scoring import Completion, Verifier
 from swarmd.tasks.source import CurriculumTasks, Task, TaskRef, tasks_of

@@ -5,19 +5,26 @@ Run as a command by test_containment.py. The argument leaves one layer out, to s
 
 import sys
 
-from swarmd.tasks import containment, seccomp, verifier
+from swarmd.tasks import containment, seccomp
 from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.contained_worker import Prepared, Work, run
 from swarmd.tasks.source import TaskRef, tasks_of
+from swarmd.tasks.verifier import warm_up
 
 
-def prepare(curriculum: str, specialty: str, n: int) -> verifier.Mark | None:
+def prepare(curriculum: str, specialty: str, n: int) -> Prepared | None:
     tasks = tasks_of(curriculum)
     task, dataset = tasks.task(TaskRef(specialty, n)), tasks.dataset(specialty)
-    return (
-        None
-        if task is None
-        else lambda answer: GradeReason.CORRECT if dataset.score_answer(answer, task.entry) >= 0.999 else GradeReason.WRONG
+    if task is None:
+        return None
+    return Prepared(
+        task.question, lambda answer: GradeReason.CORRECT if dataset.score_answer(answer, task.entry) >= 0.999 else GradeReason.WRONG
     )
+
+
+def load() -> Work:
+    warm_up()
+    return Work(prepare)
 
 
 if __name__ == "__main__":
@@ -25,4 +32,4 @@ if __name__ == "__main__":
         containment._refuse = lambda event, arguments: None
     if "no-seccomp" in sys.argv:
         seccomp.install = lambda: False
-    verifier.run(prepare)
+    run(load)

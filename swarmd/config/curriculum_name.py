@@ -1,0 +1,22 @@
+"""Validator of `swarm.curriculum`: one of swarmd's curricula, a file of own tasks, or tasks of an installed package. Runs none of them."""
+
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from swarmd.config.messages import nearest
+
+BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
+GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
+EXPECTED = f"{', '.join(BUILT_IN)}, a .py or .jsonl file, or the name of tasks that an installed package offers"
+
+
+def curriculum_name(text: str) -> str:
+    """`text`, a file's path made absolute; ValueError where it names nothing. Whether the file is there is found out when it is used."""
+    if text in BUILT_IN:
+        return text
+    if text.endswith((".py", ".jsonl")):
+        return str(Path(text).expanduser().absolute())
+    offered = sorted(point.name for point in entry_points(group=GROUP))
+    if text not in offered:
+        raise ValueError(f"no installed package offers tasks of this name{nearest(text, [*BUILT_IN, *offered])}")
+    return text

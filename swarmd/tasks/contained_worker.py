@@ -1,0 +1,318 @@
+"""A verifier process and its contained worker: generates questions and scores answers for `scoring.Verifier`.
+
+Two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in: plugin_process.py) and talks to its client over
+standard input and output; it scores nothing itself. Its worker, a fork, gives up everything it does not need (containment.py),
+regenerates each task from its reference, and scores. An answer that takes too long, or kills the worker, earns nothing; a new worker is
+forked, in about 30 ms.
+
+A limit of the containment: code that ran in the worker could forge the results of later answers. Of our own scorers none runs any.
+
+The verifier ends when its standard input closes or its parent is gone. It ignores SIGINT and SIGTERM.
+"""
+
+import gc
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from swarmd.tasks import pipe, seccomp
+from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.containment import MEMORY, contain, marking
+from swarmd.tasks.pipe import Judgements, Made, PluginDescription, Request, ScoreItem, VerifierReady, VerifierRefused
+
+SECONDS = 0.2  # an answer may take, the regeneration of its task included
+MOST_LOST = 2  # workers that one item may cost
+WORKER_LIFE = 4096  # answers after which a worker is replaced
+START_LIMIT = 10.0  # seconds a worker may take to be contained
+PARENT_CHECK = 2.0  # seconds
+
+_CODES: Sequence[GradeReason] = tuple(GradeReason)  # a worker sends one byte per answer, an index into this: nothing is parsed
+
+
+class Prepared(NamedTuple):
+    """A regenerated task: its question, and how to grade an answer to it."""
+
+    question: str
+    mark: Callable[[str], GradeReason]
+
+
+class TaskFault(Exception):
+    """A plug-in raised, or gave something else than was asked for. The text says what."""
+
+    def __init__(self, what: str, *, fatal: bool = False) -> None:
+        """fatal: the worker is of no use any more (it ran out of memory)."""
+        super().__init__(what[: pipe.LONGEST_FAULT])
+        self.fatal = fatal
+
+
+class PluginRefused(Exception):
+    """A plug-in cannot be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What workers do, and their limits."""
+
+    prepare: Callable[[str, str, int], Prepared | None]  # (curriculum, specialty, n); None: no such task. Raises TaskFault
+    seconds: float = SECONDS
+    memory: int = MEMORY
+    plugin: PluginDescription | None = None
+    check: Callable[["Marker"], None] = lambda _: None  # before the first request; raises PluginRefused
+
+
+class WorkerLost(Exception):
+    """A worker that has to be replaced; `reason` is TIMEOUT or CRASHED."""
+
+    def __init__(self, reason: GradeReason) -> None:
+        super().__init__(reason.value)
+        self.reason = reason
+
+
+class Worker:
+    """One contained fork of this process. Raises OSError where it cannot be contained."""
+
+    def __init__(self, work: Work) -> None:
+        self._seconds = work.seconds
+        jobs, self._jobs = os.pipe()
+        self._results, results = os.pipe()
+        verifier = os.getpid()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _become_worker(jobs, results, verifier, work)
+        os.close(jobs)
+        os.close(results)
+        os.set_blocking(self._jobs, False)
+        self.answered = 0
+        started = msgspec.msgpack.decode(pipe.receive(self._results, time.monotonic() + START_LIMIT), type=VerifierReady | VerifierRefused)
+        if isinstance(started, VerifierRefused):
+            raise OSError(f"the worker cannot be contained: {started.why}")
+        self.seccomp = started.seccomp
+
+    def hand(self, request: Request) -> None:
+        """Send answers to grade, and call `result` once for each; or ask for a question, and call `made`."""
+        try:
+            pipe.send(self._jobs, request, self._deadline())
+        except OSError as error:  # TimeoutError: it does not read; BrokenPipeError: it is gone
+            raise WorkerLost(GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED) from error
+
+    def result(self) -> tuple[GradeReason, str]:
+        """Grade of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
+        deadline = self._deadline()
+        try:
+            pipe.await_event(self._results, select.POLLIN, deadline)
+        except TimeoutError:
+            raise WorkerLost(GradeReason.TIMEOUT) from None
+        code = os.read(self._results, 1)
+        if not code or code[0] >= len(_CODES):
+            raise WorkerLost(GradeReason.CRASHED)
+        self.answered += 1
+        reason = _CODES[code[0]]
+        return reason, self._receive(deadline).fault if reason is GradeReason.FAULT else ""
+
+    def made(self) -> Made:
+        """The question that was asked for. Raises WorkerLost."""
+        self.answered += 1
+        return self._receive(self._deadline())
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._seconds
+
+    def _receive(self, deadline: float) -> Made:
+        try:
+            return msgspec.msgpack.decode(pipe.receive(self._results, deadline), type=Made)
+        except TimeoutError:
+            raise WorkerLost(GradeReason.TIMEOUT) from None
+        except (EOFError, ValueError) as error:  # it is gone, or code of a plug-in's writes what it likes
+            raise WorkerLost(GradeReason.CRASHED) from error
+
+    def end(self) -> None:
+        """Kill it, whatever it is doing."""
+        os.close(self._jobs)
+        os.close(self._results)
+        os.kill(self._pid, signal.SIGKILL)  # a dead child must still be reaped
+        os.waitpid(self._pid, 0)
+
+
+class Marker:
+    """Grades items with a worker, and replaces the worker when needed."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self.worker = Worker(work)
+
+    def mark(self, curriculum: str, item: ScoreItem) -> tuple[tuple[GradeReason, ...], str]:
+        """One reason per answer, and what a plug-in did wrong.
+
+        After a death the answer is tried once more, since something else may have killed the worker.
+        """
+        self._renew()
+        reasons: list[GradeReason] = []
+        fault, lost = "", 0
+        while len(reasons) < len(item.answers) and lost < MOST_LOST:
+            try:
+                self.worker.hand(Request(curriculum, (ScoreItem(item.specialty, item.n, item.answers[len(reasons) :]),)))
+                while len(reasons) < len(item.answers):
+                    reason, said = self.worker.result()
+                    reasons.append(reason)
+                    fault = fault or said
+            except WorkerLost as loss:
+                self._replace()
+                lost += 1
+                if loss.reason is GradeReason.TIMEOUT or lost == MOST_LOST:
+                    reasons.append(loss.reason)
+                    fault = fault or self._told("score", loss)
+        return (*reasons, *[GradeReason.SKIPPED] * (len(item.answers) - len(reasons))), fault
+
+    def make(self, curriculum: str, specialty: str, n: int) -> Made:
+        """The question of a reference."""
+        self._renew()
+        for last in (False, True):
+            try:
+                self.worker.hand(Request(curriculum, (ScoreItem(specialty, n, ()),), question=True))
+                return self.worker.made()
+            except WorkerLost as loss:
+                self._replace()
+                if last or loss.reason is GradeReason.TIMEOUT:
+                    return Made(None, self._told("generate", loss))
+        raise AssertionError("the second loss returns")
+
+    def _told(self, function: str, loss: WorkerLost) -> str:
+        if loss.reason is GradeReason.TIMEOUT:
+            return f"{function}: took longer than {self._work.seconds:g} s and was killed"
+        return f"{function}: its process died twice, as it may where it takes too much memory"
+
+    def _renew(self) -> None:
+        if self.worker.answered >= WORKER_LIFE:
+            self._replace()
+
+    def _replace(self) -> None:
+        self.worker.end()
+        self.worker = Worker(self._work)
+
+
+def serve(requests: int, replies: int, work: Work) -> None:
+    """Answer requests until `requests` ends or the parent is gone."""
+    parent = os.getppid()
+    marker = Marker(work)
+    try:
+        work.check(marker)
+        pipe.send(replies, VerifierReady(marker.worker.seccomp, work.plugin))
+        while _wait_for_request(requests, parent):
+            pipe.send(replies, _reply(requests, marker))
+    except (EOFError, BrokenPipeError):  # the client is gone: the usual end
+        return
+    finally:
+        marker.worker.end()
+
+
+def _wait_for_request(requests: int, parent: int) -> bool:
+    """False when the parent is gone. Not left to the kernel (PR_SET_PDEATHSIG): that acts when the *thread* which started us ends."""
+    while os.getppid() == parent:
+        try:
+            pipe.await_event(requests, select.POLLIN, time.monotonic() + PARENT_CHECK)
+        except TimeoutError:
+            continue
+        return True
+    return False
+
+
+def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused:
+    try:
+        request = msgspec.msgpack.decode(pipe.receive(requests), type=Request)
+        if request.question and len(request.items) != 1:
+            return VerifierRefused("a question is asked for alone")
+    except (ValueError, RecursionError) as error:  # a frame too long, not MessagePack (msgspec's errors are ValueErrors), too deep
+        return VerifierRefused(str(error))
+    if request.question:
+        return marker.make(request.curriculum, request.items[0].specialty, request.items[0].n)
+    marked = [marker.mark(request.curriculum, item) for item in request.items]
+    faults = tuple(fault for _, fault in marked)
+    return Judgements(tuple(reasons for reasons, _ in marked), faults if any(faults) else ())
+
+
+def _become_worker(jobs: int, results: int, verifier: int, work: Work) -> NoReturn:
+    """Never returns and never raises: the forked copy of the verifier's stack must not run on."""
+    try:
+        seccomp.die_with_parent(signal.SIGKILL)
+        if os.getppid() == verifier:
+            _be_worker(jobs, results, work)
+    finally:
+        os._exit(1)
+
+
+def _be_worker(jobs: int, results: int, work: Work) -> None:
+    os.dup2(0, 2)  # 0 and 1 lead to /dev/null
+    low, high = sorted((jobs, results))
+    os.closerange(3, low)
+    os.closerange(low + 1, high)
+    os.closerange(high + 1, 1024)
+    try:
+        held = contain(work.memory)
+    except (OSError, ValueError) as error:  # the verifier raises it, and its client shows it
+        pipe.send(results, VerifierRefused(repr(error)))
+        return
+    pipe.send(results, VerifierReady(held))
+    while True:  # until the verifier closes its end (EOFError) or kills us; whatever a scorer raises ends the worker too
+        job = msgspec.msgpack.decode(pipe.receive(jobs), type=Request)
+        try:
+            for item in job.items:
+                _do(results, work, job, item)
+        except TaskFault:  # a fatal one
+            return
+
+
+def _do(results: int, work: Work, job: Request, item: ScoreItem) -> None:
+    """Write the question of an item, or a code for each of its answers. Raises a TaskFault that is fatal, once it is reported."""
+    prepared, fault = None, None
+    try:
+        prepared = work.prepare(job.curriculum, item.specialty, item.n)
+    except TaskFault as error:
+        fault = error
+    if job.question:
+        pipe.send(results, Made(prepared.question if prepared else None, str(fault or "")))
+    for answer in item.answers:
+        reason, said = _graded(prepared, fault, answer)
+        os.write(results, bytes([_CODES.index(reason)]))
+        if said is not None:
+            pipe.send(results, Made(None, str(said)))
+            if said.fatal:
+                raise said
+    if fault is not None and fault.fatal:
+        raise fault
+
+
+def _graded(prepared: Prepared | None, fault: TaskFault | None, answer: str) -> tuple[GradeReason, TaskFault | None]:
+    if fault is not None:
+        return GradeReason.FAULT, fault
+    if prepared is None:
+        return GradeReason.NO_TASK, None
+    with marking():
+        try:
+            return prepared.mark(answer), None
+        except TaskFault as error:
+            return GradeReason.FAULT, error
+
+
+def run(load: Callable[[], Work]) -> None:
+    """Serve on standard input and output. They are moved to other descriptors first, so that prints cannot mix with replies.
+
+    load: what takes long and is done once; may raise PluginRefused, which the client is told.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    requests, replies = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    try:
+        work = load()
+        gc.freeze()  # never collect what is loaded now: forks keep sharing the memory
+        serve(requests, replies, work)
+    except PluginRefused as error:
+        pipe.send(replies, VerifierRefused(str(error)))

@@ -1,0 +1,125 @@
+"""Own tasks: curricula of task plug-ins, which a node names in its configuration (docs/own-tasks.md).
+
+No code of a plug-in runs here: a contained process loads it, makes its questions and scores answers (plugin_process.py).
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol, runtime_checkable
+
+from swarmd.config.curriculum_name import EXPECTED, curriculum_name
+from swarmd.errors import ConfigError, SwarmdError
+from swarmd.tasks import answers
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, RULES, TRAINING_TASKS, Curriculum
+from swarmd.tasks.pipe import Made, PluginDescription
+from swarmd.tasks.scoring import describe
+from swarmd.types import Task, TaskRef
+
+TRIES = 16  # references drawn for one question, before the plug-in is given up
+
+
+class NoQuestion(SwarmdError):
+    """The task plug-in makes no questions."""
+
+
+@dataclass(frozen=True)
+class OwnCurriculum(Curriculum):
+    """What a plug-in says of itself, as a curriculum. Its digest is of the plug-in's source: nodes with another one never meet."""
+
+    source: str = ""  # a .py or .jsonl file, or the name that an installed package offers
+    plugin: PluginDescription | None = None
+
+    @classmethod
+    def of(cls, source: str, plugin: PluginDescription) -> "OwnCurriculum":
+        return cls(plugin.name, {specialty: {} for specialty in plugin.specialties}, source=source, plugin=plugin)
+
+    @property
+    def _described(self) -> PluginDescription:
+        assert self.plugin is not None
+        return self.plugin
+
+    @property
+    def command(self) -> Sequence[str]:  # type: ignore[override]
+        return ("swarmd.tasks.plugin_process", self.source, self._described.digest)
+
+    @property
+    def patience(self) -> float:  # type: ignore[override]
+        return self._described.limits.seconds
+
+    @property
+    def digest(self) -> str:
+        plugin = self._described
+        document = json.dumps(["own", RULES, plugin.version, plugin.specialties, plugin.digest])
+        return hashlib.sha256(document.encode()).hexdigest()[:16]
+
+    def read(self, specialty: str, text: str) -> str | answers.GradeReason:  # noqa: ARG002
+        return answers.read_own(text, self._described.limits.longest_answer)
+
+
+def find_curriculum(text: str) -> Curriculum:
+    """The curriculum that a configuration names: one of swarmd's, a .py or .jsonl file, or what an installed package offers.
+
+    Starts a contained process for a plug-in, once: what it said then holds for the life of this process. ConfigError.
+    """
+    try:
+        name = curriculum_name(text)
+    except ValueError as error:
+        raise ConfigError(f"no curriculum is called {text!r}: {error}. There are {EXPECTED.removeprefix('auto, ')}.") from None
+    if name == "auto":
+        raise ConfigError(f"auto stands for the curriculum of a node's model; name one: {EXPECTED.removeprefix('auto, ')}")
+    return CURRICULA.get(name) or _own(name)
+
+
+@lru_cache
+def _own(source: str) -> OwnCurriculum:
+    found = OwnCurriculum.of(source, describe(source))
+    if found.name in (*CURRICULA, "auto"):
+        raise ConfigError(f"{source}: its name is {found.name!r}, which is swarmd's own; give it another")
+    return found
+
+
+@runtime_checkable
+class QuestionMaker(Protocol):
+    """`scoring.Verifier`, for one."""
+
+    def make(self, ref: TaskRef) -> Made:
+        """The question of a reference, or why there is none."""
+
+
+class OwnTasks:
+    """Draws from an own curriculum, and regenerates any item of it. Implements `swarmd.protocols.TaskSource`."""
+
+    def __init__(self, curriculum: OwnCurriculum, maker: QuestionMaker, asked: Sequence[str] = ()) -> None:
+        """As `source.CurriculumTasks`. maker: makes the questions, in a contained process."""
+        self.curriculum, self._maker, self._asked = curriculum, maker, curriculum.asked(asked)
+
+    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
+        """`count` training tasks, specialty uniform with replacement. NoQuestion."""
+        return [self._draw(0, TRAINING_TASKS, rng, self._asked) for _ in range(count)]
+
+    def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
+        """Tasks that no node trains on. NoQuestion."""
+        return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
+
+    def task(self, ref: TaskRef) -> Task | None:
+        """The task, without the facts that score its answers: they stay in the contained process. None where there is none."""
+        if not self.curriculum.names(ref.specialty, ref.n):
+            return None
+        question = self._maker.make(ref).question
+        return None if question is None else Task(ref, question, {})
+
+    def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task:
+        fault = ""
+        for _ in range(TRIES):
+            ref = TaskRef(rng.choice(specialties), rng.randrange(low, high))
+            made = self._maker.make(ref)
+            if made.question is not None:
+                return Task(ref, made.question, {})
+            fault = made.fault
+        raise NoQuestion(
+            f"the task plug-in {self.curriculum.source} made no question in {TRIES} tries; the last: {fault}. Mend it, and join again."
+        )

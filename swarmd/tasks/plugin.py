@@ -1,0 +1,207 @@
+"""Task plug-ins: the interface, and loading one. Used in the contained process alone (plugin_process.py); docs/own-tasks.md is for authors.
+
+A plug-in is a Python file, an object that an installed package offers under the entry point group `swarmd.tasks`, or a file of questions
+and answers (question_file.py).
+"""
+
+import hashlib
+import importlib.abc
+import importlib.util
+import math
+import random
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import msgspec
+
+from swarmd.config.curriculum_name import GROUP
+from swarmd.tasks.answers import PASS, GradeReason
+from swarmd.tasks.contained_worker import PluginRefused, Prepared, TaskFault
+from swarmd.tasks.pipe import PluginDescription, TaskLimits
+from swarmd.terminal import printable
+
+LONGEST_SOURCE = 64 * 2**20  # bytes of a file
+MOST_SPECIALTIES = 256
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+class TaskPlugin(Protocol):
+    """What a plug-in has: a module with these names, or an object.
+
+    Optional: `name` (text), `version` (text), `limits` (a dict of `pipe.TaskLimits`).
+    """
+
+    specialties: Sequence[str]
+
+    def generate(self, specialty: str, seed: int) -> tuple[str, Any]:
+        """The question, and facts that `score` needs. The same on every machine. Seeds from 1,000,000,000 on are held out."""
+
+    def score(self, facts: Any, answer: str) -> float:
+        """0 to 1 for an answer, the text in <answer>…</answer>; from 0.999 on it is right."""
+
+
+class LoadedPlugin:
+    """A plug-in with its description, and its calls guarded: whatever it does wrong is a TaskFault."""
+
+    def __init__(self, plugin: Any, name: str, digest: str) -> None:
+        """name: where it gives itself none. PluginRefused where something is missing or of the wrong kind."""
+        missing = [what for what in ("specialties", "generate", "score") if not hasattr(plugin, what)]
+        if missing:
+            raise PluginRefused(f"it has no {', no '.join(missing)}")
+        if uncalled := [what for what in ("generate", "score") if not callable(getattr(plugin, what))]:
+            raise PluginRefused(f"{uncalled[0]} is no function")
+        name, version = getattr(plugin, "name", name), getattr(plugin, "version", "")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise PluginRefused(f"its name is {name!r}; it has at most 64 lower-case letters, digits, hyphens and underscores")
+        if not isinstance(version, str):
+            raise PluginRefused(f"its version is {version!r}, no text")
+        try:
+            limits = msgspec.convert(getattr(plugin, "limits", {}), TaskLimits)
+        except msgspec.ValidationError as error:
+            raise PluginRefused(f"limits: {error}") from None
+        self._plugin = plugin
+        self.description = PluginDescription(name, version, _specialties(plugin.specialties), limits, digest)
+
+    def prepare(self, curriculum: str, specialty: str, n: int) -> Prepared | None:  # noqa: ARG002
+        """As `contained_worker.Work` has it."""
+        if specialty not in self.description.specialties:
+            return None
+        random.seed(n)  # for those that forget to make a generator of their own
+        made = self._guarded("generate", specialty, n)
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], str)):
+            raise TaskFault(f"generate({specialty!r}, {n}) gave {_shown(made)}, not a question and its facts")
+        question, facts = made
+        longest = self.description.limits.longest_question
+        if not 0 < len(question) <= longest:
+            raise TaskFault(f"generate({specialty!r}, {n}) gave a question of {len(question)} characters; it may have 1 to {longest}")
+        if any("\ud800" <= character <= "\udfff" for character in question):
+            raise TaskFault(f"generate({specialty!r}, {n}) gave a question that is no text: it has lone surrogates")
+        return Prepared(question, lambda answer: self._grade(facts, answer))
+
+    def _grade(self, facts: Any, answer: str) -> GradeReason:
+        score = self._guarded("score", facts, answer)
+        if not isinstance(score, int | float) or math.isnan(score) or not 0 <= score <= 1:
+            raise TaskFault(f"score gave {_shown(score)}, not a number from 0 to 1")
+        return GradeReason.CORRECT if score >= PASS else GradeReason.WRONG
+
+    def _guarded(self, function: str, *arguments: object) -> Any:
+        try:
+            return getattr(self._plugin, function)(*arguments)
+        except BaseException as error:  # SystemExit and MemoryError too: it is the plug-in's, and the worker goes on
+            raise TaskFault(f"{function}: {_told(error)}", fatal=isinstance(error, MemoryError)) from None
+
+
+def load(source: str) -> LoadedPlugin:
+    """Load a .py or .jsonl file, or what an installed package offers under this name. Runs the plug-in's code. PluginRefused."""
+    from swarmd.tasks.question_file import QuestionFile
+
+    path = Path(source)
+    if path.suffix == ".jsonl":
+        content = _read(path)
+        return LoadedPlugin(QuestionFile(content), _slug(path), _digest("questions", content))
+    if path.suffix == ".py":
+        content = _read(path)
+        return LoadedPlugin(_run_file(path, content), _slug(path), _digest("file", content))
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if source not in found:
+        raise PluginRefused(f"no installed package offers it (entry points {GROUP}: {', '.join(sorted(found)) or 'none'})")
+    return _load_installed(found[source])
+
+
+class _FileLoader(importlib.abc.SourceLoader):
+    """Loads a module from bytes that are already read, so that its digest is of what runs. Never from a cache."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        self._path, self._content = path, content
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        return str(self._path)
+
+    def get_data(self, path: str | bytes) -> bytes:  # noqa: ARG002
+        return self._content
+
+
+def _run_file(path: Path, content: bytes) -> Any:
+    name = "swarmd_own_tasks"
+    loader = _FileLoader(path, content)
+    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        loader.exec_module(module)
+    except BaseException as error:
+        raise PluginRefused(_told(error)) from None
+    return module
+
+
+def _load_installed(point: EntryPoint) -> LoadedPlugin:
+    """Its digest is of the package's name and version, and of all files beside the module that the entry point names."""
+    try:
+        plugin = point.load()
+    except BaseException as error:
+        raise PluginRefused(_told(error)) from None
+    assert point.dist is not None
+    file = Path(str(sys.modules[point.module].__file__))
+    inside = file.parent if file.name == "__init__.py" or "." in point.module else None
+    files = [file] if inside is None else sorted(f for f in inside.rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+    parts = [part for f in files for part in (str(f.relative_to(file.parent)).encode(), _read(f))]
+    return LoadedPlugin(plugin, point.name, _digest("package", point.dist.name.encode(), point.dist.version.encode(), *parts))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(LONGEST_SOURCE + 1)
+    except OSError as error:
+        raise PluginRefused(error.strerror or str(error)) from None
+    if len(content) > LONGEST_SOURCE:
+        raise PluginRefused(f"{path.name} has more than {LONGEST_SOURCE} bytes")
+    return content
+
+
+def _digest(*parts: str | bytes) -> str:
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
+    return whole.hexdigest()
+
+
+def _slug(path: Path) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:64] or "own"
+
+
+def _specialties(named: Any) -> tuple[str, ...]:
+    if isinstance(named, str | Mapping) or not isinstance(named, Sequence | set | frozenset) or not named:
+        raise PluginRefused(f"specialties is {_shown(named)}, not a list of names")
+    if wrong := [name for name in named if not isinstance(name, str) or not _NAME.fullmatch(name)]:
+        raise PluginRefused(f"{_shown(wrong[0])} is no specialty's name: at most 64 lower-case letters, digits, hyphens and underscores")
+    if len(named) > MOST_SPECIALTIES or len(set(named)) < len(named):
+        raise PluginRefused(f"{len(named)} specialties; there may be {MOST_SPECIALTIES}, none twice")
+    return tuple(sorted(named))
+
+
+def _told(error: BaseException) -> str:
+    """An exception as a line: kind, text, and the last line of a file that is not Python's own."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        return text
+    trace: TracebackType | None = error.__traceback__
+    place = ""
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if not str(file).startswith((sys.base_prefix, "<")) and file.parent != Path(__file__).parent:
+            place = f" ({file.name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return printable(text[:200]) + place
+
+
+def _shown(value: object) -> str:
+    """Of what a plug-in gave: its kind, and the value where that is short."""
+    text = repr(value) if isinstance(value, str | int | float | None) else ""
+    return f"{type(value).__name__} {printable(text)}" if 0 < len(text) < 80 else type(value).__name__

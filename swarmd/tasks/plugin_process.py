@@ -1,0 +1,61 @@
+"""The contained process of a task plug-in: `python -m swarmd.tasks.plugin_process SOURCE [DIGEST]`, started by `scoring.Verifier`.
+
+The plug-in is loaded here, with a limit on memory, and may read and import what it needs. Its `generate` and `score` run in a worker that
+has given all that up (contained_worker.py, containment.py).
+"""
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+from swarmd.tasks.contained_worker import Marker, PluginRefused, Work, run
+from swarmd.tasks.containment import address_space
+from swarmd.tasks.plugin import LoadedPlugin, load
+
+LOADING_MEMORY = 4 * 2**30  # bytes of address space beyond what the process has already
+
+
+def work(source: str, digest: str) -> Work:
+    """Load the plug-in. digest: what it must have, since the node's swarm is named by it; "": any."""
+    try:
+        with _little_memory():
+            plugin = load(source)
+    except MemoryError:
+        raise PluginRefused(f"it takes more than {LOADING_MEMORY >> 30} GiB to load") from None
+    found = plugin.description
+    if digest and found.digest != digest:
+        raise PluginRefused(f"{source} has changed since this node started; stop the node and join again, all of you with the same tasks")
+    return Work(plugin.prepare, found.limits.seconds, found.limits.memory, found, partial(_check, plugin))
+
+
+def _check(plugin: LoadedPlugin, marker: Marker) -> None:
+    """Each specialty must have a question, and the same one twice. PluginRefused."""
+    for specialty in plugin.description.specialties:
+        first, again = (marker.make("", specialty, 1) for _ in range(2))
+        if first.question is None:
+            raise PluginRefused(f"no question for {specialty}, seed 1: {first.fault}")
+        if again.question != first.question:
+            raise PluginRefused(
+                f"{specialty}, seed 1, gives another question each time; other nodes could not check answers to it. "
+                "Draw everything from random.Random(seed)."
+            )
+
+
+@contextlib.contextmanager
+def _little_memory() -> Iterator[None]:
+    """Where the system limits address space, which macOS does not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = address_space() + LOADING_MEMORY
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+if __name__ == "__main__":
+    run(lambda: work(*sys.argv[1:3]))

@@ -1,0 +1,94 @@
+"""A file of questions and answers as a task plug-in: JSONL, {"question": …, "answer": …, "specialty": …} a line (docs/own-tasks.md).
+
+A tenth of the questions, by a hash of their text, is held out.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from swarmd.tasks.contained_worker import PluginRefused
+from swarmd.tasks.curriculum import HELD_OUT
+from swarmd.tasks.pipe import LONGEST_OWN_ANSWER, LONGEST_OWN_QUESTION
+from swarmd.tasks.same_answer import same_answer
+
+HELD_OUT_SHARE = 0.1
+SPECIALTY = "questions"  # of lines that name none
+_SHOWN = 5  # mistakes that are listed
+
+_Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
+
+
+class _Line(msgspec.Struct):
+    """Other keys are ignored: data sets have columns of their own."""
+
+    question: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_OWN_QUESTION)]
+    answer: str | int | float
+    specialty: _Name = SPECIALTY
+
+
+class QuestionFile:
+    """Implements `plugin.TaskPlugin`."""
+
+    limits = {"longest_question": LONGEST_OWN_QUESTION, "longest_answer": LONGEST_OWN_ANSWER}  # noqa: RUF012
+
+    def __init__(self, content: bytes) -> None:
+        """PluginRefused names the lines that are wrong."""
+        lines = _parsed(content)
+        self.specialties = tuple(sorted({line.specialty for _, line in lines}))
+        self._training: dict[str, Sequence[tuple[str, str]]] = {}
+        self._held_out: dict[str, Sequence[tuple[str, str]]] = {}
+        for specialty in self.specialties:
+            rows = sorted((_place(line.question), line.question, _answer(line)) for _, line in lines if line.specialty == specialty)
+            if len(rows) < 2:
+                raise PluginRefused(f"specialty {specialty} has 1 question; it needs 2, one of them held out")
+            held = max(1, sum(place < HELD_OUT_SHARE for place, _, _ in rows))
+            held = min(held, len(rows) - 1)
+            pairs = [(question, answer) for _, question, answer in rows]
+            self._held_out[specialty], self._training[specialty] = pairs[:held], pairs[held:]
+
+    def generate(self, specialty: str, seed: int) -> tuple[str, str]:
+        rows = (self._held_out if seed >= HELD_OUT else self._training)[specialty]
+        return rows[seed % len(rows)]
+
+    def score(self, facts: str, answer: str) -> float:
+        return float(same_answer(facts, answer))
+
+
+def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
+    """The lines that are not blank, with their numbers."""
+    decode = msgspec.json.Decoder(_Line).decode
+    good: list[tuple[int, _Line]] = []
+    bad: list[str] = []
+    seen: dict[tuple[str, str], int] = {}
+    for number, text in enumerate(content.removeprefix(b"\xef\xbb\xbf").splitlines(), 1):
+        if not text.strip():
+            continue
+        try:
+            line = decode(text)
+            if not 0 < len(_answer(line)) <= LONGEST_OWN_ANSWER:
+                raise msgspec.ValidationError(f"the answer has {len(_answer(line))} characters; it may have 1 to {LONGEST_OWN_ANSWER}")
+            if (first := seen.setdefault((line.specialty, line.question), number)) != number:
+                raise msgspec.ValidationError(f"the question of line {first} again")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            bad.append(f"line {number}: {error}")
+            continue
+        good.append((number, line))
+    if bad:
+        more = f"; and {len(bad) - _SHOWN} lines more" if len(bad) > _SHOWN else ""
+        raise PluginRefused("; ".join(bad[:_SHOWN]) + more)
+    if not good:
+        raise PluginRefused("it has no lines")
+    return good
+
+
+def _answer(line: _Line) -> str:
+    """What stands behind the last ####, as in GSM8K; else all of it."""
+    return str(line.answer).rpartition("####")[2].strip()
+
+
+def _place(question: str) -> float:
+    """0 to 1, by the text alone: a question stays on its side when others are added to the file."""
+    return int.from_bytes(hashlib.sha256(question.encode()).digest()[:8], "big") / 2**64

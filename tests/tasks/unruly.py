@@ -1,0 +1,55 @@
+"""A task plug-in that does everything wrong: each specialty in another way. Loaded by test_own.py, in the contained process."""
+
+import os
+import random
+import socket
+import time
+from pathlib import Path
+
+name = "unruly"
+limits = {"seconds": 1.0, "memory": 96 * 2**20, "longest_question": 100, "longest_answer": 50}
+PID = os.getpid()
+WRONG = ("none", "nan", "text", "two", "minus", "infinite")  # what score gives in place of a number from 0 to 1
+FATAL = ("raises", "hangs", "eats", "exits", "dies", "touches", "dials", "imports")  # what generate and score do
+MADE = {"empty": ("", 0), "huge": ("x" * 101, 0), "odd": "no pair", "surrogate": ("\ud800", 0)}  # what generate gives
+specialties = ["fine", *WRONG, *FATAL, *MADE]
+
+
+def generate(specialty, seed):
+    """Seed 1 is always well: the plug-in is let in. From 10 on it is not, nor the second of five."""
+    if seed < 10:
+        return f"{specialty} {seed} of {PID} {random.random()}", specialty
+    if specialty in MADE:
+        return MADE[specialty]
+    misbehave(specialty)
+    return f"{specialty} {seed} of {PID} {random.random()}", specialty
+
+
+def score(facts, answer):
+    if answer in ("good", "bad"):
+        return float(answer == "good")
+    return misbehave(facts)
+
+
+def misbehave(how):
+    values = {"none": None, "nan": float("nan"), "text": "1.0", "two": 2, "minus": -1.0, "infinite": float("inf")}
+    if how in values:
+        return values[how]
+    if how == "raises":
+        raise ValueError("no such luck \x1b[31m")
+    if how == "hangs":
+        while True:
+            time.sleep(0.01)
+    if how == "eats":
+        return len([bytearray(2**20) for _ in range(2**10)])
+    if how == "exits":
+        raise SystemExit(3)
+    if how == "dies":
+        os._exit(1)
+    if how == "touches":
+        Path("/tmp/swarmd-unruly").touch()
+    if how == "dials":
+        socket.create_connection(("127.0.0.1", 1))
+    if how == "imports":
+        import ftplib  # noqa: F401
+    return 1.0
