@@ -104,7 +104,7 @@ class TrainerChild:
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
         with self.log_file.open("wb") as output, theirs:
             process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", self._module, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],  # -P: no file of the working folder is imported
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

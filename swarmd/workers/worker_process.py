@@ -19,7 +19,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno())],  # -P: no file of the working folder is imported
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},

@@ -128,7 +128,10 @@ def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> 
 
 @pytest.mark.net
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_restarted_once_stopped(tmp_path: Path, deaths: int) -> None:
+def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_restarted_once_stopped(
+    tmp_path: Path, deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
     causes: list[str] = []
 
     def died(death: Death) -> None:

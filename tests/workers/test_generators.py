@@ -104,7 +104,9 @@ def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path:
 
 
 @pytest.mark.net
-def test_what_goes_wrong_while_questions_are_drawn_is_heard(tmp_path: Path) -> None:
+def test_what_goes_wrong_while_questions_are_drawn_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
+
     def draw(count: int) -> Sequence[Task]:
         raise ZeroDivisionError
 
