@@ -20,7 +20,7 @@ from swarmd.daemon.bootstrap import announcement, place, relays
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.testing import wait_until
-from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
+from tests.cli.conftest import Run
 from tests.packaging.checkout import ROOT, parse
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
@@ -43,7 +43,7 @@ def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[t
 @pytest.mark.parametrize(
     "engine, curriculum", [("libp2p", "tiny-9"), ("libp2p", "sapo-9"), pytest.param("hivemind", "sapo-9", marks=pytest.mark.p2pd)]
 )
-def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine: str, curriculum: str) -> None:  # noqa: F811
+def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine: str, curriculum: str) -> None:
     """Whatever they train: by default it is of tiny-9 itself, and passes on what is said in the others too."""
     with ExitStack() as stack:
         process, said = stack.enter_context(bootstrap(tmp_path / "boot", engine=engine))
@@ -83,7 +83,7 @@ def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None
 
 @pytest.mark.net
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) -> None:  # noqa: F811
+def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) -> None:
     with bootstrap(tmp_path / "boot") as (process, said):
         listen = said["addresses"][0]["address"].split("/p2p/")[0]
         taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
@@ -114,7 +114,7 @@ def test_the_unit_starts_what_the_parser_accepts() -> None:
     assert "RestartPreventExitStatus=2 5 130" in unit
 
 
-def test_without_a_network_there_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_without_a_network_there_is_none(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
     said = run("bootstrap", "--state-dir", tmp_path / "boot")
     assert said.code == 2 and 'swarm.engine is "none"' in said.err

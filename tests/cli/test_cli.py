@@ -1,7 +1,6 @@
 """The command line as people and scripts meet it: what goes where, and with which exit code."""
 
 import contextlib
-import io
 import json
 import os
 import signal
@@ -9,10 +8,10 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import trio
@@ -20,46 +19,19 @@ import trio.testing
 import typer
 
 from p2p.identity import Identity
-from swarmd.cli.app import app, main
+from swarmd.cli.app import app
 from swarmd.cli.tasks import MAX_LINE
 from swarmd.daemon.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import LONGEST_COMPLETION
 from swarmd.testing import wait_until
+from tests.cli.conftest import Run, Said
 from tests.cli.test_view import document
 
 PEERS = {
     "schema": 1,
     "peers": [{"id": "12D3KooW", "name": "brave-otter", "direction": "inbound", "address": None, "frames": 3, "rejected": 0}],
 }
-
-
-class Said(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Said]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run a command in this process, with folders of its own and nothing configured."""
-    for variable in [name for name in os.environ if name.startswith("SWARMD_")]:
-        monkeypatch.delenv(variable)
-    for variable in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.setenv(variable, str(tmp_path / variable.lower()))
-
-    def run(*arguments: str | Path, stdin: str = "") -> Said:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        assert "Traceback" not in said.err
-        return Said(code, said.out, said.err)
-
-    return run
 
 
 ANSWERS = {"status": document(), "peers": PEERS, "pause": {"schema": 1, "paused": True}, "resume": {"schema": 1, "paused": False}}

@@ -9,7 +9,7 @@ import pytest
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.state.folder import StateFolder
 from swarmd.trainer.checkpoint import Checkpoints, RunState
-from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
+from tests.cli.conftest import Run
 from tests.policy.conftest import make_model, open_policy
 
 
@@ -24,7 +24,7 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_doctor_tells_the_plan(run: Run) -> None:  # noqa: F811
+def test_doctor_tells_the_plan(run: Run) -> None:
     said = run("doctor", "model", "--model", "tiny", "--device", "cpu")
     assert (said.code, said.err) == (0, "")
     assert said.out.startswith("tiny: 851,584 parameters, on cpu")
@@ -33,7 +33,7 @@ def test_doctor_tells_the_plan(run: Run) -> None:  # noqa: F811
     assert (document["schema"], document["fits"], document["plan"]["dtype"], document["plan"]["lora_rank"]) == (1, True, "float32", None)
 
 
-def test_doctor_of_what_cannot_fit(run: Run, tmp_path: Path) -> None:  # noqa: F811
+def test_doctor_of_what_cannot_fit(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path, "llama")
     config = json.loads((tmp_path / "config.json").read_text()) | {"hidden_size": 2**16, "intermediate_size": 2**19, "head_dim": 2**14}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -46,7 +46,7 @@ def test_doctor_of_what_cannot_fit(run: Run, tmp_path: Path) -> None:  # noqa: F
     assert run("doctor", "model", "--model", "./nowhere").code == 3
 
 
-def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with StateFolder.open(trained):
         said = run("export", "--state-dir", trained, "--out", out, "--json")
@@ -61,7 +61,7 @@ def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: 
     assert "Choose another with --out" in again.err
 
 
-def test_export_that_cannot_be(run: Run, trained: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_export_that_cannot_be(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("export", "--state-dir", trained, "--out", tmp_path / "a", "--adapter").code == 2
     pushed = run("export", "--state-dir", trained, "--out", tmp_path / "b", "--push", "me/it")
     assert pushed.code == 4

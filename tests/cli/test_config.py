@@ -66,11 +66,6 @@ def test_every_key_can_be_set_by_a_variable() -> None:
     assert variables()["SWARMD_MODEL"] == variables()["SWARMD_MODEL_NAME"] == "model.name"
 
 
-def test_a_node_that_neither_asks_nor_trains_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"round\.local: expected above 0 where round\.train"):
-        load(None, {"SWARMD_LOCAL": "0", "SWARMD_TRAIN": "off"}, {})
-
-
 def test_an_empty_variable_is_not_set_and_others_names_are_left_alone() -> None:
     assert load(None, {"SWARMD_MODEL": "", "SWARMD_STATE_DIR": "/x", "SWARMD_CONFIG": "/y", "SWARMD_JUDGE_PORT": "1"}, {}) == NodeConfig()
     with pytest.raises(ConfigError, match="SWARMD_ROUND_LOCL: no such variable; did you mean SWARMD_ROUND_LOCAL"):
@@ -119,6 +114,11 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
         ("[swarm]\njudge = ''", "node.toml:2: swarm.judge: unknown key; did you mean judge.url?"),
         ("local = 4", "node.toml:1: local: unknown key; did you mean round.local?"),
         ("[round]\nlocal = 0\nexternal = 0", "round.local: expected above 0 where round.external is 0, found 0"),
+        ("[round]\nlocal = 0\ntrain = 'off'", 'round.local: expected above 0 where round.train is "off"'),
+        (
+            "[train]\nwarmup = 10\nschedule_updates = 5",
+            "node.toml:3: train.schedule_updates: expected 0 or at least train.warmup, 10, found 5",
+        ),
         ("[round]\nlocal = 0\n[swarm]\nengine = 'none'", 'round.local: expected above 0 where swarm.engine is "none", found 0'),
         (
             "[round]\ncheckpoint_every = 4",

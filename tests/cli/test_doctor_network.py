@@ -14,7 +14,7 @@ from benchmarks.probes import ProbeProcess
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.reachability_report import Diagnosis, diagnose, no_network
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
-from tests.cli.test_cli import Run, run  # noqa: F401  run is a fixture
+from tests.cli.conftest import Run
 
 BOOT = "/ip4/11.0.0.1/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 ANSWERS = {"address": BOOT, "answers": True, "says": "answers in 3 ms", "refused": False}
@@ -139,7 +139,7 @@ def test_the_document_and_the_lines_say_the_same() -> None:
 
 
 @pytest.mark.net
-def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "libp2p")
     digest = swarm_digest(curriculum_of(NodeConfig()))
     with ExitStack() as stack:
@@ -163,7 +163,7 @@ def test_a_member_for_the_question_alone(run: Run, tmp_path: Path, monkeypatch: 
         assert wrong.code == 4 and f"another peer answers there, {member.peer_id}" in wrong.out
 
 
-def test_without_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_without_a_network(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARMD_SWARM_ENGINE", "none")
     said = run("doctor", "network", "--state-dir", tmp_path / "state")
     assert said.code == 0 and "the node trains alone, as configured" in said.out

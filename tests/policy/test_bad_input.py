@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from swarmd.config.config import ModelConfig, NodeConfig
-from swarmd.config.sources import load
-from swarmd.errors import ConfigError, NoModel
+from swarmd.errors import NoModel
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
@@ -136,13 +135,6 @@ def test_a_folder_that_holds_an_adapter(tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text(content)
         with pytest.raises(NoModel, match=r"adapter|no config\.json"):
             open_policy(tmp_path)
-
-
-def test_a_schedule_that_ends_within_its_warm_up(tmp_path: Path) -> None:
-    path = tmp_path / "node.toml"
-    path.write_text("[train]\nwarmup = 10\nschedule_updates = 5\n")
-    with pytest.raises(ConfigError, match=r"node\.toml:3: train\.schedule_updates: expected 0 or at least train\.warmup, 10, found 5"):
-        load(path, {}, {})
 
 
 @pytest.mark.net

@@ -51,8 +51,3 @@ def test_importance_weights_are_cut_from_above_alone_and_have_no_gradient() -> N
     weights = losses.truncated_weights(new, torch.tensor([-1.0, -5.0, -0.5]), 2.0)
     assert weights.tolist() == pytest.approx([1.0, 2.0, math.exp(-0.5)])
     assert not weights.requires_grad
-
-
-def test_means() -> None:
-    assert losses.token_mean([3, 0, 1]) == [0.25, 0.0, 0.25]
-    assert losses.sequence_mean([2, 0]) == [0.25, 0.0]
