@@ -1,5 +1,7 @@
 """The page: nothing a peer says is more than text, and what is shown is what was recorded."""
 
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 
@@ -16,6 +18,8 @@ from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
 
 NEW = new_texts(TINY_9.digest)
+
+RECORD = Record(PeerId("a"), "tiny", 0.0, 0.0, 10, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
 
 HOSTILE = [
     "<script>alert(1)</script>", "</title><script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "'><svg onload=alert(1)>",
@@ -86,9 +90,6 @@ def test_nothing_is_loaded_or_run() -> None:
 
 
 def test_the_style_sheet_is_the_one_the_policy_names() -> None:
-    import base64
-    import hashlib
-
     style = re.search("<style>(.*?)</style>", page(["tiny"]), re.DOTALL)
     assert style is not None
     digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
@@ -116,8 +117,7 @@ def test_how_new_the_questions_are_is_said() -> None:
     text = page(["tiny"])
     for name in TINY_9.specialties:
         assert f"<td>{NEW[name]:.0%}</td>" in text
-    record = Record(PeerId("a"), "tiny", 0.0, 0.0, 10, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
-    unmeasured = leaderboard(board([record]), "tiny-9", TINY_9.specialties, {}, 0.0)
+    unmeasured = leaderboard(board([RECORD]), "tiny-9", TINY_9.specialties, {}, 0.0)
     assert unmeasured.count('<td class="none">?</td>') == 9
 
 
@@ -138,9 +138,8 @@ def test_empty() -> None:
 
 
 def test_pages_are_linked() -> None:
-    record = Record(PeerId("a"), "tiny", 0.0, 0.0, 10, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
     for after, links in ((0, ["/?after=50"]), (50, ["/?after=0", "/?after=100"]), (100, ["/?after=50"])):
-        text = leaderboard(board([record] * (50 if after < 100 else 3), after, listed=103), "tiny-9", TINY_9.specialties, NEW, 0.0)
+        text = leaderboard(board([RECORD] * (50 if after < 100 else 3), after, listed=103), "tiny-9", TINY_9.specialties, NEW, 0.0)
         assert [link for link in parsed(text).links if link.startswith("/?")] == links
         assert f'<td class="rank">{after + 1}</td>' in text
 

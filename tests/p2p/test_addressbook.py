@@ -32,6 +32,12 @@ def at(group: int, host: int = 1) -> str:
     return f"/ip4/{11 + group // 256}.{group % 256}.{host // 256}.{host % 256}/tcp/4001"
 
 
+def know(book: AddressBook, count: int) -> None:
+    """Peers, each in a group of its own, that others in as many groups told us of."""
+    for n in range(count):
+        book.add(peer(n), [at(n)], NOW, source=f"{n}")
+
+
 def dial(book: AddressBook, who: PeerId, now: float = NOW) -> None:
     """We reach it, and it is of our swarm."""
     book.succeeded(who, book[who].addresses[0], now)
@@ -179,8 +185,7 @@ def test_a_peer_is_dialled_in_one_group_at_a_time_and_then_in_the_next(book: Add
 
 
 def test_those_reached_before_come_first(book: AddressBook) -> None:
-    for n in range(40):
-        book.add(peer(n), [at(n)], NOW, source=f"{n}")
+    know(book, 40)
     for n in range(4):
         dial(book, peer(n))
     first = Counter(book.candidates(NOW, random.Random(seed), count=1)[0][0] in {peer(n) for n in range(4)} for seed in range(400))
@@ -226,8 +231,7 @@ def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> N
 
 
 def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:
-    for n in range(40):
-        book.add(peer(n), [at(n)], NOW, source=f"{n}")
+    know(book, 40)
     book.anchor([peer(7), peer(3)])
     assert [who for who, _ in book.candidates(NOW, random.Random(0))][:2] == [peer(7), peer(3)]
     book.anchor([peer(9)])
@@ -291,8 +295,7 @@ def test_a_place_among_those_reached_is_lost_only_to_one_that_outlives_its_holde
 
 def test_a_feeler_goes_to_one_that_was_never_reached(book: AddressBook) -> None:
     assert book.feeler(NOW, random.Random(0)) is None
-    for n in range(10):
-        book.add(peer(n), [at(n)], NOW, source=f"{n}")
+    know(book, 10)
     for n in range(9):
         dial(book, peer(n))
     assert all(book.feeler(NOW, random.Random(seed)) == (peer(9), [at(9)]) for seed in range(20))

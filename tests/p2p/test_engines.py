@@ -86,12 +86,15 @@ def member(net: Any, n: int, bootstrap: Sequence[str] = (), topic: Topic = TOPIC
     return Member(identity, topic, net.build(identity, topic, bootstrap, **options), sequence=numbers, clock=time.time)
 
 
+async def started(nursery: trio.Nursery, net: Any, n: int, *bootstrap: str, **options: Any) -> Member:
+    found = member(net, n, bootstrap, **options)
+    await nursery.start(found.run)
+    return found
+
+
 async def together(nursery: trio.Nursery, net: Any, count: int) -> list[Member]:
-    first = member(net, 1)
-    addresses = await nursery.start(first.run)
-    members = [first, *(member(net, n, list(addresses)[:1]) for n in range(2, count + 1))]
-    for other in members[1:]:
-        await nursery.start(other.run)
+    first = await started(nursery, net, 1)
+    members = [first, *[await started(nursery, net, n, first.addresses()[0]) for n in range(2, count + 1)]]
     await until(lambda: all(m.peers() for m in members))
     return members
 
@@ -148,8 +151,7 @@ async def test_publishing_never_waits_and_a_member_that_leaves_is_no_longer_a_pe
 
 async def test_another_digest_is_another_swarm(net: Any, nursery: trio.Nursery) -> None:
     a, b = await together(nursery, net, 2)
-    stranger = member(net, 9, list(a.addresses())[:1], Topic("main", "fedcba9876543210"))
-    await nursery.start(stranger.run)
+    stranger = await started(nursery, net, 9, a.addresses()[0], topic=Topic("main", "fedcba9876543210"))
     if isinstance(net, RealNet):
         await until(lambda: stranger.identity.peer_id in a.engine.connected())
     stranger.publish("rollouts", b"theirs")
@@ -188,8 +190,7 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(r
         dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the port is free at once
         await dial.aclose()
         await listener.aclose()
-        late = member(real, 1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
-        await nursery.start(late.run)
+        late = await started(nursery, real, 1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
         await until(lone.peers)
         assert not lone.rejected and [peer.direction for peer in lone.peers()] == ["outbound"]
         await heard(lone, late)
@@ -197,21 +198,18 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(r
         inner.cancel_scope.cancel()
     assert me in book.read_text()
     for name in ("libp2p", "hivemind") if missing() is None else ("libp2p",):
-        again = member(RealNet(name), 3, addressbook=book)
         async with trio.open_nursery() as inner:
-            await inner.start(again.run)
+            again = await started(inner, RealNet(name), 3, addressbook=book)
             await until(again.peers)
             inner.cancel_scope.cancel()
 
 
 async def test_a_peer_that_sends_what_is_no_frame_is_cut_off_and_the_others_are_heard(real: Any, nursery: trio.Nursery) -> None:
     """Before it costs us our neighbour, which charges us for what we pass on before we look at it, with hivemind."""
-    a = member(real, 1)
-    addresses = await nursery.start(a.run)
-    b = member(RealNet("libp2p"), 2, list(addresses)[:1])
-    await nursery.start(b.run)
+    a = await started(nursery, real, 1)
+    b = await started(nursery, RealNet("libp2p"), 2, a.addresses()[0])
     await heard(b, a)
-    async with hostile_peer(addresses[0]) as (stack, target):
+    async with hostile_peer(a.addresses()[0]) as (stack, target):
         with trio.fail_after(SECONDS):
             for n in itertools.count():
                 if target not in stack.pubsub.peers:
@@ -248,10 +246,9 @@ async def test_it_starts_again_with_the_same_key_and_port(
 ) -> None:
     """When the library breaks, or its process is killed or hangs. The peers find it again."""
     monkeypatch.setattr(p2pd, "ANSWER_TIMEOUT", 3.0)
-    a = member(real, 1)
-    addresses = await nursery.start(a.run)
-    b = member(RealNet("libp2p"), 2, list(addresses)[:1])
-    await nursery.start(b.run)
+    a = await started(nursery, real, 1)
+    addresses = a.addresses()
+    b = await started(nursery, RealNet("libp2p"), 2, addresses[0])
     await heard(b, a)
     breaks(a, how)
     await until(lambda: a.engine.restarts == 1 and a.addresses())  # type: ignore[attr-defined]
@@ -266,10 +263,9 @@ async def test_it_starts_again_with_the_same_key_and_port(
 @pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
 async def test_a_machine_that_sends_one_hostile_peer_after_another_is_turned_away(real: Any, nursery: trio.Nursery) -> None:
     """A new peer from there is not kept, though it is not banned: p2pd lets in whoever dials. Those that are here stay."""
-    a = member(real, 1)
-    (address,) = await nursery.start(a.run)
-    b = member(RealNet("libp2p"), 2, [address])
-    await nursery.start(b.run)
+    a = await started(nursery, real, 1)
+    (address,) = a.addresses()
+    b = await started(nursery, RealNet("libp2p"), 2, address)
     await until(a.peers)
 
     async def hung_up_on(stack: Any, target: Any) -> None:

@@ -136,8 +136,7 @@ async def test_what_each_holder_said_is_told(autojump_clock: trio.testing.MockCl
 
 async def test_a_slow_holder_is_overtaken_and_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=has)
-    start = trio.current_time()
-    assert await peers.fetch([A, B]) == BLOB and trio.current_time() - start < 1
+    assert await peers.fetch([A, B]) == BLOB and trio.current_time() < 1
 
 
 @pytest.mark.parametrize("lie", [answer([b"other"]), b"no answer", b"\0", b"\xff\xff\xff\xffx", answer([BLOB, BLOB])])
@@ -148,17 +147,15 @@ async def test_who_answers_with_something_else_is_blamed(lie: bytes, autojump_cl
 
 async def test_where_nobody_has_it_there_is_an_end(autojump_clock: trio.testing.MockClock) -> None:
     peers = Peers(a=silent, b=gone, **{str(n): (lambda: b"") for n in range(40)})
-    start = trio.current_time()
     assert await peers.fetch([A, B, *(PeerId(str(n)) for n in range(40))]) is None
-    assert len(peers.asked) == HOLDERS + 1 and peers.asked.count(B) == 2 and trio.current_time() - start <= PATIENCE + 1
+    assert len(peers.asked) == HOLDERS + 1 and peers.asked.count(B) == 2 and trio.current_time() <= PATIENCE + 1
 
 
 async def test_the_only_holder_is_asked_once_more_where_it_could_not_be_asked(autojump_clock: trio.testing.MockClock) -> None:
     tries = iter([gone, has])
     peers = Peers(a=lambda: next(tries)(), b=lambda: answer([None]))
-    start = trio.current_time()
     assert await peers.fetch([A, B]) == BLOB and peers.asked == [A, B, A]
-    assert AGAIN <= trio.current_time() - start < AGAIN + 0.1
+    assert AGAIN <= trio.current_time() < AGAIN + 0.1
     for last, often in ((gone, 2), (lambda: answer([None]), 1)):
         peers = Peers(a=last)
         assert await peers.fetch([A]) is None and peers.asked == often * [A]

@@ -34,9 +34,6 @@ from tests.p2p.real import QUIET, SECONDS, TOPIC, heard, real_engine, real_membe
 pytestmark = pytest.mark.net
 
 
-MULTISTREAM = b"\x13/multistream/1.0.0\n"  # the first bytes of an answer to a connection that is let in
-
-
 def engine(n: int, handlers: Handlers = QUIET, **options: Any) -> Libp2pEngine:
     found = real_engine("libp2p", n, handlers, **options)
     assert isinstance(found, Libp2pEngine)

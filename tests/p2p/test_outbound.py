@@ -17,16 +17,16 @@ from tests.p2p.test_addressbook import KEY, ME, NOW, at, dial, peer, pin
 class Play:
     """A node whose every dial is answered, or none of those in `dead`."""
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, *known: str, seed: int = 0) -> None:
+        """known: addresses of the peers 0, 1, 2, …"""
         self.book, self.rng, self.now = AddressBook(ME, KEY), random.Random(seed), NOW
         self.outbound = Outbound(self.book, NOW)
         self.inbound: set[PeerId] = set()
         self.dead: set[PeerId] = set()
         self.strangers: set[PeerId] = set()
         self.dialled: list[PeerId] = []
-
-    def know(self, n: int, address: str) -> None:
-        self.book.add(peer(n), [address], self.now, source=f"{n}")
+        for n, address in enumerate(known):
+            self.book.add(peer(n), [address], NOW, source=f"{n}")
 
     @property
     def connected(self) -> set[PeerId]:
@@ -59,17 +59,13 @@ class Play:
 
 
 def test_each_member_that_we_dial_is_in_a_group_of_its_own() -> None:
-    play = Play()
-    for n in range(60):
-        play.know(n, at(n % 20, n))
+    play = Play(*(at(n % 20, n) for n in range(60)))
     play.tick(30)
     assert len(play.groups()) == GROUPS and set(play.groups().values()) == {1}
 
 
 def test_where_there_are_few_groups_company_is_enough() -> None:
-    play = Play()
-    for n in range(30):
-        play.know(n, f"/ip4/192.168.0.{n}/tcp/1")
+    play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(30)))
     play.tick(30)
     assert play.groups() == {LOCAL: TARGET}
     play.inbound = {peer(1000 + n) for n in range(TARGET)}
@@ -79,9 +75,7 @@ def test_where_there_are_few_groups_company_is_enough() -> None:
 
 
 def test_what_is_being_dialled_counts() -> None:
-    play = Play()
-    for n in range(60):
-        play.know(n, at(n % 3, n))
+    play = Play(*(at(n % 3, n) for n in range(60)))
     found = [one for _ in range(5) for one in play.outbound.choose((), (), NOW, play.rng)]
     assert len(found) == DIALS and len(dict(found)) == DIALS
     for who, _ in found:
@@ -91,10 +85,8 @@ def test_what_is_being_dialled_counts() -> None:
 
 def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None:
     for tried in (False, True):
-        play = Play()
+        play = Play(*map(at, range(60)))
         pin(play.book, peer(99), at(99))
-        for n in range(60):
-            play.know(n, at(n))
         if tried:
             for n in range(40):
                 dial(play.book, peer(n))
@@ -107,9 +99,7 @@ def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None
 
 
 def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
-    play = Play()
-    for n in range(30):
-        play.know(n, at(n))
+    play = Play(*map(at, range(30)))
     play.strangers = {peer(n) for n in range(30) if n % 2}
     play.tick(int(8 * STRANGER))
     assert len(play.groups()) == GROUPS and not play.strangers & set(play.outbound.links)
@@ -117,9 +107,7 @@ def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
 
 
 def test_strangers_never_take_more_than_our_places() -> None:
-    play = Play()
-    for n in range(100):
-        play.know(n, at(n))
+    play = Play(*map(at, range(100)))
     play.strangers = {peer(n) for n in range(100)}
     play.tick(20)  # which looks at OUTBOUND
     assert len(play.outbound.links) == OUTBOUND
@@ -134,9 +122,7 @@ def test_a_bootstrap_that_trains_nothing_is_kept() -> None:
 
 
 def test_feelers_find_out_who_is_there_and_leave() -> None:
-    play = Play()
-    for n in range(40):
-        play.know(n, at(n))
+    play = Play(*map(at, range(40)))
     play.tick(30)
     linked = set(play.outbound.links)
     assert play.book.tried() == GROUPS
@@ -147,9 +133,7 @@ def test_feelers_find_out_who_is_there_and_leave() -> None:
 def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
     drawn = set()
     for seed in range(20):
-        play = Play(seed=seed)
-        for n in range(40):
-            play.know(n, at(n % 20, n))
+        play = Play(*(at(n % 20, n) for n in range(40)), seed=seed)
         play.tick(int(LASTED) - 1)
         assert not play.book.anchors
         play.tick(10)
@@ -163,12 +147,9 @@ def test_anchors_are_of_those_that_lasted_and_of_different_groups() -> None:
 
 def test_anchors_are_not_of_one_group_where_there_is_another() -> None:
     for seed in range(5):
-        play = Play(seed=seed)
-        for n in range(7):
-            play.know(n, f"/ip4/192.168.0.{n}/tcp/1")
-        play.know(9, at(9))
+        play = Play(*(f"/ip4/192.168.0.{n}/tcp/1" for n in range(7)), at(9), seed=seed)
         play.tick(int(LASTED) + 10)
-        assert peer(9) in play.book.anchors and len(play.book.anchors) == 2
+        assert peer(7) in play.book.anchors and len(play.book.anchors) == 2
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
@@ -180,9 +161,7 @@ def test_anchors_are_not_of_one_group_where_there_is_another() -> None:
 )
 def test_groups_are_filled_where_they_exist(known: list[tuple[int, int]], dead: set[int], strangers: set[int], crowd: int) -> None:
     """The property that eclipse hangs on: for each group with a live member in the book, up to GROUPS, there is one that we dialled."""
-    play = Play()
-    for n, (group, _) in enumerate(known):
-        play.know(n, at(group, n))
+    play = Play(*(at(group, n) for n, (group, _) in enumerate(known)))
     play.dead, play.strangers = {peer(n) for n in dead}, {peer(n) for n in strangers}
     play.inbound = {peer(1000 + n) for n in range(crowd)}
     live = {group_of(at(group)) for n, (group, _) in enumerate(known) if n not in dead | strangers and peer(n) in play.book}
@@ -193,8 +172,7 @@ def test_groups_are_filled_where_they_exist(known: list[tuple[int, int]], dead: 
 
 @pytest.mark.parametrize("name", ["reached", "missed"])
 def test_nothing_breaks_where_the_book_forgot_the_peer(name: str) -> None:
-    play = Play()
-    play.know(1, at(1))
+    play = Play(at(1))
     ((who, addresses),) = play.outbound.choose((), (), NOW, play.rng)
     play.book.stranger(who, NOW)
     play.answer(who, addresses) if name == "reached" else play.outbound.missed(who, NOW)

@@ -36,18 +36,22 @@ class Life:
         self.file.save(self.box.memory(), closed=True)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "seen"  # in a folder that is not there yet
+
+
 def frame(author: Identity, sequence: int, at: float, body: bytes = b"body") -> bytes:
     return seal(author, SWARM, sequence, at, "rollouts", body)
 
 
-def test_a_first_life_takes_nothing_that_was_sent_before_it(tmp_path: Path) -> None:
-    life = Life(tmp_path / "seen", NOW)
+def test_a_first_life_takes_nothing_that_was_sent_before_it(path: Path) -> None:
+    life = Life(path, NOW)
     assert life.hear(frame(A, 1, NOW - 1)) is Reason.STALE and life.hear(frame(A, 2, NOW)) is None
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_what_a_life_before_let_in_is_refused_and_the_rest_is_heard_at_once(tmp_path: Path, clean: bool) -> None:
-    path = tmp_path / "seen"
+def test_what_a_life_before_let_in_is_refused_and_the_rest_is_heard_at_once(path: Path, clean: bool) -> None:
     first = Life(path, NOW)
     sent = [frame(A, n, NOW + n) for n in range(20)]
     assert all(first.hear(f) is None for f in sent)
@@ -61,32 +65,28 @@ def test_what_a_life_before_let_in_is_refused_and_the_rest_is_heard_at_once(tmp_
     assert all(third.hear(f) is Reason.DUPLICATE for f in [*sent, frame(B, 1, NOW + 1)])
 
 
-def test_a_power_cut_that_takes_the_journals_end_opens_no_door(tmp_path: Path) -> None:
-    path = tmp_path / "seen"
-    first = Life(path, NOW)
+def test_a_power_cut_that_takes_the_journals_end_opens_no_door(path: Path) -> None:
+    first, again = Life(path, NOW), path.with_name("again")
     sent = [frame(A, n, NOW + n * 0.1) for n in range(20)] + [frame(B, 1, NOW + 250), frame(B, 2, NOW + 290)]  # B's clock is fast
     assert all(first.hear(f) is None for f in sent)
     for kept in range(RECORD * 24, -1, -RECORD // 2):  # what fsync promised is there: the snapshot, and the records up to the last promise
         whole = path.read_bytes()
         promises = whole.rfind(bytes(32))
         shorter = max(len(whole) - RECORD * 24 + kept, promises + RECORD)
-        (tmp_path / "cut").write_bytes(whole[:shorter])
         for later in (1, 100, 299):
-            (tmp_path / "again").write_bytes(whole[:shorter])
-            life = Life(tmp_path / "again", NOW + later, boot="the next boot")
+            again.write_bytes(whole[:shorter])
+            life = Life(again, NOW + later, boot="the next boot")
             assert all(life.hear(f) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
 
 
-def test_after_a_power_cut_what_is_sent_from_the_promise_on_is_heard(tmp_path: Path) -> None:
-    path = tmp_path / "seen"
+def test_after_a_power_cut_what_is_sent_from_the_promise_on_is_heard(path: Path) -> None:
     first = Life(path, NOW)
     assert first.hear(frame(A, 1, NOW + 10)) is None
     second = Life(path, NOW + 90, boot="the next boot")
     assert second.hear(frame(B, 1, NOW + 60)) is Reason.STALE and second.hear(frame(B, 2, NOW + 71)) is None
 
 
-def test_where_the_system_does_not_tell_its_boots_only_a_clean_end_is_trusted(tmp_path: Path) -> None:
-    path = tmp_path / "seen"
+def test_where_the_system_does_not_tell_its_boots_only_a_clean_end_is_trusted(path: Path) -> None:
     first = Life(path, NOW, boot="")
     first.hear(frame(A, 1, NOW + 1))
     second = Life(path, NOW + 30, boot="")
@@ -97,9 +97,8 @@ def test_where_the_system_does_not_tell_its_boots_only_a_clean_end_is_trusted(tm
 
 @pytest.mark.parametrize("damage", [lambda d: b"", lambda d: d[:20], lambda d: b"x" + d[1:], lambda d: d[:40] + b"\xff" + d[41:]])
 def test_a_damaged_file_is_set_aside_and_the_next_life_is_strict(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+    path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
-    path = tmp_path / "seen"
     first = Life(path, NOW)
     first.hear(frame(A, 1, NOW + 1))
     first.end()
@@ -107,12 +106,11 @@ def test_a_damaged_file_is_set_aside_and_the_next_life_is_strict(
     path.write_bytes(data)
     with caplog.at_level(logging.WARNING):
         second = Life(path, NOW + 30)
-    assert "damaged" in caplog.text and (tmp_path / "seen.corrupt").read_bytes() == data
+    assert "damaged" in caplog.text and path.with_name("seen.corrupt").read_bytes() == data
     assert second.hear(frame(A, 1, NOW + 1)) is Reason.STALE and second.hear(frame(A, 2, NOW + 30)) is None
 
 
-def test_damage_in_the_journal_makes_all_before_now_stale(tmp_path: Path) -> None:
-    path = tmp_path / "seen"
+def test_damage_in_the_journal_makes_all_before_now_stale(path: Path) -> None:
     first = Life(path, NOW)
     sent = [frame(A, n, NOW + n) for n in range(10)]
     for f in sent:
@@ -125,14 +123,12 @@ def test_damage_in_the_journal_makes_all_before_now_stale(tmp_path: Path) -> Non
     assert all(second.hear(f) in (Reason.DUPLICATE, Reason.STALE) for f in sent)
 
 
-def test_a_clock_that_was_set_back_does_not_keep_us_deaf(tmp_path: Path) -> None:
-    path = tmp_path / "seen"
+def test_a_clock_that_was_set_back_does_not_keep_us_deaf(path: Path) -> None:
     Life(path, NOW + 7200).hear(frame(A, 1, NOW + 7200))
     assert Life(path, NOW).hear(frame(B, 1, NOW + 1)) is None
 
 
-def test_the_file_is_small_private_and_written_anew_before_it_grows(tmp_path: Path) -> None:
-    path = tmp_path / "seen"
+def test_the_file_is_small_private_and_written_anew_before_it_grows(path: Path) -> None:
     life = Life(path, NOW, frames_burst=10_000, frames=500)
     for n in range(6000):
         life.now = NOW + n / 100
@@ -147,8 +143,7 @@ def test_the_file_is_small_private_and_written_anew_before_it_grows(tmp_path: Pa
     assert all(again.hear(frame(A, n, NOW + n / 100)) in (Reason.DUPLICATE, Reason.STALE) for n in range(0, 6000, 7))
 
 
-def test_what_cannot_be_written_is_not_half_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "state" / "seen"
+def test_what_cannot_be_written_is_not_half_there(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     life = Life(path, NOW)
     assert life.file._journal is not None
     os.dup2(os.open(os.devnull, os.O_RDONLY), life.file._journal)  # as on a full disk, writing to it fails from now on

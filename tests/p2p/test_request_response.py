@@ -287,97 +287,95 @@ class World:
         return [stream.ended for _, stream in self.opened]
 
 
-async def test_a_stream_is_kept_for_the_next_question(autojump_clock: Any) -> None:
-    async with trio.open_nursery() as nursery:
-        world = World(nursery)
-        ask = world.asking.ask
-        for n in range(3):
-            assert await ask(PEERS[0], b"%d!" % n, 2) == b"!%d" % n
-            await trio.sleep(KEPT_FOR)
-        assert world.ends() == [None] and world.reached == [PEERS[0]] * 3
-        await trio.sleep(0.1)
-        assert await ask(PEERS[0], b"later", 5) == b"retal"  # not on the old one: the other may be about to end it
-        assert world.ends() == [True, None]
-        async with trio.open_nursery() as together:
-            for _ in range(3):
-                together.start_soon(ask, PEERS[0], b"?", 1)
-        assert world.ends() == [True, None, True, True]
-        await trio.sleep(KEPT_FOR + 0.1)
-        await ask(PEERS[1], b"?", 1)
-        assert world.ends() == [True, True, True, True, None]  # what nobody asks any more is let go
-        for peer in (Identity.from_seed(bytes([n, 2]) * 16).peer_id for n in range(KEPT)):
-            await ask(peer, b"?", 1)
-        assert world.ends()[4:] == [True] + [None] * KEPT
-        await world.asking.end()
-        await ask(PEERS[0], b"?", 1)
-        assert set(world.ends()) == {True}
+@pytest.fixture
+async def world(nursery: trio.Nursery) -> World:
+    return World(nursery)
 
 
-async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(autojump_clock: Any) -> None:
-    async with trio.open_nursery() as nursery:
-        world = World(nursery)
-        ask = world.asking.ask
-        await ask(PEERS[0], b"?", 1)
-        world.opened[0][1].stream.receive_stream.put_eof()  # the other ended it
-        assert await ask(PEERS[0], b"ab", 2) == b"ba"
-        assert world.ends() == [False, None]
-        for peer in (PEERS[0], PEERS[1]):
-            with pytest.raises(Unanswered, match=f"{peer}: says 2 bytes, over 1"):
-                await ask(peer, b"ab", 1)
-        assert world.ends() == [False, False, False, False]  # and nothing is kept that anything went wrong on
-        world.away.add(PEERS[2])
-        with pytest.raises(Unanswered, match=f"{PEERS[2]}: not connected"):
-            await ask(PEERS[2], b"?", 1)
-        with pytest.raises(Unanswered, match="4097"):
-            await ask(PEERS[0], b"?" * (MAX_QUESTION + 1), 1)
-        assert len(world.opened) == 4
+async def test_a_stream_is_kept_for_the_next_question(world: World, autojump_clock: Any) -> None:
+    ask = world.asking.ask
+    for n in range(3):
+        assert await ask(PEERS[0], b"%d!" % n, 2) == b"!%d" % n
+        await trio.sleep(KEPT_FOR)
+    assert world.ends() == [None] and world.reached == [PEERS[0]] * 3
+    await trio.sleep(0.1)
+    assert await ask(PEERS[0], b"later", 5) == b"retal"  # not on the old one: the other may be about to end it
+    assert world.ends() == [True, None]
+    async with trio.open_nursery() as together:
+        for _ in range(3):
+            together.start_soon(ask, PEERS[0], b"?", 1)
+    assert world.ends() == [True, None, True, True]
+    await trio.sleep(KEPT_FOR + 0.1)
+    await ask(PEERS[1], b"?", 1)
+    assert world.ends() == [True, True, True, True, None]  # what nobody asks any more is let go
+    for peer in (Identity.from_seed(bytes([n, 2]) * 16).peer_id for n in range(KEPT)):
+        await ask(peer, b"?", 1)
+    assert world.ends()[4:] == [True] + [None] * KEPT
+    await world.asking.end()
+    await ask(PEERS[0], b"?", 1)
+    assert set(world.ends()) == {True}
 
 
-async def test_a_question_given_up_costs_its_stream() -> None:
-    async with trio.open_nursery() as nursery:
-        world = World(nursery)
-        given_up = trio.CancelScope()
-
-        def answer(peer: PeerId, question: bytes) -> bytes:
-            if question == b"give up":
-                given_up.cancel()
-            return question
-
-        world.responder = Responder(answer, lambda peer: True)
-        await world.asking.ask(PEERS[0], b"?", 1)
-        with given_up:
-            await world.asking.ask(PEERS[0], b"give up", 10)
-        assert given_up.cancelled_caught and world.ends() == [False]
-        assert await world.asking.ask(PEERS[0], b"!", 10) == b"!"  # and not the answer that nobody took
-        assert world.ends() == [False, None]
-        await world.asking.end()
+async def test_a_stream_that_ended_meanwhile_is_replaced_and_only_once(world: World, autojump_clock: Any) -> None:
+    ask = world.asking.ask
+    await ask(PEERS[0], b"?", 1)
+    world.opened[0][1].stream.receive_stream.put_eof()  # the other ended it
+    assert await ask(PEERS[0], b"ab", 2) == b"ba"
+    assert world.ends() == [False, None]
+    for peer in (PEERS[0], PEERS[1]):
+        with pytest.raises(Unanswered, match=f"{peer}: says 2 bytes, over 1"):
+            await ask(peer, b"ab", 1)
+    assert world.ends() == [False, False, False, False]  # and nothing is kept that anything went wrong on
+    world.away.add(PEERS[2])
+    with pytest.raises(Unanswered, match=f"{PEERS[2]}: not connected"):
+        await ask(PEERS[2], b"?", 1)
+    with pytest.raises(Unanswered, match="4097"):
+        await ask(PEERS[0], b"?" * (MAX_QUESTION + 1), 1)
+    assert len(world.opened) == 4
 
 
-async def test_one_peer_is_asked_a_few_questions_at_a_time_and_others_meanwhile(autojump_clock: Any) -> None:
-    async with trio.open_nursery() as nursery:
-        world, now, most = World(nursery), Counter[PeerId](), Counter[PeerId]()
+async def test_a_question_given_up_costs_its_stream(world: World) -> None:
+    given_up = trio.CancelScope()
 
-        async def reach(peer: PeerId) -> bool:
-            now[peer] += 1
-            most[peer] = max(most[peer], now[peer])
-            await trio.sleep(1)
-            now[peer] -= 1
-            return False
+    def answer(peer: PeerId, question: bytes) -> bytes:
+        if question == b"give up":
+            given_up.cancel()
+        return question
 
-        async def ask_in_vain(peer: PeerId) -> None:
-            with pytest.raises(Unanswered):
-                await asking.ask(peer, b"?", 1)
+    world.responder = Responder(answer, lambda peer: True)
+    await world.asking.ask(PEERS[0], b"?", 1)
+    with given_up:
+        await world.asking.ask(PEERS[0], b"give up", 10)
+    assert given_up.cancelled_caught and world.ends() == [False]
+    assert await world.asking.ask(PEERS[0], b"!", 10) == b"!"  # and not the answer that nobody took
+    assert world.ends() == [False, None]
+    await world.asking.end()
 
-        asking, began = KeptStreams(reach, world.new), trio.current_time()
-        async with trio.open_nursery() as several:
-            for _ in range(5 * AT_ONCE):
-                several.start_soon(ask_in_vain, PEERS[0])
-                several.start_soon(ask_in_vain, PEERS[1])
-        assert most == {PEERS[0]: AT_ONCE, PEERS[1]: AT_ONCE} and trio.current_time() - began == pytest.approx(5)
-        assert not asking._turns
-        for _ in range(2 * AT_ONCE):  # given up, they leave their places
-            with trio.move_on_after(0.5):
-                await ask_in_vain(PEERS[0])
-        began = trio.current_time()
-        await ask_in_vain(PEERS[0])
-        assert trio.current_time() - began == pytest.approx(1)
+
+async def test_one_peer_is_asked_a_few_questions_at_a_time_and_others_meanwhile(world: World, autojump_clock: Any) -> None:
+    now, most = Counter[PeerId](), Counter[PeerId]()
+
+    async def reach(peer: PeerId) -> bool:
+        now[peer] += 1
+        most[peer] = max(most[peer], now[peer])
+        await trio.sleep(1)
+        now[peer] -= 1
+        return False
+
+    async def ask_in_vain(peer: PeerId) -> None:
+        with pytest.raises(Unanswered):
+            await asking.ask(peer, b"?", 1)
+
+    asking, began = KeptStreams(reach, world.new), trio.current_time()
+    async with trio.open_nursery() as several:
+        for _ in range(5 * AT_ONCE):
+            several.start_soon(ask_in_vain, PEERS[0])
+            several.start_soon(ask_in_vain, PEERS[1])
+    assert most == {PEERS[0]: AT_ONCE, PEERS[1]: AT_ONCE} and trio.current_time() - began == pytest.approx(5)
+    assert not asking._turns
+    for _ in range(2 * AT_ONCE):  # given up, they leave their places
+        with trio.move_on_after(0.5):
+            await ask_in_vain(PEERS[0])
+    began = trio.current_time()
+    await ask_in_vain(PEERS[0])
+    assert trio.current_time() - began == pytest.approx(1)

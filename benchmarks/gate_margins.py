@@ -1,6 +1,6 @@
 """Whom the gate shuts out, and what it lets in, for each margin. Prints a table; nothing is attacked and nothing learnt from others.
 
-    python -m tests.attacks.gate_margins [--rounds 0 50 150] [--margins 1 1.25 1.5 2] [--questions 200]
+    python -m benchmarks.gate_margins [--rounds 0 50 150] [--margins 1 1.25 1.5 2] [--questions 200]
 
 Each of the tiny models trains alone, and is kept as it was after so many rounds. Each of them then answers the same questions; each judges
 all the others' usable rollouts by limits from its own answers, and those of one of them with each poison in their right answers.
@@ -84,7 +84,7 @@ def judges(verifier: Verifier, rounds: Sequence[int], questions: int) -> list[Ju
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.attacks.gate_margins", description="whom the gate shuts out")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gate_margins", description="whom the gate shuts out")
     parser.add_argument("--rounds", type=int, nargs="+", default=[0, 50, 150])
     parser.add_argument("--margins", type=float, nargs="+", default=[1.0, 1.25, 1.5, 2.0])
     parser.add_argument("--questions", type=int, default=200)
