@@ -173,6 +173,14 @@ def test_without_replacement_a_round_goes_through_the_whole_pool_before_it_repea
         assert set(seen) == set(range(8))
 
 
+def test_our_own_may_be_more_than_half_of_a_batch() -> None:
+    pool = Pool(9, 40, PoolLimits(ME, 9))
+    fill(pool, [*(scored(n) for n in range(24)), *(scored(24 + n, author="abcde"[n % 5]) for n in range(10))])
+    sample = Replay(pool, ReplaySchedule(4), "uniform", 8, SharingSampler(), fresh=2)
+    own = [sum(s.rollout.author == ME for s in sample([], pool.snapshot(), random.Random(seed))) for seed in range(20)]
+    assert max(own) > 5 and 4 < sum(own) / 20 < 7
+
+
 def test_while_it_rests_the_batch_is_the_papers() -> None:
     pool, sample = replay("uniform", 8)
     fill(pool, [scored(1), scored(2, author="a", born=1), scored(3, author="a", born=6)])

@@ -145,6 +145,11 @@ def test_a_choice_made_in_many_goes_has_one_cap_for_each_author_and_group() -> N
     assert [len(ration(loud, 1, rng)) for _ in range(50)] == [1] * 50  # where nobody else has any, it is not kept out
 
 
+def test_our_own_have_no_cap_also_where_others_have_enough() -> None:
+    items = [Item(Author(PeerId("me"), LOCAL), n) for n in range(8)] + crowd("s t u v", "home *", established=True)
+    assert first(items, 8, lambda i: None if i.author.id == "me" else i.author, random.Random(0)) == items[:8]
+
+
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(
     authors=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["", LOCAL, "11.0", "12.0", "13.0"]), st.booleans()), max_size=60),
