@@ -18,7 +18,7 @@ from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
-from swarmd.policy.models.device import free_memory, keep_freed_memory, seeded, use_threads
+from swarmd.policy.models.device import dtype_name, free_memory, keep_freed_memory, seeded, use_threads
 from swarmd.policy.models.fit import LORA_FROM, measures_start, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -123,7 +123,7 @@ class LanguagePolicy:
                 "model": loaded.source,
                 "revision": loaded.revision,
                 "device": str(loaded.device),
-                "dtype": _name(loaded.dtype),
+                "dtype": dtype_name(loaded.dtype),
                 "parameters": loaded.parameters,
                 "lora": loaded.lora_rank,
             }
@@ -231,7 +231,7 @@ class LanguagePolicy:
 
     def _identity(self) -> saved.ModelIdentity:
         x = self._loaded
-        return saved.ModelIdentity(x.source, x.revision, x.fingerprint, x.lora_rank, _name(x.dtype), x.device.type)
+        return saved.ModelIdentity(x.source, x.revision, x.fingerprint, x.lora_rank, dtype_name(x.dtype), x.device.type)
 
     def _decode(
         self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None
@@ -268,7 +268,3 @@ def _default_rate(loaded: Loaded) -> float:
     if loaded.lora_rank is not None:
         return RATE_LORA
     return RATE_SMALL if loaded.parameters <= LORA_FROM else RATE_LARGE
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

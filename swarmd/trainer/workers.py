@@ -23,7 +23,7 @@ from swarmd.errors import ConfigError
 from swarmd.experience.strategies import SharingSampler
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.devices import count_devices, device_of, environment, free_share
+from swarmd.policy.models.device import count_devices, device_of, environment, free_share
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
 from swarmd.protocols import Sampler
@@ -69,13 +69,13 @@ def check_workers(config: NodeConfig) -> None:
 
 
 def for_trainer(config: NodeConfig) -> NodeConfig:
-    """The same, for a process that only trains: what answers is the generators' affair, but for a judge's question now and then."""
+    """The configuration of a process that only trains. It answers the judge's questions alone, so the built-in engine will do."""
     train = config.train.model_copy(update={"importance_cap": importance_cap(config)})
     return config.model_copy(update={"generate": config.generate.model_copy(update={"engine": "own"}), "train": train})
 
 
 def for_generator(config: NodeConfig) -> NodeConfig:
-    """The same, for a process that never trains: without the copies of weights that training keeps."""
+    """The configuration of a process that never trains: without the copies of weights that training keeps."""
     train = config.train.model_copy(update={"kl_every": 0, "precision": "stochastic"})
     return config.model_copy(update={"train": train})
 
@@ -147,7 +147,7 @@ class WorkerGroup:
 def open_workers(
     config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, draw: Callable[[int], Sequence[Task]]
 ) -> Iterator[WorkerGroup]:
-    """Start everybody; from here on `policy.update` is everybody's. policy: resumed. draw: so many tasks more; any thread may call."""
+    """Start all workers; from here on `policy.update` is a step of all trainers. policy: resumed. draw: draws tasks, from any thread."""
     workers, asked = config.workers, config.round.local
     settled = _settled(config, policy.description)
     replay = config.replay.mode == "on"
@@ -192,7 +192,7 @@ def processes_on(place: int, processes: int, devices: int) -> int:
 
 
 def _settled(config: NodeConfig, description: Mapping[str, Any]) -> NodeConfig:
-    """What we found out for ourselves is given, not found out again: another answer would be another model."""
+    """The device, dtype and revision that this process chose, so that all workers load the same model."""
     found = {"device": description["device"].partition(":")[0], "dtype": description["dtype"], "revision": description["revision"]}
     return config.model_copy(update={"model": config.model.model_copy(update=found)})
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ import torch
 import transformers
 from platformdirs import user_cache_path
 
+from p2p import durable
 from swarmd.errors import SwarmdError
 from swarmd.policy.inference.decode import Sampling
 from swarmd.policy.inference.engine import InferenceEngine
-from swarmd.policy.models.device import seeded
+from swarmd.policy.models.device import dtype_name, seeded
 from swarmd.policy.models.hub import first_line
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Conditions:
 def conditions(device: torch.device, fingerprint: str, dtype: torch.dtype, swarmd: str) -> Conditions:
     """Those of this machine."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return Conditions(name, torch.__version__, transformers.__version__, swarmd, fingerprint, str(dtype).removeprefix("torch."))
+    return Conditions(name, torch.__version__, transformers.__version__, swarmd, fingerprint, dtype_name(dtype))
 
 
 def choose(seconds: Mapping[str, float | None]) -> str:
@@ -80,11 +80,8 @@ def recall(file: Path, asked: Conditions, names: Sequence[str]) -> str | None:
 def remember(file: Path, asked: Conditions, engine: str, seconds: Mapping[str, float | None]) -> None:
     """A file that cannot be written is not worth a failure: it is measured again next time, and the log says so."""
     entries = {**_entries(file), asked.key: {"engine": engine, "seconds": dict(seconds)}}
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"schema": SCHEMA, "choices": entries}, indent=1), encoding="utf-8")
-        partial.replace(file)
+        durable.replace(file, json.dumps({"schema": SCHEMA, "choices": entries}, indent=1).encode(), 0o666)
     except OSError as error:
         log.warning("the choice of an engine cannot be kept in %s (%s): it is measured again at the next start", file, error)
 

@@ -16,7 +16,7 @@ from transformers.generation import ContinuousBatchingConfig
 from transformers.utils import is_flash_attn_2_available
 
 from swarmd.policy.inference.decode import Sample, Sampling
-from swarmd.policy.inference.engine import EngineFailed, NoEngine, Weights, draw_seed
+from swarmd.policy.inference.engine import BuiltInEngine, EngineFailed, NoEngine, draw_seed
 from swarmd.policy.models.lora import merged
 
 PAGE: Final = {"cuda": 256}  # tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
@@ -24,10 +24,9 @@ SMALL_PAGE: Final = 32  # elsewhere
 BATCH_TOKENS: Final = 2048  # of one forward pass, at most: bounds the prompts that are computed at once
 
 
-class ContinuousEngine:
+class ContinuousEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.Engine`."""
 
-    foreign: Final = False
 
     def __init__(self, network: nn.Module, tokens: int) -> None:
         """tokens: whose keys and values are held at once, at most. NoEngine where it would not draw from the model's distribution."""
@@ -96,18 +95,6 @@ class ContinuousEngine:
             use_cuda_graph=False,
             use_async_batching=False,
         )
-
-    def sync(self, weights: Weights) -> None:
-        """Nothing: they are the same tensors."""
-
-    def sleep(self) -> None:
-        """Nothing: keys and values are gone with the last answer."""
-
-    def wake(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def _sample(ids: Sequence[int], logprobs: Sequence[float], ends: frozenset[int]) -> Sample:

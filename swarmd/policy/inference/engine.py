@@ -18,6 +18,7 @@ from swarmd.policy.inference.decode import Sample, Sampling
 
 __all__ = [
     "GROUP",
+    "BuiltInEngine",
     "EngineFailed",
     "EngineOptions",
     "InferenceEngine",
@@ -99,6 +100,24 @@ class InferenceEngine(Protocol):
 
     def close(self) -> None:
         """End, with everything that was started. Never raises; may be called again."""
+
+
+class BuiltInEngine:
+    """What the engines on the trainer's own network have in common: they share its weights, and hold nothing between two calls."""
+
+    foreign: Final = False
+
+    def sync(self, weights: Weights) -> None:
+        """Nothing: they are the same tensors."""
+
+    def sleep(self) -> None:
+        """Nothing: keys and values are gone with the last answer."""
+
+    def wake(self) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,21 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import torch
 from torch import nn
 
 from swarmd.errors import NoModel
 from swarmd.policy.inference.decode import Sample, Sampling, decode
-from swarmd.policy.inference.engine import Weights
+from swarmd.policy.inference.engine import BuiltInEngine
 from swarmd.policy.models.device import is_out_of_memory, release_cached
 
 log = logging.getLogger(__name__)
 
 
-class OwnEngine:
+class OwnEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
 
-    foreign: Final = False
 
     def __init__(self, network: nn.Module, tokens: int) -> None:
         """tokens: whose keys and values are held at once; fewer from the first time on that memory is short."""
@@ -45,15 +43,3 @@ class OwnEngine:
             )
         self._tokens = min(self._tokens, len(prompts) * largest) // 2
         log.warning("out of memory while answering: at most %d tokens of keys and values from now on", self._tokens)
-
-    def sync(self, weights: Weights) -> None:
-        """Nothing: they are the same tensors."""
-
-    def sleep(self) -> None:
-        """Nothing: keys and values are gone with the last answer."""
-
-    def wake(self) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""

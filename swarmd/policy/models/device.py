@@ -1,14 +1,16 @@
-"""Device and precision of a model, free memory, and its random generator."""
+"""Device and precision of a model, devices of its processes, free memory, random generators."""
 
 import ctypes
+import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import psutil
 import torch
 
+from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -120,3 +122,31 @@ def keep_freed_memory(device: torch.device) -> bool:
 def seeded(device: torch.device, seed: int) -> torch.Generator:
     """A source of random numbers of our own, so that nobody else's draws change what we sample."""
     return torch.Generator(device=device).manual_seed(seed)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def device_of(config: ModelConfig) -> str:
+    """ "cuda", "mps" or "cpu". NoModel where the one that is asked for is not there."""
+    return choose_device(config.device).type
+
+
+def count_devices() -> int:
+    """CUDA devices that are visible."""
+    return torch.cuda.device_count()
+
+
+def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
+    """What makes a child process see the one device of its place, counted from the trainer's, 0."""
+    if device_of(config) != "cuda":
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",") if name.strip()] or [str(i) for i in range(torch.cuda.device_count())]
+    return {"CUDA_VISIBLE_DEVICES": names[place % len(names)]}
+
+
+def free_share(device: torch.device, processes: int) -> int:
+    """Bytes of the device that one of so many processes may plan with."""
+    return free_memory(device) // processes

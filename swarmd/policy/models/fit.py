@@ -14,7 +14,7 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
-from swarmd.policy.models.device import choose_device, choose_dtype, free_memory
+from swarmd.policy.models.device import choose_device, choose_dtype, dtype_name, free_memory
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import optimizer
@@ -80,7 +80,7 @@ def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int]
     dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)
     # The copy of the start lies in main memory, which on CUDA is another.
     on_device = replace(work, start_copy=False) if device.type == "cuda" else work
-    plan = make_plan(shape, _name(dtype), rank, free(device), on_device)
+    plan = make_plan(shape, dtype_name(dtype), rank, free(device), on_device)
     return Fit(place, architecture, skeleton, shape, device, dtype, work, plan)
 
 
@@ -142,7 +142,3 @@ def _named(work: Workload) -> Iterator[tuple[str, Workload, Shape]]:
         yield name, work, shape_of(skeleton_of(AutoConfig.for_model(**settings), name))
     tiny = hub.locate("tiny", None)
     yield "tiny", replace(work, new_tokens=NEW_TOKENS_TINY), shape_of(skeleton_of(read_config(tiny), tiny.source))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

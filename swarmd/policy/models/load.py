@@ -109,7 +109,7 @@ def lora_config(rank: int) -> "LoraConfig":
 
 
 def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
-    """An adapter that is as good as none yet. seed: of its first weights.
+    """Add an adapter that changes nothing yet. seed: of its first weights.
 
     Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own forward.
     """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.devices import free_share
+from swarmd.policy.models.device import free_share
 from swarmd.policy.models.lora import StandingMerge
 from swarmd.policy.parallel.weight_sync import WeightReader
 from swarmd.workers.messages import Begin, FinishedAnswers, WorkerReady

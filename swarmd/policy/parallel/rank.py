@@ -10,7 +10,7 @@ from pathlib import Path
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
-from swarmd.policy.models.devices import free_share
+from swarmd.policy.models.device import free_share
 from swarmd.policy.parallel.data_parallel import RankLost, combine, digest, join, rows_from
 from swarmd.workers.messages import Begin, Join, Share, Stepped, WorkerReady
 from swarmd.workers.worker_main import WorkerLink, run
