@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from p2p.errors import EngineMissing, NoSuchEngine
 from p2p.types import P2pEngine
 
-ENGINES = {
+NETWORK_ENGINES = {
     "libp2p": "p2p.engines.libp2p.engine:Libp2pEngine",
     "hivemind": "p2p.engines.hivemind.engine:HivemindEngine",
-    "memory": "p2p.engines.memory:MemoryEngine",
 }
+ENGINES = {**NETWORK_ENGINES, "memory": "p2p.engines.memory:MemoryEngine"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Choice:
 
 
 def choose(wanted: str) -> Choice:
-    """The engine for "auto", "libp2p" or "hivemind"; imports neither. Raises EngineMissing where hivemind is wanted and cannot run."""
+    """The engine for "auto" or a name of ENGINES; imports none. Raises EngineMissing where hivemind is wanted and cannot run."""
     from p2p.engines.hivemind.p2pd import missing
 
-    if wanted == "libp2p":
-        return Choice("libp2p", "as configured")
+    if wanted not in ("auto", "hivemind"):
+        return Choice(wanted, "as configured")
     reason = missing()
     if wanted == "hivemind":
         if reason is not None:

@@ -68,19 +68,22 @@ def answered(message: bytes) -> CensusReply | None:
 
 async def ask(request: Ask, peers: Collection[PeerId], name: str) -> Mapping[PeerId, CensusReply]:
     """The answers of up to ASKED peers, asked at the same time. Peers that do not know the question, or do not answer, are left out."""
-    found: dict[PeerId, CensusReply] = {}
+    said = await ask_each(request, list(dict.fromkeys(peers))[:ASKED], question(name), MAX_ANSWER, PATIENCE)
+    return {peer: reply for peer, message in said.items() if (reply := answered(message)) is not None}
+
+
+async def ask_each(request: Ask, peers: Collection[PeerId], question: bytes, limit: int, patience: float) -> Mapping[PeerId, bytes]:
+    """The answers of these peers, each asked once, all at the same time. Who does not answer within `patience` seconds is left out."""
+    said: dict[PeerId, bytes] = {}
 
     async def one(peer: PeerId) -> None:
-        with trio.move_on_after(PATIENCE):
+        with trio.move_on_after(patience):
             try:
-                said = answered(await request(peer, question(name), MAX_ANSWER))
+                said[peer] = await request(peer, question, limit)
             except Unanswered as error:
-                log.debug("%s does not answer the census: %s", peer, error)
-                return
-            if said is not None:
-                found[peer] = said
+                log.debug("%s does not answer: %s", peer, error)
 
     async with trio.open_nursery() as nursery:
-        for peer in list(dict.fromkeys(peers))[:ASKED]:
+        for peer in peers:
             nursery.start_soon(one, peer)
-    return found
+    return said

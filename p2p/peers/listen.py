@@ -12,14 +12,10 @@ from p2p.address import Endpoint
 from p2p.errors import CannotListen, PortInUse
 
 
-def check_listen(listen: Sequence[Endpoint]) -> None:
-    """Raises PortInUse or CannotListen. Without SO_REUSEPORT, which libraries set and which would let two nodes share a port."""
-    with_ports(listen)
-
-
 def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
     """The same with a free port in place of every 0. Raises PortInUse or CannotListen.
 
+    Checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port.
     The ports are free when this returns, but not reserved: listen on them at once.
     """
     with contextlib.ExitStack() as stack:

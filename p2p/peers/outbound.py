@@ -1,7 +1,7 @@
 """Outbound peer selection, against eclipse attacks: which peers to dial, and which of them to keep. Pure; `now`, `rng` are arguments.
 
 An attacker that would surround a node can fill its inbound places, and most of what it learns of other peers. So inbound connections
-count as company, but not for safety: a node wants GROUPS members of the swarm that it dialled itself, each in a network group of its
+count as members, but do not protect: a node wants GROUPS members of the swarm that it dialled itself, each in a network group of its
 own, where so many groups are known (Heilman et al., "Eclipse Attacks on Bitcoin's Peer-to-Peer Network", USENIX Security 2015, and the
 counter-measures of Bitcoin Core).
 """
@@ -69,7 +69,7 @@ class Outbound:
         return chosen
 
     def feeler(self, connected: Collection[PeerId], now: float, rng: random.Random) -> Candidate | None:
-        """Now and then, while no other peer is dialled: a peer to dial only to check that it is there."""
+        """Every FEEL_EVERY, while no other peer is dialled: a peer to dial only to check that it is there."""
         if self.dialling or now - self._felt < FEEL_EVERY or len(self.links) >= OUTBOUND:
             return None
         self._felt = now

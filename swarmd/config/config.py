@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from p2p.engines import NETWORK_ENGINES
 from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, web_address
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.config.profiles import DEFAULT, PROFILES
@@ -124,7 +125,8 @@ class SwarmConfig(_Section):
         str,
         Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="at most 32 lower-case letters, digits and hyphens, the first no hyphen"),
     ] = "main"
-    engine: Literal["auto", "libp2p", "hivemind", "none"] = "auto"  # auto: hivemind where installed; none: train alone, open no socket
+    # auto: hivemind where installed; none: train alone, open no socket
+    engine: Literal[("auto", *NETWORK_ENGINES, "none")] = "auto"  # type: ignore[valid-type]
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(listen_address)], ...],
         Field(description="a list of addresses such as /ip4/0.0.0.0/tcp/4001"),

@@ -295,11 +295,14 @@ class Daemon:
             self.view.talk(f"stuck: {stuck.cause}; {stuck.remedy}")
         self.status.say("stuck", stuck.cause, stuck.remedy)
 
-    def _ask_trainer(self, question_id: str, text: str) -> None:
-        self.child.tell(link.JudgeQuestion(question_id, text))
-
     def _evaluation_by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
-        return self._make_evaluation(url, ask_trainer=self._ask_trainer, judged=self._on_score, talk=self.view.talk, resolve=resolve)
+        return self._make_evaluation(
+            url,
+            ask_trainer=lambda question_id, text: self.child.tell(link.JudgeQuestion(question_id, text)),
+            judged=lambda score, n: self.child.tell(link.JudgeScore(score, n)),
+            talk=self.view.talk,
+            resolve=resolve,
+        )
 
     async def _find_judge(self, judge_search: JudgeSearch) -> None:
         found = await judge_search.run()
@@ -309,9 +312,6 @@ class Daemon:
     def _judge_document(self) -> dict[str, Any] | None:
         documents = [part.document() for part in (self.judge_search, self.evaluation) if part is not None]
         return {key: value for document in documents for key, value in document.items()} if documents else None
-
-    def _on_score(self, score: float, n: int) -> None:
-        self.child.tell(link.JudgeScore(score, n))
 
     # The operator's side.
 

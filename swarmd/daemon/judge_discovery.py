@@ -20,6 +20,7 @@ from p2p.identity import nickname
 from p2p.member import Member
 from p2p.nat.dial_back import seen_at
 from p2p.netgroup import is_public
+from p2p.peers.census import ask_each
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, PeerRequest, Unanswered
 from swarmd.config.addresses import web_origin
@@ -138,7 +139,7 @@ class Found:
 
 
 def choose(told: Iterable[tuple[PeerId, str]], trusted: Collection[PeerId]) -> Found | None:
-    """The judge that most of those whom the operator named speak of; else the one that most do; of equals the first by its name. Pure."""
+    """The judge that most of the operator's bootstrap peers advertise; else the one that most peers do; ties by name. Pure."""
     by: dict[str, list[PeerId]] = defaultdict(list)
     for peer, url in told:
         if peer not in by[url]:
@@ -168,21 +169,10 @@ class JudgeSearch:
         except Unanswered as error:
             log.debug("no judges were found: %s", error)
             return []
-        told: list[tuple[PeerId, str]] = []
-
-        async def one(peer: PeerId) -> None:
-            with trio.move_on_after(PATIENCE):
-                try:
-                    answer = await self._member.engine.request(peer, PeerRequest.JUDGES.message(), MAX_URLS * (1 + MAX_URL))
-                except Unanswered as error:
-                    log.debug("%s tells of no judge: %s", peer, error)
-                    return
-                same_machine = _on_this_machine(self._member.peers(), peer)
-                told.extend((peer, url) for url in unpack(answer) if usable(url, same_machine=same_machine))
-
-        async with trio.open_nursery() as nursery:
-            for peer in sorted(dict.fromkeys(peers), key=lambda peer: peer not in self._trusted)[:ASKED]:
-                nursery.start_soon(one, peer)
+        asked = sorted(dict.fromkeys(peers), key=lambda peer: peer not in self._trusted)[:ASKED]
+        said = await ask_each(self._member.engine.request, asked, PeerRequest.JUDGES.message(), MAX_URLS * (1 + MAX_URL), PATIENCE)
+        here = {peer: _on_this_machine(self._member.peers(), peer) for peer in said}
+        told = [(peer, url) for peer, message in said.items() for url in unpack(message) if usable(url, same_machine=here[peer])]
         return sorted(told)
 
     def document(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class TrainerChild:
         """Run one trainer process; returns its exit status."""
         self.ready = False
         ours, theirs = socket.socketpair()
-        with contextlib.suppress(FileNotFoundError):  # the last life's, kept for whoever wants to know how it ended
+        with contextlib.suppress(FileNotFoundError):  # the log of the run before is kept
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
         with self.log_file.open("wb") as output, theirs:
             process = await trio.lowlevel.open_process(
@@ -109,7 +109,7 @@ class TrainerChild:
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C is the daemon's to hear; it tells the trainer
+                start_new_session=True,  # Ctrl-C goes to the daemon, which tells the trainer
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
             )
         self.pid, self._stuck = process.pid, None

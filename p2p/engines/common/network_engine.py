@@ -20,6 +20,7 @@ from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY
 from p2p.peers.addressbook_saver import AddressBookSaver, pinned_book
+from p2p.peers.listen import with_ports
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
@@ -35,7 +36,7 @@ class Requests(Protocol):
 
 
 class NetworkEngine:
-    """Half of a `P2pEngine`; the other half is a network library.
+    """The part of a `P2pEngine` that does not depend on the network library.
 
     listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it. bootstrap: multiaddresses ending in
     /p2p/<peer id>; our own is ignored. addressbook: the file of last known peers, or None to keep none. clock: seconds since the
@@ -73,16 +74,12 @@ class NetworkEngine:
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
         """Be in the swarm until cancelled. Reports its addresses when it listens. Raises PortInUse or CannotListen at the start."""
-        self._check_listen()
+        with_ports(self._listen)
         self._saver.load()
         await self._restarter.run(self._live, self.addresses, task_status)
 
     @abstractmethod
     def addresses(self) -> Sequence[str]: ...
-
-    @abstractmethod
-    def _check_listen(self) -> None:
-        """Raises PortInUse or CannotListen."""
 
     @abstractmethod
     async def _live(self, up: Callable[[], None]) -> None:

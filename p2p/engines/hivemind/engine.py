@@ -75,9 +75,6 @@ class HivemindEngine(NetworkEngine):
     def addresses(self) -> Sequence[str]:
         return self._addresses
 
-    def _check_listen(self) -> None:
-        with_ports(self._listen)
-
     async def _live(self, up: Callable[[], None]) -> None:
         listen = with_ports(self._listen)
         try:

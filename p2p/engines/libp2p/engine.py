@@ -13,7 +13,7 @@ from p2p.engines.libp2p.pubsub import drain
 from p2p.engines.libp2p.stack import Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
-from p2p.peers.listen import check_listen, dialable
+from p2p.peers.listen import dialable
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers
@@ -31,9 +31,6 @@ class Libp2pEngine(NetworkEngine):
             return []
         listening = [str(address) for address in self._stack.host.get_transport_addrs()]
         return [f"{address}/p2p/{self.me}" for address in dialable(listening)]
-
-    def _check_listen(self) -> None:
-        check_listen(self._listen)
 
     async def _live(self, up: Callable[[], None]) -> None:
         try:
