@@ -156,7 +156,7 @@ class _Room:
 
 
 def _beyond_the_middle(authors: Sequence[Author | None], new: set[int], rng: random.Random, *, in_order: bool) -> list[int]:
-    """What network groups have beyond as many as the middle one, which of it is drawn; authors of no known group are one each."""
+    """Candidates of network groups beyond the median group's count; which ones is drawn. Authors of unknown group count one by one."""
     voices: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, author in enumerate(authors):
         if author is not None and i not in new:
@@ -202,7 +202,7 @@ def _turns(queues: Iterable[Iterable[int]], rng: random.Random | None = None) ->
     """One of each in turn, until all are empty."""
     waiting = [iter(queue) for queue in queues]
     if rng is not None:
-        rng.shuffle(waiting)  # for a large group does not come first more often than a small one
+        rng.shuffle(waiting)  # a large group must not come first more often than a small one
     while waiting:
         for queue in list(waiting):
             item = next(queue, None)

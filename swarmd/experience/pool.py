@@ -45,8 +45,8 @@ class Pool:
     """First in, first out. One rollout per (author, task): a second one from the same author is the same experience again.
 
     A rollout of others that was heard in round r may be trained on in rounds r … r + max_age. Fresh experience matters: a pool of
-    four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md). What of others' was trained on does not come
-    in again, unless USED others were since.
+    four rounds lost half of what sharing gained (measured on the tiny model, docs/LOG.md). Others' rollouts that were trained on are
+    not taken again, until USED others were.
     """
 
     def __init__(

@@ -218,7 +218,7 @@ class Saver:
 
     @property
     def over(self) -> bool:
-        """Whether a save was begun whose end nobody has looked at. `settle` then does not wait."""
+        """Whether the save begun last has ended and is not settled yet. `settle` then does not wait."""
         return self._begun is not None and self._begun[1].done()
 
     def settle(self) -> None:

@@ -109,7 +109,7 @@ class Generators:
             return [child.pid for child in self._children if child]
 
     def _keep(self, number: int) -> None:
-        """One generator, life after life."""
+        """Run one generator, and start it again when it dies."""
         deaths, life = Deaths(self._longest_backoff), 0
         try:
             while not self._closing.is_set():

@@ -40,7 +40,7 @@ class Ask(_Message, frozen=True):
 
 
 class Rest(_Message, frozen=True):
-    """Nothing more, not even a token, until told to work."""
+    """Stop, between two tokens, until Wake."""
 
 
 class Wake(_Message, frozen=True):
