@@ -11,6 +11,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ENGINES = ("libp2p", "hivemind")
@@ -46,8 +47,23 @@ def figures_of(result: Any) -> Mapping[str, Any]:
     """The fields and properties of a result, by name."""
     if isinstance(result, Mapping):
         return result
-    properties = [name for name, of in vars(type(result)).items() if isinstance(of, property)]
+    properties = [name for kind in type(result).__mro__ for name, of in vars(kind).items() if isinstance(of, property)]
     return {field.name: getattr(result, field.name) for field in dataclasses.fields(result)} | {n: getattr(result, n) for n in properties}
+
+
+@dataclasses.dataclass
+class Shares:
+    """What share of each batch was the attacker's."""
+
+    shares: list[float] = dataclasses.field(default_factory=list)
+
+    @property
+    def most(self) -> float:
+        return max(self.shares)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.shares)
 
 
 def show(case: str, result: Any) -> None:

@@ -36,7 +36,7 @@ from swarmd.trainer.node import build
 from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks import test_sybil_offers
-from tests.attacks.harness import Attack, show, worst
+from tests.attacks.harness import Attack, Shares, show, worst
 
 HONEST, SYBILS = 10, 100
 ROUND = 30.0  # seconds
@@ -76,20 +76,11 @@ class Listened(RolloutExchange):
 
 
 @dataclass
-class Result:
-    shares: list[float] = field(default_factory=list)  # of the Sybils, of each batch
+class Result(Shares):
     external: list[int] = field(default_factory=list)  # rollouts of others in it
     sent: int = 0  # by honest nodes
     delivered: int = 0
     standing: int = 0  # Sybils that have earned it, at the end
-
-    @property
-    def most(self) -> float:
-        return max(self.shares)
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.shares)
 
     @property
     def delivery(self) -> float:

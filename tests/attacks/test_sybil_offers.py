@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
 
 import pytest
 import trio
@@ -28,7 +27,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import TOPIC, Clock
 from swarmd.types import Completion, Rollout, TaskRef
 from tests.attacks.gathering_node import WANTED, Node
-from tests.attacks.harness import show
+from tests.attacks.harness import Shares, show
 
 HONEST, OFFERED = 10, 8
 ROUND = 30.0  # seconds
@@ -36,18 +35,9 @@ ROUNDS = 20
 
 
 @dataclass
-class Result:
+class Result(Shares):
     fetched: Counter[bool] = field(default_factory=Counter)  # whether it was a Sybil's
-    shares: list[float] = field(default_factory=list)  # of a batch, of as many of our own
     on_board: list[int] = field(default_factory=list)  # honest offers that the board had when all had offered
-
-    @property
-    def most(self) -> float:
-        return max(self.shares)
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.shares)
 
     @property
     def least_on_board(self) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def opened(folder: Path, curriculum: str = "tiny-9 0123") -> Store:
     return Store(folder / "state" / "judge.sqlite3", curriculum)
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(opened(tmp_path)) as store:
+        yield store
+
+
 def question(number: int, peer: PeerId = ALICE) -> OpenQuestion:
     return OpenQuestion(f"{number:032x}", peer, Task(TaskRef("bf", number), "?", {}), 0.0, 60.0, Requester("", record=False))
 
@@ -40,78 +47,74 @@ def the(record: Record | None) -> Record:
     return record
 
 
-def test_what_it_keeps(tmp_path: Path) -> None:
-    with closing(opened(tmp_path)) as store:
-        for number in range(1, 301):
-            evaluate(store, number, float(number % 3 == 0))
-        evaluate(store, 1_000, 1.0, BOB)
-        alice = the(store.record(ALICE))
-        assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (300, 100.0, 0, 300.5, "tiny")
-        assert len(alice.recent) == WINDOW
-        assert sum(reward for _, reward in alice.recent) == 34
-        assert alice.curve[0] == (1, 0.0)
-        assert alice.curve[-1] == (300, 100.0)
-        assert len(alice.curve) <= CURVE_POINTS
-        assert [(standing.rank, standing.record.peer) for standing in store.board(0).standings] == [(1, ALICE)]
-        assert (store.board(0).listed, store.board(0).unlisted, store.board(0).answers) == (1, 1, 301)  # bob has one answer
-        newest, more = store.history(ALICE, before=2**63 - 1, limit=2)
-        assert more == 299
-        assert [row["number"] for row in newest] == [300, 299]
-        assert (newest[0]["answer"], newest[0]["reason"]) == (ANSWER.text, "correct")
-        assert (newest[0]["specialty"], newest[0]["n"], newest[0]["ended"]) == ("bf", 300, True)
-        assert [row["number"] for row in store.history(ALICE, before=299, limit=1)[0]] == [298]
-        assert store.sequence(ALICE) == 601
-        assert store.sequence(PeerId("nobody")) == -1
-        assert store.record("nobody") is None
+def test_what_it_keeps(store: Store) -> None:
+    for number in range(1, 301):
+        evaluate(store, number, float(number % 3 == 0))
+    evaluate(store, 1_000, 1.0, BOB)
+    alice = the(store.record(ALICE))
+    assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (300, 100.0, 0, 300.5, "tiny")
+    assert len(alice.recent) == WINDOW
+    assert sum(reward for _, reward in alice.recent) == 34
+    assert alice.curve[0] == (1, 0.0)
+    assert alice.curve[-1] == (300, 100.0)
+    assert len(alice.curve) <= CURVE_POINTS
+    assert [(standing.rank, standing.record.peer) for standing in store.board(0).standings] == [(1, ALICE)]
+    assert (store.board(0).listed, store.board(0).unlisted, store.board(0).answers) == (1, 1, 301)  # bob has one answer
+    newest, more = store.history(ALICE, before=2**63 - 1, limit=2)
+    assert more == 299
+    assert [row["number"] for row in newest] == [300, 299]
+    assert (newest[0]["answer"], newest[0]["reason"]) == (ANSWER.text, "correct")
+    assert (newest[0]["specialty"], newest[0]["n"], newest[0]["ended"]) == ("bf", 300, True)
+    assert [row["number"] for row in store.history(ALICE, before=299, limit=1)[0]] == [298]
+    assert store.sequence(ALICE) == 601
+    assert store.sequence(PeerId("nobody")) == -1
+    assert store.record("nobody") is None
 
 
-def test_a_page_of_answers_has_so_many_bytes(tmp_path: Path) -> None:
+def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
     """Of the longest answers, in the letters that JSON makes most of, a page holds few; the pages together hold them all."""
-    with closing(opened(tmp_path)) as store:
-        for number, letter in enumerate("x\x01é\U0001f600" * 3, start=1):
-            asked = question(number)
-            store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
-            store.graded(asked, Completion(letter * MAX_ANSWER_CHARACTERS, True), WRONG, 0.5, 2 * number + 1, 0.0)
-        seen: list[int] = []
-        before: int | None = 2**63 - 1
-        while before is not None:
-            page, before = store.history(ALICE, before)
-            assert len(json.dumps(page, ensure_ascii=False).encode()) <= 256 * 1024
-            seen += [row["number"] for row in page]
-            assert before in (None, seen[-1])
-        assert seen == list(range(12, 0, -1))
+    for number, letter in enumerate("x\x01é\U0001f600" * 3, start=1):
+        asked = question(number)
+        store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
+        store.graded(asked, Completion(letter * MAX_ANSWER_CHARACTERS, True), WRONG, 0.5, 2 * number + 1, 0.0)
+    seen: list[int] = []
+    before: int | None = 2**63 - 1
+    while before is not None:
+        page, before = store.history(ALICE, before)
+        assert len(json.dumps(page, ensure_ascii=False).encode()) <= 256 * 1024
+        seen += [row["number"] for row in page]
+        assert before in (None, seen[-1])
+    assert seen == list(range(12, 0, -1))
 
 
-def test_an_evaluation_is_graded_once(tmp_path: Path) -> None:
-    with closing(opened(tmp_path)) as store:
-        evaluate(store, 1, 1.0)
-        with pytest.raises(sqlite3.IntegrityError):
-            store.graded(question(1), ANSWER, RIGHT, 0.5, 9, 9.0)
-        assert the(store.record(ALICE)).answered == 1  # undone as a whole
-        with pytest.raises(sqlite3.IntegrityError):
-            store.asked(question(1), 1, "tiny", 10, 10.0)
-        evaluate(store, 2, 1.0)  # and the next one goes on
+def test_an_evaluation_is_graded_once(store: Store) -> None:
+    evaluate(store, 1, 1.0)
+    with pytest.raises(sqlite3.IntegrityError):
+        store.graded(question(1), ANSWER, RIGHT, 0.5, 9, 9.0)
+    assert the(store.record(ALICE)).answered == 1  # undone as a whole
+    with pytest.raises(sqlite3.IntegrityError):
+        store.asked(question(1), 1, "tiny", 10, 10.0)
+    evaluate(store, 2, 1.0)  # and the next one goes on
 
 
-def test_a_question_that_lapses_counts_as_wrong(tmp_path: Path) -> None:
-    with closing(opened(tmp_path)) as store:
-        evaluate(store, 1, 1.0)
-        store.asked(question(2), 2, "tiny", 4, 2.0)
-        store.lapsed([question(2)])
-        record = the(store.record(ALICE))
-        assert (record.answered, record.unanswered, record.reward) == (1, 1, 1.0)
-        assert (record.score.right, record.score.answers) == (1, 2)
-        assert record.curve == [(1, 1.0), (2, 1.0)]
-        with pytest.raises(sqlite3.IntegrityError):
-            store.graded(question(2), ANSWER, RIGHT, 0.5, 5, 2.0)
-        store.lapsed([question(2)])
-        assert store.record(ALICE) == record  # nothing counts twice
-        newest, _ = store.history(ALICE, 2**63 - 1)
-        kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
-        assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
-        assert newest[0]["reason"] == "not answered in time"
-        evaluate(store, 3, 1.0)
-        assert (the(store.record(ALICE)).score.right, the(store.record(ALICE)).score.answers) == (2, 3)
+def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
+    evaluate(store, 1, 1.0)
+    store.asked(question(2), 2, "tiny", 4, 2.0)
+    store.lapsed([question(2)])
+    record = the(store.record(ALICE))
+    assert (record.answered, record.unanswered, record.reward) == (1, 1, 1.0)
+    assert (record.score.right, record.score.answers) == (1, 2)
+    assert record.curve == [(1, 1.0), (2, 1.0)]
+    with pytest.raises(sqlite3.IntegrityError):
+        store.graded(question(2), ANSWER, RIGHT, 0.5, 5, 2.0)
+    store.lapsed([question(2)])
+    assert store.record(ALICE) == record  # nothing counts twice
+    newest, _ = store.history(ALICE, 2**63 - 1)
+    kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
+    assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
+    assert newest[0]["reason"] == "not answered in time"
+    evaluate(store, 3, 1.0)
+    assert (the(store.record(ALICE)).score.right, the(store.record(ALICE)).score.answers) == (2, 3)
 
 
 def test_who_is_on_the_board_and_where(tmp_path: Path) -> None:

@@ -207,8 +207,8 @@ def test_who_are_connected_to_all_others_share_one_shard() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [100])
-def test_everybody_comes_to_about_the_same_number_of_shards_and_hears_what_the_budget_allows(size: int) -> None:
+def test_everybody_comes_to_about_the_same_number_of_shards_and_hears_what_the_budget_allows() -> None:
+    size = 100
     swarm = Swarm(size)
     swarm.run(1800)
     assert 0.65 <= mean(node.shards for node in swarm.nodes.values()) / (size / AUTHORS) <= 1.5

@@ -32,13 +32,17 @@ def leave(of: TwinSession, cards: TwinCards, clock: Clock) -> None:
             return
 
 
+def look(clock: Clock, cards: TwinCards, *sessions: TwinSession) -> None:
+    clock.now += 10
+    for one in sessions:
+        leave(one, cards, clock)
+
+
 def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_silent() -> None:
     clock = Clock()
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW + 100)
     for _ in range(2):
-        clock.now += 10
-        for one in (first, second):
-            leave(one, cards, clock)
+        look(clock, cards, first, second)
     assert (found := first.twin(clock.now)) is not None and not found.later
     assert (found := second.twin(clock.now)) is not None and found.later
     clock.now += KEPT  # the first has ended
@@ -49,11 +53,9 @@ def test_both_find_out_in_two_looks_and_the_one_that_started_later_is_to_be_sile
 def test_it_goes_on_while_both_live_and_ends_with_one() -> None:
     clock = Clock()
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)  # started at once: one of them is silent
-    for look in range(60):
-        clock.now += 10
-        for one in (first, second):
-            leave(one, cards, clock)
-        if look:
+    for looks in range(60):
+        look(clock, cards, first, second)
+        if looks:
             a, b = first.twin(clock.now), second.twin(clock.now)
             assert a is not None and b is not None and a.later != b.later
     clock.now += KEPT + FRESH
@@ -68,8 +70,7 @@ def test_a_restart_is_no_twin_and_no_kept_card_makes_one() -> None:
     clock.now += 5
     after = session(2, clock.now)
     for _ in range(5):
-        clock.now += 10
-        leave(after, cards, clock)
+        look(clock, cards, after)
         assert after.twin(clock.now) is None  # the earlier life's card echoes nothing of this one
 
 
@@ -77,8 +78,7 @@ def test_what_was_proved_once_proves_nothing_later() -> None:
     clock = Clock()
     cards, first, second = TwinCards(clock), session(1, NOW), session(2, NOW)
     for _ in range(3):
-        leave(first, cards, clock)
-        leave(second, cards, clock)
+        look(clock, cards, first, second)
     kept = second.question(clock.now)[1:]
     assert first.twin(clock.now) is not None
     for _ in range(2):

@@ -3,11 +3,8 @@
 import json
 import os
 import re
-import shlex
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from p2p.address import parse_bootstrap
 from swarmd.config.config import NodeConfig
+from swarmd.state.folder import IDENTITY_FILE
 from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
 
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"
@@ -137,6 +135,7 @@ def test_the_others_start_with_the_address_the_first_node_wrote(tmp_path: Path) 
     assert str(endpoint) == first["environment"]["MEETING_AS"]
     again = entrypoint().announce(tmp_path / "one", str(endpoint), Path(meeting))
     assert again.endswith(peer)  # the key outlives the container, so the address does
+    assert program.KEY_FILE == IDENTITY_FILE  # and is the node's own
 
 
 def test_a_node_waits_for_the_file_and_says_so_when_it_never_comes(tmp_path: Path) -> None:
@@ -179,37 +178,13 @@ def test_what_an_operator_got_wrong_is_one_line(tmp_path: Path, words: str, envi
     assert ran.stderr.count("\n") == 1, ran.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.net
-def test_two_nodes_started_by_it_meet(tmp_path: Path) -> None:
-    """The compose file's first two nodes as real processes on loopback: the second knows the first by the meeting file alone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = tmp_path / "swarmd"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m swarmd "$@"\n')
-    program.chmod(0o755)
+def test_it_becomes_the_program_and_hands_it_the_address_that_it_waited_for(tmp_path: Path) -> None:
+    """A program of that name, which says what it was asked."""
+    (tmp_path / "swarmd").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "swarmd").chmod(0o755)
     environment = {**ENTRY, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MEETING_FILE": str(tmp_path / "bootstrap")}
-
-    def start(name: str, listen: str, **more: str) -> subprocess.Popen[str]:
-        words = f"swarmd join --state-dir {tmp_path / name} --listen {listen} --model tiny --local 1 --external 1 --seed 1 --json"
-        return subprocess.Popen(
-            [*PROGRAM, *words.split()], env={**environment, **more}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-
-    second = start("two", "/ip4/127.0.0.1/tcp/0")  # first, so that it has to wait for the file
-    first = start("one", f"/ip4/127.0.0.1/tcp/{port}", MEETING_AS=f"/ip4/127.0.0.1/tcp/{port}")
-    watchdog = threading.Timer(180, lambda: (first.kill(), second.kill()))
-    watchdog.start()
-    try:
-        assert second.stdout is not None
-        met = any(json.loads(line)["peers"] > 0 for line in second.stdout)  # one line a round, until they meet or are killed
-        for stop in (first, second):
-            stop.terminate()
-        for left in (first, second):
-            left.communicate()
-    finally:
-        watchdog.cancel()
-        first.kill()
-        second.kill()
-    assert (met, first.returncode, second.returncode) == (True, 0, 0)
+    with subprocess.Popen([*PROGRAM, "swarmd", "join"], env=environment, stdout=subprocess.PIPE, text=True) as second:
+        address = entrypoint().announce(tmp_path / "one", "/ip4/127.0.0.1/tcp/4001", tmp_path / "bootstrap")
+        said, _ = second.communicate(timeout=60)
+    assert (second.returncode, said) == (0, f"join --bootstrap {address}\n")
