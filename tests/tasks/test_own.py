@@ -23,7 +23,7 @@ from tests.tasks.unruly import FATAL, MADE, WRONG
 from tests.tasks.watched import descendants
 
 pytestmark = pytest.mark.net
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "word_sums.py"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
 UNRULY = Path(__file__).with_name("unruly.py")
 GOOD = "specialties = ['a']\ndef generate(specialty, seed):\n    return f'question {seed}', seed\ndef score(facts, answer):\n    return 1\n"
 
@@ -41,7 +41,7 @@ def unruly() -> Iterator[Verifier]:
 def test_the_example_asks_and_scores() -> None:
     found = curriculum_of(NodeConfig(swarm=SwarmConfig(curriculum=str(EXAMPLE))))
     assert isinstance(found, OwnCurriculum)
-    assert (found.name, found.specialties) == ("word-sums", ("add", "subtract"))
+    assert (found.name, found.specialties) == ("sums", ("add", "subtract"))
     assert swarm_digest(found) != swarm_digest(TINY_9)
     with Verifier(found) as verifier:
         tasks = open_tasks(found, verifier, ["add"])
@@ -51,14 +51,14 @@ def test_the_example_asks_and_scores() -> None:
         assert all(task.ref.n >= HELD_OUT for task in tasks.draw_held_out(4, random.Random(1)))
         assert tasks.task(TaskRef("add", -1)) is None and tasks.task(TaskRef("multiply", 1)) is None
         question = tasks.task(TaskRef("add", 7))
-        assert question is not None and question.question == "What is nine plus seven? Answer with a number."
+        assert question is not None and question.question == "Calculate 9 + 7."
         answers = [*said("16", " 16 ", "17", "９"), Completion("16", True)]
         judged = verifier.judge([(TaskRef("add", 7), answers), (TaskRef("x", 7), said("16"))])
         reasons = [list(row) for row in judged]
         right, wrong = GradeReason.CORRECT, GradeReason.WRONG
         assert reasons == [[right, right, wrong, wrong, GradeReason.NO_ANSWER], [GradeReason.NO_TASK]]
         assert (verifier.restarts, verifier.faults) == (0, {})
-    with pytest.raises(ConfigError, match=r"tasks.specialties: multiply is not in word-sums, which has add, subtract"):
+    with pytest.raises(ConfigError, match=r"tasks.specialties: multiply is not in sums, which has add, subtract"):
         open_tasks(found, verifier, ["multiply"])
 
 

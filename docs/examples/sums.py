@@ -1,16 +1,14 @@
-"""Own tasks for a swarm: sums and differences, written in words. docs/own-tasks.md explains each part.
+"""Own tasks for a swarm: sums and differences. docs/own-tasks.md explains each part.
 
-    swarmd task show add 7 --curriculum docs/examples/word_sums.py
+    swarmd task show add 7 --curriculum docs/examples/sums.py
 """
 
 import random
 
-name = "word-sums"
+name = "sums"
 version = "1"
 specialties = ["add", "subtract"]
 limits = {"seconds": 0.5, "longest_answer": 40}  # what is not named has a default
-
-WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
 def generate(specialty, seed):
@@ -18,8 +16,8 @@ def generate(specialty, seed):
     rng = random.Random(f"{specialty} {seed}")
     a, b = rng.randint(0, 10), rng.randint(0, 10)
     if specialty == "add":
-        return f"What is {WORDS[a]} plus {WORDS[b]}? Answer with a number.", a + b
-    return f"What is {WORDS[a]} minus {WORDS[b]}? Answer with a number.", a - b
+        return f"Calculate {a} + {b}.", a + b
+    return f"Calculate {a} - {b}.", a - b
 
 
 def score(right, answer):
