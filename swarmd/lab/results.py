@@ -20,7 +20,9 @@ from typing import Any, Self
 from p2p import durable
 from swarmd.config.config import NodeConfig
 from swarmd.errors import SwarmdError
+from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.experiment import Experiment, Setting
+from swarmd.tasks.own import OwnCurriculum
 
 SCHEMA = 1
 FILE = "experiment.json"
@@ -52,7 +54,7 @@ class Results:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise BadResults(f"{folder} is not empty. Go on with it (--resume), or give another folder with --out.")
-            made = cls(folder, experiment, versions())
+            made = cls(folder, experiment, versions(experiment))
             durable.replace(folder / FILE, json.dumps(_document(made), indent=1).encode())
         except OSError as error:
             raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
@@ -79,7 +81,7 @@ class Results:
         """Go on with the folder for this experiment. BadResults where it is of another one, or was played by other versions."""
         if self.experiment != experiment:
             raise BadResults(f"{self.folder} is of another experiment, or of this one with other settings. Give another folder with --out.")
-        now = versions()
+        now = versions(experiment)
         if changed := "; ".join(f"{name} {old}, now {now.get(name)}" for name, old in self.versions.items() if now.get(name) != old):
             raise BadResults(f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder with --out.")
 
@@ -132,8 +134,13 @@ class Results:
         return shutil.disk_usage(self.folder).free
 
 
-def versions() -> Mapping[str, str]:
+def versions(experiment: Experiment) -> Mapping[str, str]:
+    """Of Python, of packages, and of own tasks: the digest. ConfigError where those cannot be used."""
     found = {"python": platform.python_version()}
+    nodes = {node.swarm.curriculum: node for setting in experiment.settings for node in setting.nodes}
+    for node in nodes.values():
+        if isinstance(curriculum := curriculum_of(node), OwnCurriculum):
+            found[f"tasks {curriculum.name}"] = curriculum.digest
     for package in PACKAGES:
         try:
             found[package] = version(package)

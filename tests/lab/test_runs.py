@@ -11,11 +11,12 @@ import psutil
 import pytest
 
 from swarmd.lab.experiment import Experiment, parse_experiment
-from swarmd.lab.play import PlayedSwarm, play
+from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import columns, gain, markdown, write_report
-from swarmd.lab.results import FILE, BadResults, Results, Run
+from swarmd.lab.results import FILE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import interval, pass_at, roughness
+from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 
@@ -51,6 +52,20 @@ def test_a_run_played_twice_is_the_same_run(played: Results, tmp_path: Path) -> 
     strip = [[{k: v for k, v in line.items() if k != "cpu"} for line in r.lines(run)] for r in (played, again)]
     assert strip[0] == strip[1] and [line["round"] for line in strip[0]] == [0, 1, 2]
     assert sum(strip[0][2]["external"]) > 0  # sharing happened
+
+
+def test_nodes_play_own_tasks() -> None:
+    tasks = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
+    document = {
+        "name": "own", "nodes": 2, "rounds": 2, "evaluation": {"questions": 2, "answers": 1},
+        "base": {"model": {"name": "tiny"}, "swarm": {"curriculum": str(tasks)}, "tasks": {"specialties": ["add"]}},
+        "setting": [{"name": "1/1", "round": {"local": 1, "external": 1}, "sharing": {"share": "all", "take": "unfiltered"}}],
+    }  # fmt: skip
+    played = parse_experiment(document, "own.toml")
+    assert versions(played)["tasks sums"] == find_curriculum(str(tasks)).digest
+    lines = list(lines_of(played, played.settings[0], 1))
+    assert [line["round"] for line in lines] == [0, 1, 2] and len(lines[2]["evaluation"]["right"]) == 2
+    assert sum(lines[2]["external"]) > 0 and lines[2]["generated"] == [1, 1]
 
 
 def test_an_evaluation_changes_nothing_of_what_follows() -> None:
