@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, lab, model, network, plan, tasks
+from swarmd.cli import inspect, lab, model, network, person, plan, tasks
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ app.add_typer(model.doctor_app, name="doctor")
 app.command(epilog="Example: swarmd export --out my-model")(model.export)
 model.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(network.doctor_network)
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(network.bootstrap)
+app.command(epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…")(person.answer)
 app.add_typer(plan.app, name="plan")
 app.add_typer(lab.app, name="lab")
 

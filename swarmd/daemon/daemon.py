@@ -21,9 +21,6 @@ from p2p.address import parse_bootstrap
 from p2p.engines import choose
 from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
-from p2p.member import Member
-from p2p.sequence import SequenceFile
-from p2p.shards.shards import Shards
 from p2p.types import Envelope, PeerId, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
@@ -31,7 +28,7 @@ from swarmd.daemon import control
 from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judge_client import Evaluation, Resolve
 from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
-from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
+from swarmd.daemon.membership import nearby, run, sharing_member, topic_of
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import StatusBoard
 from swarmd.daemon.trainer_process import TrainerChild
@@ -83,17 +80,7 @@ class Daemon:
         self.engine = choose(config.swarm.engine) if config.swarm.engine != "none" else None
         curriculum = curriculum_of(config)
         self.topic = topic_of(config.swarm, curriculum)
-        self.member = Member(
-            self.identity,
-            self.topic,
-            engine_builder(self.engine, self.identity, self.topic, config.swarm, folder),
-            sequence=SequenceFile(folder / "sequence", time.time),
-            clock=time.time,
-            admitted=self._on_frame,
-            folder=folder,
-            shards=Shards(random.Random(secrets.randbits(64)), time.time()),
-            kinds=(offers.KIND, wire.KIND),
-        )
+        self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_frame)
         self.ration: caps.Ration[Offered] = caps.Ration(
             config.round.wanted,
             lambda item: caps.Author(item.author, *self.member.standing(item.author)),

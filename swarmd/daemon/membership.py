@@ -1,4 +1,4 @@
-"""Swarm membership, as the daemon, the bootstrap node and the doctor share it: choose an engine, build it, run it."""
+"""Swarm membership, as all that take part share it: choose an engine, build it and the member, run it."""
 
 import logging
 import random
@@ -14,9 +14,12 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers.mdns import Mdns
+from p2p.sequence import SequenceFile
+from p2p.shards.shards import Shards
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine
 from swarmd.config.config import SwarmConfig
+from swarmd.exchange import offers, wire
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import Curriculum
 
@@ -57,6 +60,23 @@ def engine_builder(
         )
 
     return build
+
+
+def sharing_member(
+    choice: Choice | None, identity: Identity, topic: Topic, config: SwarmConfig, folder: Path, admitted: Callable[[], None]
+) -> Member:
+    """A member that shares rollouts of its own. admitted: called whenever it has received something. folder: the state folder."""
+    return Member(
+        identity,
+        topic,
+        engine_builder(choice, identity, topic, config, folder),
+        sequence=SequenceFile(folder / "sequence", time.time),
+        clock=time.time,
+        admitted=admitted,
+        folder=folder,
+        shards=Shards(random.Random(secrets.randbits(64)), time.time()),
+        kinds=(offers.KIND, wire.KIND),
+    )
 
 
 def nearby(member: Member) -> Mdns:

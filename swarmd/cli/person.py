@@ -1,0 +1,159 @@
+"""`swarmd answer`: a person answers questions as a peer of the swarm."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarmd.cli.inspect import config_file
+from swarmd.cli.options import ConfigFile, SwarmName
+from swarmd.terminal import printable
+
+if TYPE_CHECKING:
+    from swarmd.config.config import NodeConfig
+    from swarmd.daemon.answering import AnsweringPeer, Judged
+    from swarmd.types import Task
+
+HOW = """\
+Type an answer and press Enter. It is put between <answer> and </answer> for you, unless you write the tags yourself.
+End a line with \\ to go on in the next. /skip: another question. /quit or Ctrl-D: leave."""
+
+
+def answer(
+    swarm: SwarmName = None,
+    curriculum: Annotated[
+        str | None, typer.Option(help="The swarm's questions: those of the nodes that you want to help.", show_default="tiny-9")
+    ] = None,
+    specialty: Annotated[
+        list[str] | None, typer.Option(help="Ask only these, as `swarmd task list` names them. Repeatable.", show_default="all")
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None, typer.Option(help="Address of a peer to connect to first, /ip4/…/tcp/…/p2p/<peer id>. Repeatable.")
+    ] = None,
+    listen: Annotated[
+        list[str] | None, typer.Option(help="Address to listen on, /ip4/…/tcp/<port>. Repeatable.", show_default="any free port")
+    ] = None,
+    tries: Annotated[int, typer.Option(help="Answers that you may give to one question.", min=1, max=64)] = 2,
+    seed: Annotated[int | None, typer.Option(help="Seed of the questions.", show_default="drawn")] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", envvar="SWARMD_STATE_DIR", help="Folder of its key.", show_default="one of its own"),
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Answer questions yourself, as a peer: your answers are scored, signed and shared. No model is loaded.
+
+    You are told at once whether an answer is right, and may try again. What holds a right answer is shared. A wrong answer and then a
+    right one help every node. A right answer alone has no advantage, so nodes with the paper's filter, the default, drop it; those with
+    `sharing.take = "right"` and `sharing.weigh = "right"` (or "own") train on it.
+    """
+    from swarmd.config.sources import resolve
+    from swarmd.daemon.answering import AnsweringPeer
+    from swarmd.state.folder import LOG_FILE, StateFolder, default_state_dir
+    from swarmd.state.logs import set_up_logging
+
+    flags: dict[str, object] = {"swarm": swarm, "curriculum": curriculum, "bootstrap": bootstrap, "listen": listen, "seed": seed}
+    resolved = resolve(config_file(config), os.environ, flags)
+    share = "right" if resolved.origins["sharing.share"] == "default" else resolved.config.sharing.share
+    with StateFolder.open(state_dir or default_state_dir().with_name("answer")) as state:
+        set_up_logging(state.path / LOG_FILE, stderr=False)
+        peer = AnsweringPeer(_asked(resolved.config, specialty), state.path, "a person", share=share, talk=_talk)
+        dialogue = Dialogue(peer, tries)
+        try:
+            with peer:
+                dialogue.run()
+        finally:
+            dialogue.say_what_was_given()
+
+
+class Dialogue:
+    """Shows one question after another, and takes the answers from standard input."""
+
+    def __init__(self, peer: "AnsweringPeer", tries: int) -> None:
+        self._peer, self._tries = peer, tries
+        self._asked, self._given, self._right = 0, 0, 0
+
+    def run(self) -> None:
+        """Until /quit or the end of the input."""
+        from p2p.identity import nickname
+
+        if hasattr(sys.stdin, "reconfigure"):
+            sys.stdin.reconfigure(errors="replace")
+        own = self._peer.identity.peer_id
+        print(f"You are {nickname(own)} {own}, {self._peer.tasks.curriculum.name}. What you answer is signed with this key.\n{HOW}")
+        try:
+            for task in self._peer.questions():
+                self._asked += 1
+                print(f"\nQuestion {self._asked}, {task.ref.specialty}\n\n{task.question}\n", flush=True)
+                self._one(task)
+        except EOFError:
+            print()
+
+    def _one(self, task: "Task") -> None:
+        answers: list[Judged] = []
+        while len(answers) < self._tries and (text := self._read(len(answers))) is not None:
+            answers.append(self._peer.judge(task, text))
+            if answers[-1].grade.reward:
+                self._right += 1
+                break
+            print(f"Not right: {answers[-1].grade.value}.", flush=True)
+        if not answers:
+            return
+        self._given += 1
+        truth = self._peer.truth(task)
+        if answers[-1].grade.reward:
+            print("Right." if truth is None else f"Right: {truth}")
+        elif truth is not None:
+            print(f"A right answer: {truth}")
+        shared = self._peer.share(task, answers)
+        print(f"{_told(shared, self._peer.present)} {self._given} answered, {self._right} right, {self._peer.shared} shared.", flush=True)
+
+    def _read(self, tried: int) -> str | None:
+        """An answer; None where the question is given up. EOFError at the end."""
+        while True:
+            text = _line("answer> " if not tried else f"again, {self._tries - tried} left, Enter gives up> ")
+            if text == "/quit":
+                raise EOFError
+            if text == "/skip" or (tried and not text):
+                return None
+            if text:
+                return text
+            print("Type an answer, /skip or /quit.", flush=True)
+
+    def say_what_was_given(self) -> None:
+        print(f"You left: {self._given} answered, {self._right} right, {self._peer.shared} shared.", file=sys.stderr)
+        if self._peer.waiting:
+            why = "no peer was connected. Name one with --bootstrap; see `swarmd doctor network`."
+            print(f"{self._peer.waiting} of them reached nobody: {why}", file=sys.stderr)
+
+
+def _line(prompt: str) -> str:
+    """What was typed, on one line or several, without the spaces around it."""
+    text = _typed(prompt)
+    while text.endswith("\\"):
+        text = text[:-1] + "\n" + _typed("> ")
+    return text.encode(errors="replace").decode().strip()
+
+
+def _typed(prompt: str) -> str:
+    print(prompt, end="", flush=True)  # `input` itself would write it to standard error
+    return input()
+
+
+def _told(shared: bool, present: int) -> str:
+    if not shared:
+        return "Not shared: nobody learns from wrong answers alone."
+    return "Shared." if present else "Kept until a peer is connected."
+
+
+def _talk(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def _asked(config: "NodeConfig", specialties: list[str] | None) -> "NodeConfig":
+    """The configuration with the specialties that flags name; whoever opens them checks the names."""
+    if not specialties:
+        return config
+    return config.model_copy(update={"tasks": config.tasks.model_copy(update={"specialties": tuple(specialties)})})

@@ -1,0 +1,173 @@
+"""A person at a terminal, a rule and a frozen model share with a node that trains. Real processes on loopback."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import trio
+
+from p2p.topic import Topic
+from p2p.types import Reason
+from swarmd.daemon import control
+from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.state.metrics import read_metrics
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import PATIENCE, wait_until
+from tests.p2p.real import real_member
+from tests.packaging.checkout import ROOT
+from tests.swarm.test_meeting import started
+from tests.swarm.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+ENGINE = {"SWARMD_SWARM_ENGINE": "libp2p"}
+
+
+class Learner(NamedTuple):
+    """A node that trains on right answers, however many there are in a rollout."""
+
+    state: Path
+    process: "subprocess.Popen[str]"
+    address: str
+
+    def peer(self, peer_id: str) -> dict[str, Any]:
+        """What it knows of one."""
+        return next((row for row in control.call(self.state, "peers")["peers"] if row["id"] == peer_id), {"frames": 0})
+
+    def trained_on(self) -> int:
+        """Rollouts of others, in all rounds so far."""
+        return sum(line["external"] for line in read_metrics(self.state / "metrics.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
+    with ExitStack() as stack:
+        state = tmp_path_factory.mktemp("learner")
+        words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "1", "--listen", LOOPBACK, "--pace", "0.3"]
+        choice = {"SWARMD_SHARING_TAKE": "right", "SWARMD_SHARING_WEIGH": "right"}
+        process = started(stack, *words, "--state-dir", str(state), **ENGINE, **choice)
+        yield Learner(state, process, until_it_runs(state, process, lambda status: bool(status["addresses"]))["addresses"][0])
+
+
+def until_it_runs(state: Path, process: "subprocess.Popen[Any]", holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    wait_until(lambda: (state / "run.json").exists() or process.poll() is not None, 120)
+    return until(state, holds, process)
+
+
+class Terminal:
+    """A program that believes itself at a terminal."""
+
+    def __init__(self, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "swarmd", *words]
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=os.environ | ENGINE, text=True)
+        os.close(theirs)
+        self._said = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, pattern: str) -> str:
+        """What it said up to here; it is not looked at again."""
+        while (found := re.search(pattern, self._said)) is None:
+            assert select.select([self._ours], [], [], PATIENCE)[0], f"no {pattern!r} in {self._said!r}"
+            self._said += os.read(self._ours, 4096).decode().replace("\r\n", "\n")
+        said, self._said = self._said[: found.end()], self._said[found.end() :]
+        return said
+
+    def close(self) -> str:
+        """What it said on standard error."""
+        try:
+            return self.process.communicate(timeout=60)[1]
+        finally:
+            self.process.kill()
+            os.close(self._ours)
+
+
+def test_a_person_answers_at_a_terminal_and_a_node_trains_on_it(
+    learner: Learner, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = learner.trained_on()
+    words = ["--curriculum", "tiny-9", "--specialty", "basic_arithmetic", "--listen", LOOPBACK, "--bootstrap", learner.address]
+    terminal = Terminal("answer", *words, "--seed", "1", "--state-dir", str(tmp_path))
+    request.addfinalizer(terminal.process.kill)
+    me = re.findall(r"12D3Koo\w+", terminal.wait_for("/quit or Ctrl-D"))[0]
+    truths = []
+    for _ in range(3):
+        sum_ = re.findall(r"Calculate (\d+) ([+-]) (\d+)", terminal.wait_for("answer> "))[0]
+        truths.append(int(sum_[0]) + int(sum_[1] + sum_[2]))
+        if len(truths) == 1:  # wrong, and then right
+            terminal.type("1000\n")
+            assert "Not right: wrong." in terminal.wait_for("again, 1 left, Enter gives up> ")
+            terminal.type(f"a sum: <answer>{truths[-1]}</answer>\n")
+        elif len(truths) == 2:  # right at once, over two lines
+            terminal.type(f"\\\n{truths[-1]}\n")
+        else:
+            terminal.type("wrong\n\n")
+        terminal.wait_for(f"{'A right answer' if len(truths) == 3 else 'Right'}: {truths[-1]}\n")
+    assert "nobody learns from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for("2 shared.")
+    assert wait_until(lambda: (row := learner.peer(me))["frames"] == 2 and row)["rejected"] == 0
+    until(learner.state, lambda _: learner.trained_on() >= before + 2, learner.process)
+    wait_until(lambda: learner.peer(me)["model"] == "a person")
+    terminal.wait_for("answer> ")
+    terminal.type("/skip\n")
+    terminal.wait_for("answer> ")
+    terminal.type("\x04")  # Ctrl-D
+    assert "You left: 3 answered, 2 right, 2 shared." in terminal.close() and terminal.process.returncode == 0
+
+
+def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None:
+    before = learner.trained_on()
+    command = [sys.executable, str(ROOT / "docs" / "examples" / "rule_peer.py"), str(tmp_path), learner.address]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENGINE | {"PYTHONPATH": str(ROOT)}) as rule:
+        try:
+            status = until_it_runs(tmp_path, rule, lambda status: status["shared"] >= 3)
+            wait_until(lambda: learner.peer(status["peer_id"])["frames"] >= 3)
+            until(learner.state, lambda _: learner.trained_on() > before, learner.process)
+            row = learner.peer(status["peer_id"])
+            assert row["rejected"] == 0
+            wait_until(lambda: learner.peer(status["peer_id"])["model"] == "a rule")
+            done = subprocess.run([sys.executable, "-m", "swarmd", "stop", "--state-dir", str(tmp_path)], capture_output=True, text=True)
+            assert (done.returncode, rule.wait(30)) == (0, 0)
+        finally:
+            rule.kill()
+
+
+def test_a_frozen_model_shares_and_learns_nothing(learner: Learner, tmp_path: Path) -> None:
+    before = learner.trained_on()
+    with ExitStack() as stack:
+        words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "2", "--listen", LOOPBACK, "--no-train"]
+        frozen = started(stack, *words, "--bootstrap", learner.address, "--state-dir", str(tmp_path), "--pace", "0.3", **ENGINE)
+        me = until_it_runs(tmp_path, frozen, lambda status: status["round"] > 0)["peer_id"]
+        wait_until(lambda: learner.peer(me)["frames"] >= 3)
+        until(learner.state, lambda _: learner.trained_on() > before, learner.process)
+        until(tmp_path, lambda status: status["peers"] >= 1, frozen)  # it hears the other, and trains on nothing
+        lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines and all((line["external"], line["local"], line["updates"], line["tokens"]["trained"]) == (0, 0, 0, 0) for line in lines)
+    assert any(line["reward_sum"] for line in lines)
+
+
+async def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Learner) -> None:
+    member = real_member("libp2p", 9, Topic("main", swarm_digest(TINY_9)), bootstrap=[learner.address])
+    why = Reason.OTHER_MODALITY.value
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(member.run)
+            while not (status := control.call(learner.state, "status"))["rejected"].get(why):
+                member.publish("rollouts-image", os.urandom(100))
+                await trio.sleep(0.3)
+            while why not in {why for line in read_metrics(learner.state / "metrics.jsonl") for why in line["rejected"]}:
+                await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+    assert "nothing to do" in status["advice"][why]
+    row = next(row for row in control.call(learner.state, "peers")["peers"] if row["id"] == member.identity.peer_id)
+    assert (row["rejected"], row["score"]) == (0, 0)
