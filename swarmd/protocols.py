@@ -47,6 +47,14 @@ class Remembering(Protocol):
         """Of the model: by its size, what looks at these log-probabilities acts on them or only reports (`experience.gate`)."""
 
 
+@runtime_checkable
+class Limited(Protocol):
+    """Optional in a policy: which rollouts of others it cannot be trained on."""
+
+    def unfit(self, scored: Scored) -> str | None:
+        """Why not, for operators; None: it can."""
+
+
 class Answers(Protocol):
     """Generation in processes of its own, beside the rounds (`[workers]`)."""
 

@@ -189,6 +189,10 @@ class RoundReport:
         float, Figure("off_policy.mean", "the age of `staleness` in updates: the replay paper's off-policiness; mean", "updates")
     ] = 0.0
     off_policy_max: Annotated[int, Figure("off_policy.max", "the same, largest", "updates")] = 0
+    unfit: Annotated[
+        Mapping[str, int],
+        Figure("unfit", "others' rollouts that our model cannot be trained on: reason and count ([peers.md](peers.md))"),
+    ] = field(default_factory=dict)
     gated: Annotated[
         Mapping[str, int], Figure("gated", "others' rollouts that were too odd to train on: reason and count ([gate.md](gate.md))")
     ] = field(default_factory=dict)

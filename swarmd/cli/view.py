@@ -110,6 +110,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
     seconds = sum(line["seconds"].values())
     split = ", ".join(f"{stage} {value:.1f}" for stage, value in line["seconds"].items() if value >= 0.05)
     refused, gated, odd = counts(line["rejected"]), counts(line.get("gated") or {}), counts(line.get("gate_reported") or {})
+    unfit = counts(line.get("unfit") or {})
     parts = [
         f"round {line['round']}: reward {number(line['reward_mean'])}",
         f"loss {number(line['loss'])}",
@@ -118,6 +119,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
         many(line["peers"], "peer"),
         f"{seconds:.1f} s" + (f" ({split})" if split else ""),
         f"refused {refused}" if refused else "",
+        f"not for our model: {unfit}" if unfit else "",
         f"not trained on: {gated}" if gated else "",
         f"odd, but trained on: {odd}" if odd else "",
     ]

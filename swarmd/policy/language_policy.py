@@ -13,6 +13,7 @@ from torch import nn
 
 from swarmd.config.config import NodeConfig, TrainConfig
 from swarmd.errors import NoModel
+from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_LETTERS
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import InferenceEngine
@@ -27,6 +28,7 @@ from swarmd.policy.training.learner import Learner, Learning
 from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.packing import Row, encoded, rows_of
 from swarmd.policy.training.schedule import RateSchedule
+from swarmd.tasks.answers import answer_end
 from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
 
 log = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ RATE_LARGE = 1e-6  # all weights of a larger model; likewise
 
 
 class LanguagePolicy:
-    """Implements `swarmd.protocols.Policy` and `Remembering`. Build one with `open`."""
+    """Implements `swarmd.protocols.Policy`, `Remembering` and `Limited`. Build one with `open`."""
 
     def __init__(
         self,
@@ -174,6 +176,22 @@ class LanguagePolicy:
         rows = [[Row(prompt, cut, 0.0, None, 0.0) for cut in ids] for prompt, ids in prompts_and_ids]
         found = self._learner.logprobs([row for rollout in rows for row in rollout if row.completion])
         return [Tokens(tuple(r.completion for r in rollout), tuple(found.get(r, ()) for r in rollout)) for rollout in rows]
+
+    def unfit(self, scored: Scored) -> str | None:
+        """Why we cannot be trained on another's rollout (`protocols.Limited`).
+
+        A wrong answer that is too long is cut where our own would have been, and is still wrong. A right one would lose its answer.
+        """
+        room = min(self._sampling.limit, self._sampling.context - len(self._chat.prompt(scored.question)))
+        if room <= 0:
+            return QUESTION_TOO_LONG
+        for completion, reward in set(zip(scored.rollout.completions, scored.rewards, strict=True)):
+            if not self._chat.has_tokens_for(completion.text):
+                return UNKNOWN_LETTERS
+            answer = Completion(completion.text[: answer_end(completion.text)], ended=False)
+            if reward > 0 and len(self._chat.encode(answer, room + 1)) > room:
+                return ANSWER_TOO_LONG
+        return None
 
     def train_with(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> None:
         """Have `update` call this in place of `Learner.step`: where a step is more than one process's."""

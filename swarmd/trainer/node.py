@@ -11,6 +11,7 @@ from pathlib import Path
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.experience.fitting import Fitting
 from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
@@ -18,7 +19,7 @@ from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing, SharingSampler
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
-from swarmd.protocols import Policy, Remembering, Reward, Swarm
+from swarmd.protocols import Limited, Policy, Remembering, Reward, Swarm
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, RunState
@@ -47,6 +48,8 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
     )
     if config.replay.mode == "on":
         _switch_on_replay(node, config)
+    if isinstance(policy, Limited):
+        node.sample = node.fitting = Fitting(node.sample, node.pool, me, policy.unfit)
     if config.gate.mode != "off":
         _put_up_gate(node, config)
     return node

@@ -11,6 +11,7 @@ from typing import Any
 from p2p.types import PeerId
 from swarmd.experience.caps import first
 from swarmd.experience.credit import Useless, useful
+from swarmd.experience.fitting import Fitting
 from swarmd.experience.outliers import Gate, part
 from swarmd.experience.pool import Kept, Pool
 from swarmd.experience.replay_schedule import ReplaySchedule
@@ -46,6 +47,7 @@ class Node:
     generators: Answers | None = None  # None: a round generates its own answers
     sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
     useless: Useless = field(default_factory=Useless)  # counts each author's useless rollouts
+    fitting: Fitting | None = None  # asked by `sample` what our model can be trained on; None: all
     gate: Gate | None = None  # asked by `sample` what may be trained on; None: all that has an advantage
 
 
@@ -217,6 +219,7 @@ def _report(
         useful=sum(any(s.advantages) for s in batch),
         off_policy_mean=_mean(off_policy) or 0.0,
         off_policy_max=max(off_policy, default=0),
+        unfit=node.fitting.take_refused() if node.fitting else {},
         **_refused(node.gate),
     )
 

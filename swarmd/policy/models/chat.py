@@ -1,5 +1,6 @@
 """Chat encoding: a question to prompt tokens, tokens to a completion and back."""
 
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,6 +57,13 @@ class Chat:
         body = list(ids[:-1] if ended else ids)
         return Completion(self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended)
 
+    def has_tokens_for(self, text: str) -> bool:
+        """Whether the text is the same after a round trip. ASCII is: the tokenizer was asked when it was loaded."""
+        if text.isascii():
+            return True
+        ids = self.encode(Completion(text, ended=False), len(text.encode()) + 1)
+        return _composed(self.read(ids, ended=False).text) == _composed(text)
+
     def encode(self, completion: Completion, limit: int) -> list[int]:
         """The ids of somebody else's answer, as if we had sampled it: at most `limit`; its end only where it ended by itself, uncut.
 
@@ -63,3 +71,8 @@ class Chat:
         """
         ids: list[int] = self._tokenizer(completion.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [*ids, *([self._end] if completion.ended else [])][:limit]
+
+
+def _composed(text: str) -> str:
+    """One spelling for letters with accents, as many tokenizers have it; some put a space in front."""
+    return unicodedata.normalize("NFC", text).lstrip()
