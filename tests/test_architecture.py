@@ -143,7 +143,7 @@ def test_only_the_policy_imports_torch() -> None:
         ("swarmd.trainer.trainer", "peft matplotlib libp2p"),
         ("p2p.member, p2p.engines, p2p.peers.addressbook, p2p.engines.memory", "torch libp2p hivemind swarmd"),
         ("judge.app, judge.cli", "torch libp2p"),
-        ("swarmd.daemon.daemon, swarmd.daemon.control, swarmd.config.config", "torch transformers"),
+        ("swarmd.daemon.daemon, swarmd.daemon.answering, swarmd.daemon.control, swarmd.config.config", "torch transformers"),
         ("swarmd.daemon.bootstrap, swarmd.daemon.reachability_survey, swarmd.cli.app", "torch transformers libp2p reasoning_gym"),
     ],
 )

@@ -87,10 +87,10 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(verifier
     (ours, tiny), (theirs, strange) = join(swarm, 1, verifier, "tiny"), join(swarm, 2, verifier, other)
     assert type(tiny.network) is not type(strange.network)
     teach_the_form(strange)
-    reports = [[run_round(t, node) for node in (ours, theirs)] for t in range(1, 9)]
+    reports = [[run_round(t, node) for node in (ours, theirs)] for t in range(1, 7)]
     for node, author, place in ((ours, theirs.me, 0), (theirs, ours.me, 1)):
         of_one = [row[place] for row in reports]
-        assert sum(author in report.external_authors for report in of_one) >= 4, "most rounds have the other's rollouts"
+        assert sum(author in report.external_authors for report in of_one) >= 3, "most rounds have the other's rollouts"
         assert all(report.update.tokens > 0 and not report.update.skipped for report in of_one if report.external)
         assert all(not report.unfit and not report.rejected for report in of_one)
         assert node.pool.used

@@ -20,8 +20,8 @@ from swarmd.daemon import control
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE, wait_until
 from swarmd.testing import until as waited
+from swarmd.testing import wait_until
 from tests.p2p.real import real_member
 from tests.packaging.checkout import ROOT
 from tests.swarm.test_meeting import started
@@ -80,27 +80,35 @@ class Terminal:
     def wait_for(self, pattern: str) -> str:
         """What it said up to here; it is not looked at again."""
         while (found := re.search(pattern, self._said)) is None:
-            assert select.select([self._ours], [], [], PATIENCE)[0], f"no {pattern!r} in {self._said!r}"
+            assert select.select([self._ours], [], [], 120)[0], f"no {pattern!r} in {self._said!r}"
             self._said += os.read(self._ours, 4096).decode().replace("\r\n", "\n")
         said, self._said = self._said[: found.end()], self._said[found.end() :]
         return said
 
-    def close(self) -> str:
-        """What it said on standard error."""
-        try:
-            return self.process.communicate(timeout=60)[1]
-        finally:
-            self.process.kill()
-            os.close(self._ours)
+    def said_last(self) -> str:
+        """What it said on standard error, once it is gone."""
+        return self.process.communicate(timeout=120)[1]
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        os.close(self._ours)
 
 
-def test_a_person_answers_at_a_terminal_and_a_node_trains_on_it(
-    learner: Learner, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_person_answers_at_a_terminal_and_a_node_trains_on_it(learner: Learner, tmp_path: Path) -> None:
     before = learner.trained_on()
     words = ["--curriculum", "tiny-9", "--specialty", "basic_arithmetic", "--listen", LOOPBACK, "--bootstrap", learner.address]
-    terminal = Terminal("answer", *words, "--seed", "1", "--state-dir", str(tmp_path))
-    request.addfinalizer(terminal.process.kill)
+    with Terminal("answer", *words, "--seed", "1", "--state-dir", str(tmp_path)) as terminal:
+        converse(terminal, learner)
+        assert "You left: 3 answered, 2 right, 2 shared." in terminal.said_last() and terminal.process.returncode == 0
+    assert learner.trained_on() >= before + 2
+
+
+def converse(terminal: Terminal, learner: Learner) -> None:
+    before = learner.trained_on()
     me = re.findall(r"12D3Koo\w+", terminal.wait_for("/quit or Ctrl-D"))[0]
     truths = []
     for _ in range(3):
@@ -116,14 +124,13 @@ def test_a_person_answers_at_a_terminal_and_a_node_trains_on_it(
             terminal.type("wrong\n\n")
         terminal.wait_for(f"{'A right answer' if len(truths) == 3 else 'Right'}: {truths[-1]}\n")
     assert "nobody learns from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for("2 shared.")
-    assert wait_until(lambda: (row := learner.peer(me))["frames"] == 2 and row)["rejected"] == 0
+    assert wait_until(lambda: (row := learner.peer(me))["frames"] == 2 and row, 120)["rejected"] == 0
     until(learner.state, lambda _: learner.trained_on() >= before + 2, learner.process)
-    wait_until(lambda: learner.peer(me)["model"] == "a person")
+    wait_until(lambda: learner.peer(me)["model"] == "a person", 120)
     terminal.wait_for("answer> ")
     terminal.type("/skip\n")
     terminal.wait_for("answer> ")
     terminal.type("\x04")  # Ctrl-D
-    assert "You left: 3 answered, 2 right, 2 shared." in terminal.close() and terminal.process.returncode == 0
 
 
 def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None:
@@ -132,11 +139,11 @@ def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENGINE | {"PYTHONPATH": str(ROOT)}) as rule:
         try:
             status = until_it_runs(tmp_path, rule, lambda status: status["shared"] >= 3)
-            wait_until(lambda: learner.peer(status["peer_id"])["frames"] >= 3)
+            wait_until(lambda: learner.peer(status["peer_id"])["frames"] >= 3, 120)
             until(learner.state, lambda _: learner.trained_on() > before, learner.process)
             row = learner.peer(status["peer_id"])
             assert row["rejected"] == 0
-            wait_until(lambda: learner.peer(status["peer_id"])["model"] == "a rule")
+            wait_until(lambda: learner.peer(status["peer_id"])["model"] == "a rule", 120)
             done = subprocess.run([sys.executable, "-m", "swarmd", "stop", "--state-dir", str(tmp_path)], capture_output=True, text=True)
             assert (done.returncode, rule.wait(30)) == (0, 0)
         finally:
@@ -149,7 +156,7 @@ def test_a_frozen_model_shares_and_learns_nothing(learner: Learner, tmp_path: Pa
         words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "2", "--listen", LOOPBACK, "--no-train"]
         frozen = started(stack, *words, "--bootstrap", learner.address, "--state-dir", str(tmp_path), "--pace", "0.3", **ENGINE)
         me = until_it_runs(tmp_path, frozen, lambda status: status["round"] > 0)["peer_id"]
-        wait_until(lambda: learner.peer(me)["frames"] >= 3)
+        wait_until(lambda: learner.peer(me)["frames"] >= 3, 120)
         until(learner.state, lambda _: learner.trained_on() > before, learner.process)
         until(tmp_path, lambda status: status["peers"] >= 1, frozen)  # it hears the other, and trains on nothing
         lines = read_metrics(tmp_path / "metrics.jsonl")
