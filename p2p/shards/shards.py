@@ -21,8 +21,9 @@ of all estimates:
 - the node's own count is used from COUNTED seconds at one home on. While all authors heard on shard 0 are connected to it, it stays there.
 
 **Finding the others.** A newcomer, or a node that was left behind, has no useful count of its own. Where most connected members say another
-K, it listens at the home that it would have there, and moves when it hears more counting authors there than at its own home; useful
-authors come before connected ones. So votes decide where a node listens, and only what it hears moves it.
+K, it listens at the home that it would have there, and moves when it hears enough counting authors there. To fewer shards only useful
+members lead, where one is connected, and then as many must be heard there as at home. So votes decide where a node listens, and only what
+it hears moves it.
 """
 
 import random
@@ -287,9 +288,11 @@ class Shards:
         return [vote for vote in self._weighed(now, low, high) if vote is not None]
 
     def _aim(self, now: float) -> int | None:
-        """The goal by all votes: it decides only where we listen. Kept for a while, as a node that keeps changing places hears nobody."""
+        """The goal: where to listen. Kept for a while, as a node that keeps changing places hears nobody."""
         useful, others = self._votes(now)
         goal = self._goal([*useful, *others])
+        if self._useful and (self.shards == 1 if goal is None else goal < self.shards):  # others lead to more alone
+            goal = self._goal(useful)
         if goal is None or self._aimed is None or self._aimed[0] == self.shards or now >= self._aimed[1]:
             self._aimed = (goal, now + AIM) if goal is not None else None
         return self._aimed[0] if self._aimed is not None else None
@@ -323,7 +326,7 @@ class Shards:
 
     def _decide(self, now: float, goal: int | None) -> None:
         """Change K where the size asks for it, or where all others have another."""
-        if goal is not None and self._better(shard_at(self._number, goal), now):
+        if goal is not None and self._better(goal, now):
             self._settled, self._ours, self._agreed = True, None, None
             self._move(goal, now)
             return
@@ -350,20 +353,21 @@ class Shards:
         if wanted != self.shards:
             self._move(wanted, now)
 
-    def _better(self, there: int, now: float) -> bool:
-        """Whether to leave our home for one where the others say that they are: enough of those who count are heard there."""
+    def _better(self, goal: int, now: float) -> bool:
+        """Whether to leave our home for that among `goal` shards: enough of those who count are heard there."""
+        there = shard_at(self._number, goal)
         if there == self._at:
             return True
         place = self._counts.get(there)
         if place is None:
             return False
-        here, proven = self._home.count(now, self.met), self._home.proven(now)
+        here, proven, heard = self._home.count(now, self.met), self._home.proven(now), place.count(now, self.met)
         wait = 0.0 if not here else COUNTED if len(self.met.connected) < COMPANY else LISTENED
-        if now - place.since < wait:
+        if now - place.since < wait or (goal < self.shards and heard < here):  # a shard of fewer is a larger one
             return False
-        if proven:
+        if proven and (self.shards > 1 or goal != self._goal(self._votes(now)[0])):  # useful members do not say so
             return place.proven(now) >= min(FEW, proven / TRUST)
-        return place.count(now, self.met) >= max(1, min(FEW, here / TRUST))
+        return heard >= max(1, min(FEW, here / TRUST))
 
     def _search(self, now: float) -> None:
         """Nobody is at this home, so what we counted before says nothing any more. We take another, and if nobody is there either, or we

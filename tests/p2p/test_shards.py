@@ -367,7 +367,8 @@ def test_the_local_network_is_counted_whole() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed, liars, lie, most", [(0, 6, Estimate(300, 42), 1.5), (2, 60, Estimate(250, 25), 1.4), (0, 60, Estimate(120, 12), 1.4)]
+    "seed, liars, lie, most",
+    [(0, 6, Estimate(300, 42), 1.5), (2, 60, Estimate(250, 25), 1.4), (0, 60, Estimate(120, 12), 1.4), (2, 60, Estimate(20, 1), 1.4)],
 )
 def test_liars_who_are_a_quarter_or_most_of_everybodys_connections_move_little(seed: int, liars: int, lie: Estimate, most: float) -> None:
     swarm = Swarm(60, seed)
@@ -423,6 +424,39 @@ def test_a_newcomer_that_hears_of_more_shards_does_not_go_by_the_first_who_says_
     for peer, size, shards in (("1", 14, 1), ("2", 15, 1), ("3", 300, 30)):
         node.answered(PeerId(peer), encode_estimate(Estimate(size, shards)), 1.0)
         assert node.look(1.0, connected).home is None
+
+
+@pytest.mark.parametrize(
+    ("friends_say", "on_zero", "left"),
+    [(10, 20, False), (1, 9, False), (1, 10, True)],
+    ids=["friends do not say so", "fewer are heard there than at home", "as many are heard there"],
+)
+def test_a_home_is_left_for_fewer_shards_on_the_word_of_useful_members_and_where_as_many_are_heard(
+    friends_say: int, on_zero: int, left: bool
+) -> None:
+    node, home, now = grown(10, 10)
+    friends = [PeerId(f"{i}") for i in range(3)]
+    for i in range(40):
+        shards = friends_say if i < 3 else 1
+        node.answered(PeerId(f"{i}"), encode_estimate(Estimate(80 if shards == 10 else 20, shards)), now)
+    for i in range(on_zero):
+        node.heard(PeerId(f"{20 + i}"), 0, now, proven=False)
+    assert node.look(now + 1, crowd_of(40), friends).home == (0 if left else home)
+
+
+def test_who_is_on_shard_0_follows_useful_members_to_more_shards_against_most_votes() -> None:
+    node, connected, now = Shards(random.Random(3), 0.0, authors=AUTHORS), crowd_of(20), 0.0
+    friends = [PeerId(f"{i}") for i in range(5)]
+    while now < 600:
+        now += 10
+        placed = node.look(now, connected, friends)
+        for shard, names in ((0, "01"), *((shard, "5678") for shard in placed.listening)):
+            for name in names:
+                node.heard(PeerId(name), shard, now, proven=shard == 0)
+        for i in range(20):
+            node.answered(PeerId(f"{i}"), encode_estimate(Estimate(100, 10) if i < 5 else Estimate(20, 1)), now)
+    assert node.shards == 10
+    assert placed.home
 
 
 def test_a_home_where_a_useful_member_is_heard_is_not_left_for_a_crowd_that_is_not_useful() -> None:
