@@ -305,10 +305,9 @@ class TrainerLink:
         with self._changed:
             paused, stopping = self.paused, self.stopping
             self._changed.wait_for(
-                lambda: self.stopping != stopping
-                or self.paused != paused
-                or bool(self._questions)
-                or (envelopes and len(self._envelopes) > 0),
+                lambda: (
+                    self.stopping != stopping or self.paused != paused or bool(self._questions) or (envelopes and len(self._envelopes) > 0)
+                ),
                 seconds,
             )
 

@@ -43,11 +43,8 @@ class MemorySwarm:
                 self._members[receiver].hear(frame, sender, shard)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
-        """Members of different islands no longer hear each other; those named nowhere are one more island."""
+        """Members of different islands no longer hear each other; those named nowhere are one more island. Without islands: all do."""
         self._island = {peer: number for number, island in enumerate(islands, 1) for peer in island}
-
-    def heal(self) -> None:
-        self._island = {}
 
     def inject(self, frame: bytes, sender: PeerId | None = None, shard: int = 0) -> None:
         """Send raw bytes to all in the shard but `sender`: what a hostile peer can do."""

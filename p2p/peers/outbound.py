@@ -116,8 +116,7 @@ class Outbound:
         return over
 
     def _anchor(self, members: Collection[PeerId], now: float, rng: random.Random) -> None:
-        """Draw anchors anew in each run, from the connections that lasted: with the oldest ones, an anchor would stay one forever.
-        """
+        """Draw anchors anew in each run, from the connections that lasted: with the oldest ones, an anchor would stay one forever."""
         lasted = [peer for peer, link in self.links.items() if peer in members and now - link.since >= LASTED]
         self._anchors = [peer for peer in self._anchors if peer in lasted]
         for peer in rng.sample(lasted, len(lasted)):

@@ -251,9 +251,7 @@ class LanguagePolicy:
         x = self._loaded
         return saved.ModelIdentity(x.source, x.revision, x.fingerprint, x.lora_rank, dtype_name(x.dtype), x.device.type)
 
-    def _decode(
-        self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None
-    ) -> list[list[Sample]]:
+    def _decode(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, seed: int | None = None) -> list[list[Sample]]:
         generator = self._generator if seed is None else seeded(self.device, seed)
         return self._driver.generate(prompts, copies, sampling, generator, self.version, self.between)
 

@@ -108,7 +108,7 @@ def test_a_partition_heals_and_who_leaves_is_gone() -> None:
     swarm.partition([a.identity.peer_id])
     a.publish("rollouts", b"lost")
     assert not b.received() and not a.peers() and len(b.peers()) == 1
-    swarm.heal()
+    swarm.partition()
     a.publish("rollouts", b"heard")
     assert [envelope.body for envelope in b.received()] == [b"heard"] == [envelope.body for envelope in c.received()]
     swarm.join(c.identity.peer_id, lambda frame: Verdict.ACCEPT)  # c was restarted: its old self is gone
@@ -135,7 +135,7 @@ async def test_who_was_heard_is_asked_for_a_blob_also_where_there_is_no_connecti
     want = Want(content_id(blob), len(blob), [author])
     assert await a.fetch(want) is None and asked == [author, author]
     asked.clear()
-    swarm.heal()
+    swarm.partition()
     c.publish("rollouts", b"a set of its own")
     swarm.partition([a.identity.peer_id])
     assert await a.fetch(want) == blob and asked == [author, holder]

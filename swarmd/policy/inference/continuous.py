@@ -27,7 +27,6 @@ BATCH_TOKENS: Final = 2048  # of one forward pass, at most: bounds the prompts t
 class ContinuousEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.Engine`."""
 
-
     def __init__(self, network: nn.Module, tokens: int) -> None:
         """tokens: whose keys and values are held at once, at most. NoEngine where it would not draw from the model's distribution."""
         model: Any = network

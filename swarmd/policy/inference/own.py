@@ -17,7 +17,6 @@ log = logging.getLogger(__name__)
 class OwnEngine(BuiltInEngine):
     """Implements `swarmd.policy.inference.engine.InferenceEngine`."""
 
-
     def __init__(self, network: nn.Module, tokens: int) -> None:
         """tokens: whose keys and values are held at once; fewer from the first time on that memory is short."""
         self._network, self._tokens = network, tokens
