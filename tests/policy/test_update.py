@@ -47,7 +47,7 @@ def mixed_batch(folder: Path) -> list[Scored]:
         local("short?", Generation(own.completions, stale), (1.0, 0.0, 0.0, 1.0)),
         local("a question that is a good deal longer than the other one", dull, (0.0, 0.0, 0.0, 0.0)),
         external("what?", [("", True), ("", False), ("x", True), ("far longer than twelve tokens", True)], (1.0, 0.0, 0.0, 1.0)),
-        external("and?", [("yes", False), ("<answer>no</answer>", True)], (0.0, 1.0)),
+        external("and?", [("yes", False), ("<answer>no</answer>", True), ("yes", False), ("<answer>yes", True)], (0.0, 1.0, 0.0, 1.0)),
         external("all right", [("yes", True), ("no", True)], (1.0, 1.0)),
     ]
 
@@ -239,12 +239,28 @@ def test_a_prompt_stays_with_its_completions_where_it_can() -> None:
     assert len(prompts) == 7
 
 
-def test_a_stream_holds_each_prompt_once_and_once_what_all_prompts_begin_with() -> None:
-    rows = [Row((9, 8, 5), (1,), 1.0, None, 1.0), Row((9, 8, 5), (2, 3), 1.0, None, 1.0), Row((9, 8), (4,), 1.0, None, 1.0)]
+def test_a_stream_holds_once_what_prompts_and_what_completions_begin_with() -> None:
+    rows = [Row((9, 8, 5), c, 1.0, None, 1.0) for c in ((1,), (2, 3, 4), (2, 3, 6, 7), (2, 3, 4))] + [Row((9, 8), (4, 1), 1.0, None, 1.0)]
     packed = pack(rows, CPU)
-    assert packed.ids.tolist() == [9, 8, 5, 1, 2, 3, 8, 4]
-    assert packed.positions.tolist() == [0, 1, 2, 3, 3, 4, 1, 2]
-    assert packed.sources.tolist() == [2, 2, 4, 6]
+    assert packed.ids.tolist() == [9, 8, 5, 2, 3, 6, 8, 4]
+    assert packed.positions.tolist() == [0, 1, 2, 3, 4, 5, 1, 2]
+    assert packed.sources.tolist() == [2, 2, 3, 4, 2, 3, 4, 5, 2, 3, 4, 6, 7]
+
+
+completions = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple)
+
+
+@given(st.dictionaries(completions, st.lists(completions, min_size=1, max_size=6), min_size=1, max_size=3))
+def test_each_token_of_a_stream_follows_what_it_follows_in_its_row(asked: dict[tuple[int, ...], list[tuple[int, ...]]]) -> None:
+    rows = [Row(prompt, completion, 1.0, None, 1.0) for prompt, answers in asked.items() for completion in answers]
+    packed, before = pack(rows, CPU), {}
+    ids = packed.ids.tolist()
+    for span in packed.spans:
+        seen = [token for part in span.prefix for token in ids[part.start : part.start + part.length]]
+        before |= {place: (*seen, *ids[span.start : place + 1]) for place in range(span.start, span.start + span.length)}
+    starts = [(r.prompt, r.completion[:i]) for r in rows for i in range(len(r.completion))]
+    assert [before[place] for place in packed.sources.tolist()] == [prompt + start for prompt, start in starts]
+    assert len(ids) <= len({start for start in starts if start[1]}) + sum(map(len, asked))  # nothing twice
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,18 @@ class Span:
         return self.position + self.length
 
 
+def common_length(sequences: Sequence[Sequence[int]]) -> int:
+    """How many tokens these, of which there is at least one, begin with in common."""
+    first, last = min(map(tuple, sequences)), max(map(tuple, sequences))  # of the sorted sequences, the two that differ the soonest
+    least = min(map(len, sequences))
+    return next((i for i in range(least) if first[i] != last[i]), least)
+
+
 def shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
     """How many tokens these prompts begin with in common, such as a system prompt's; at least one is left to each."""
     if len(prompts) < 2:
         return 0
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # of the sorted prompts, the two that differ the soonest
-    most = max(0, min(map(len, prompts)) - 1)
-    return next((i for i in range(most) if first[i] != last[i]), most)
+    return max(0, min(common_length(prompts), min(map(len, prompts)) - 1))
 
 
 class PackedLayout:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from swarmd.policy.attention.packed_layout import Span, shared_prefix
+from swarmd.policy.attention.packed_layout import Span, common_length, shared_prefix
 from swarmd.policy.models.chat import Chat
 from swarmd.types import Scored
 
@@ -44,9 +45,10 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A micro-batch of T tokens, N of them in completions.
+    """A micro-batch of T tokens, with N completion tokens to predict.
 
-    The prefix that all prompts share, then what is left of each prompt, once, with its completions behind it.
+    The prefix that all prompts share, then what is left of each prompt, once, with its completions behind it. What completions of a prompt
+    begin with in common is there once (a trie), so equal ones are computed once. Their last tokens are not there: they predict nothing.
     """
 
     ids: Tensor  # [T]
@@ -163,11 +165,10 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
 
     common = shared_prefix(list({row.prompt for row in rows}))
     head = (add(rows[0].prompt[:common]),) if common else ()
-    for i, row in enumerate(rows):
-        if i == 0 or row.prompt != rows[i - 1].prompt:
-            prompt = add(row.prompt[common:], *head)
-        completion = add(row.completion, *head, prompt)
-        sources += [prompt.start + prompt.length - 1, *range(completion.start, completion.start + completion.length - 1)]
+    for prompt, members in groupby(rows, key=lambda row: row.prompt):
+        rest = add(prompt[common:], *head)
+        places = _lay([row.completion[:-1] for row in members], (*head, rest), add)
+        sources += [place for each in places for place in (rest.start + rest.length - 1, *each)]
     return Packed(
         torch.tensor(ids, device=device),
         torch.tensor(positions, device=device),
@@ -175,6 +176,25 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
         torch.tensor(sources, device=device),
         _scores(rows, device),
     )
+
+
+def _lay(sequences: Sequence[Sequence[int]], behind: tuple[Span, ...], add: Callable[..., Span]) -> list[list[int]]:
+    """Add these, what they begin with in common once. Where in the stream the tokens of each are."""
+    places: list[list[int]] = [[] for _ in sequences]
+    branches: list[tuple[Sequence[int], tuple[Span, ...]]] = [(range(len(sequences)), behind)]
+    while branches:
+        which, prefix = branches.pop()
+        by_token: dict[int, list[int]] = {}
+        for i in which:
+            if len(places[i]) < len(sequences[i]):
+                by_token.setdefault(sequences[i][len(places[i])], []).append(i)
+        for same in by_token.values():
+            left = [sequences[i][len(places[i]) :] for i in same]
+            span = add(left[0][: common_length(left)], *prefix)
+            for i in same:
+                places[i] += range(span.start, span.start + span.length)
+            branches.append((same, (*prefix, span)))
+    return places
 
 
 def padded_micro_batches(rows: Sequence[Row], budget: int, head_tokens: int) -> Iterator[list[Row]]:
