@@ -7,7 +7,6 @@ and answers (question_file.py).
 import hashlib
 import importlib.abc
 import importlib.util
-import math
 import random
 import re
 import sys
@@ -85,7 +84,7 @@ class LoadedPlugin:
 
     def _grade(self, facts: Any, answer: str) -> GradeReason:
         score = self._guarded("score", facts, answer)
-        if not isinstance(score, int | float) or math.isnan(score) or not 0 <= score <= 1:
+        if not isinstance(score, int | float) or not 0 <= score <= 1:  # nor is nan
             raise TaskFault(f"score gave {_shown(score)}, not a number from 0 to 1")
         return GradeReason.CORRECT if score >= PASS else GradeReason.WRONG
 

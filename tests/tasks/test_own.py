@@ -72,7 +72,7 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     assert fine == (1.0, 0.0)
     assert f"the task plug-in unruly: {how} n = 1: score" in caplog.text
     assert "\x1b" not in caplog.text
-    assert not Path("/tmp/swarmd-unruly").exists()
+    assert not UNRULY.with_suffix(".touched").exists()
     assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
 
 
