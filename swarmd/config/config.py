@@ -37,6 +37,7 @@ class RoundConfig(_Section):
     local: Annotated[int, Field(ge=0, le=1024)] = 4  # I: questions we ask ourselves and answer
     external: Annotated[int, Field(ge=0, le=1024)] = 4  # J: rollouts of others in the batch, at most
     completions: Annotated[int, Field(ge=2, le=64)] = 8  # L
+    resample: Annotated[int, Field(ge=0, le=64)] = 0  # times that we ask again, at most, for each rollout of ours without an advantage
     max_age: Annotated[int, Field(ge=1, le=1000)] = 2  # our own rounds since an external rollout was heard; older ones are forgotten
     train: Literal["on", "off"] = "on"  # off: a frozen model that answers and shares, and learns nothing
     rounds: Annotated[int, Field(ge=0)] = 0  # stop after so many; 0: go on for ever

@@ -14,6 +14,7 @@ _SAPO: Mapping[str, Mapping[str, Any]] = {
         "local": 4,
         "external": 4,
         "completions": 8,
+        "resample": 0,
         "max_age": 1,  # Algorithm 1 takes what others shared in the round; nodes that are not in step hear part of it in their next
         "train": "on",
     },

@@ -19,6 +19,12 @@
     round = { local = 8, external = 0 }
 
     [[setting]]
+    name = "4/4, restless"
+    against = "8/0"                   # this one's own baseline
+    churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
+    hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.hostile), each as loud as a node is on average
+
+    [[setting]]
     name = "half strong"
     [[setting.group]]                 # nodes that differ: their number, and their own sections
     nodes = 4
@@ -71,13 +77,36 @@ class _File(_Strict):
     setting: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=256)]
 
 
+class _Churn(_Strict):
+    present: Annotated[int, Field(ge=1, le=10**6)]
+    away: Annotated[int, Field(ge=1, le=10**6)]
+
+
+class _Hostile(_Strict):
+    liars: Annotated[int, Field(ge=0, le=1024)] = 0
+    poisoners: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class _Surroundings(_Strict):
+    """The keys of a setting that are no node's."""
+
+    against: str = ""
+    churn: _Churn | None = None
+    hostile: _Hostile = _Hostile()
+
+
 @dataclass(frozen=True)
 class Setting:
-    """One column of the comparison: what each of its nodes is configured to do."""
+    """One column of the comparison: what each of its nodes is configured to do, and what surrounds them."""
 
     name: str
     nodes: tuple[NodeConfig, ...]
     baseline: bool = False
+    against: str = ""  # name of the setting it is compared with; "": the experiment's baseline
+    present: int = 0  # rounds on average that a node is there, and away; 0: always there
+    away: int = 0
+    liars: int = 0
+    poisoners: int = 0
 
     @property
     def slug(self) -> str:
@@ -101,6 +130,10 @@ class Experiment:
     def baseline(self) -> Setting:
         """The setting that the others are compared with: the one that says so, else the first."""
         return next((s for s in self.settings if s.baseline), self.settings[0])
+
+    def baseline_of(self, setting: Setting) -> Setting:
+        """What this one is compared with."""
+        return next((s for s in self.settings if s.name == setting.against), self.baseline)
 
     def setting(self, slug: str) -> Setting:
         return next(s for s in self.settings if s.slug == slug)
@@ -137,7 +170,7 @@ def parse_experiment(document: Mapping[str, Any], source: str) -> Experiment:
 
 def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) -> Setting:
     where = f"setting {number}"
-    own = {key: value for key, value in table.items() if key not in ("name", "baseline", "group")}
+    own = {key: value for key, value in table.items() if key not in {"name", "baseline", "group", *_Surroundings.model_fields}}
     name, baseline, groups = table.get("name"), table.get("baseline", False), table.get("group", [{}])
     if not (isinstance(name, str) and 0 < len(name) <= 64 and name.isprintable()):
         raise BadExperiment(f"{source}: {where}: `name` is missing, or is no text of 1 to 64 characters")
@@ -153,7 +186,12 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
             raise BadExperiment(f"{source}: {here}: `nodes` is missing, or is no number from 1 to 1024")
         sections = [file.base, own, {key: value for key, value in group.items() if key != "nodes"}]
         nodes += [_config(sections, source, here)] * count
-    return Setting(name, tuple(nodes), baseline)
+    try:
+        around = _Surroundings.model_validate({key: table[key] for key in _Surroundings.model_fields if key in table})
+    except ValidationError as error:
+        raise BadExperiment(_mistakes(source, f"{where} ({name})", error, _Surroundings.model_fields)) from None
+    present, away = (around.churn.present, around.churn.away) if around.churn else (0, 0)
+    return Setting(name, tuple(nodes), baseline, around.against, present, away, around.hostile.liars, around.hostile.poisoners)
 
 
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:
@@ -179,6 +217,9 @@ def _check_names(settings: Sequence[Setting], source: str) -> None:
     slugs = [setting.slug for setting in settings]
     if twice := sorted({s.name for s in settings if slugs.count(s.slug) > 1}):
         raise BadExperiment(f"{source}: settings have the same name, or names that differ in signs alone: {', '.join(twice)}")
+    names = [setting.name for setting in settings]
+    if unknown := [s for s in settings if s.against and (s.against not in names or s.against == s.name)]:
+        raise BadExperiment(f"{source}: setting {unknown[0].name}: `against` names no other setting{nearest(unknown[0].against, names)}")
     if sum(setting.baseline for setting in settings) > 1:
         raise BadExperiment(f"{source}: more than one setting has baseline = true")
 

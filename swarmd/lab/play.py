@@ -11,7 +11,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,26 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
+from p2p.types import PeerId
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
+from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
+from swarmd.lab.hostile import MARK, HostilePeer
 from swarmd.lab.results import Results, Run
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
+from swarmd.tasks.own import OwnCurriculum
 from swarmd.tasks.scoring import Verifier
-from swarmd.tasks.source import open_tasks
+from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.node import build
 from swarmd.trainer.round import Node, run_round
-from swarmd.types import RoundReport, Task
+from swarmd.types import RoundReport, Task, UpdateReport
 
 EPOCH = 1_700_000_000.0  # seconds since 1970 at which every run begins, by its nodes' clocks
 ROUND_SECONDS = 5.0  # of virtual time
 WHOLE = 2**18  # bytes: sets of rollouts up to this size are gossiped whole
+NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())  # of a node that is away
 QUESTIONS_SEED = 7  # of the held-out questions: the same for every run
 
 
@@ -48,58 +53,85 @@ class PlayedSwarm:
         self.curriculum = curriculum_of(configs[0])
         if any(curriculum_of(config).digest != self.curriculum.digest for config in configs):
             raise BadExperiment(f"setting {setting.name}: its nodes have different curricula, so they could not share anything")
+        if (setting.liars or setting.poisoners) and isinstance(self.curriculum, OwnCurriculum):
+            raise BadExperiment(f"setting {setting.name}: hostile peers know no right answers to own tasks; leave `hostile` out")
         self._now = EPOCH
         self._order = random.Random(f"{seed} order")
         self._reward = reward
-        memory, topic = MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum))
+        self._memory, self._topic, self._seed = MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum)), seed
+        self._absences = Absences(len(configs), setting.present, setting.away, random.Random(f"{seed} absences"))
+        self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.nodes: list[Node] = []
         self.policies: list[LanguagePolicy] = []
         for number, config in enumerate(configs):
-            identity = Identity.from_seed(random.Random(f"{seed} {number} key").randbytes(32))
-            join = partial(memory.join, identity.peer_id)
-            member = Member(identity, topic, join, sequence=itertools.count(1), clock=lambda: self._now)
-            exchange = RolloutExchange(member, config.model.name, self.curriculum, whole=WHOLE)
+            me, exchange = self._join(number, config.model.name)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
-            self.nodes.append(build(config, seed * 1000 + number, identity.peer_id, exchange, policy, reward))
+            self.nodes.append(build(config, seed * 1000 + number, me, exchange, policy, reward))
             self.policies.append(policy)
+        self.hostile = [self._hostile(len(configs) + i, i < setting.poisoners) for i in range(setting.poisoners + setting.liars)]
+
+    def _join(self, number: int, model: str) -> tuple[PeerId, RolloutExchange]:
+        identity = Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
+        join = partial(self._memory.join, identity.peer_id)
+        member = Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now)
+        return identity.peer_id, RolloutExchange(member, model, self.curriculum, whole=WHOLE)
+
+    def _hostile(self, number: int, poisons: bool) -> HostilePeer:
+        me, exchange = self._join(number, "tiny")
+        rng = random.Random(f"{self._seed} {number} hostile")
+        return HostilePeer(me, CurriculumTasks(self.curriculum), exchange, self.nodes[0].completions, poisons, rng)
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node: its line of the results, lists by node."""
         self._now += ROUND_SECONDS
-        reports: list[RoundReport | None] = [None] * len(self.nodes)
+        gone = self._absences.next_round()
+        self._memory.partition(*({self.nodes[place].me} for place in sorted(gone)))
+        for peer in self.hostile:
+            peer.act(number, self._loudness)
+        reports: list[RoundReport] = [NOTHING] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
-            reports[place] = run_round(number, self.nodes[place])
-        done = [report for report in reports if report is not None]
-        return {
-            "round": number,
-            "reward": [round(report.reward_mean, 5) for report in done],
-            "generated": [report.generated for report in done],
-            "informative": [report.informative for report in done],
-            "useful": [report.useful for report in done],
-            "local": [report.local for report in done],
-            "external": [report.external for report in done],
-            "tokens": [report.tokens_generated for report in done],
-            "trained": [report.update.tokens for report in done],
-            "gated": [sum(report.gated.values()) for report in done],
-            "dropped": [report.zero_advantage_dropped for report in done],
-            "staleness": [round(report.staleness_mean, 3) for report in done],
-            "entropy": [round(report.update.entropy, 4) for report in done],
-            "grad_norm": [round(report.update.grad_norm, 4) for report in done],
-            "skipped": [report.update.skipped for report in done],
-        }
+            if place not in gone:
+                reports[place] = run_round(number, self.nodes[place])
+        self._loudness = sum(report.informative for report in reports) / len(reports)
+        return _line(number, reports, {peer.me for peer in self.hostile})
 
     def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
         """Held-out answers of every node, sampled: of each question how many of `answers` are right, lists by node. Trains nothing."""
-        right = []
+        right, marked = [], []
         for number, policy in enumerate(self.policies):
             given = policy.generate([task.question for task in questions], answers, seed=seed * 1000 + number)
             rewards = self._reward([(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)])
             right.append([int(sum(each)) for each in rewards])
-        return {"answers": answers, "right": right}
+            marked.append(sum(MARK in completion.text for answer in given for completion in answer.completions))
+        return {"answers": answers, "right": right} | ({"marked": marked} if self.hostile else {})
 
     def close(self) -> None:
         for policy in self.policies:
             policy.close()
+
+
+def _line(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerId]) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "round": number,
+        "reward": [None if report is NOTHING else round(report.reward_mean, 5) for report in reports],
+        "generated": [report.generated for report in reports],
+        "informative": [report.informative for report in reports],
+        "useful": [report.useful for report in reports],
+        "local": [report.local for report in reports],
+        "external": [report.external for report in reports],
+        "tokens": [report.tokens_generated for report in reports],
+        "trained": [report.update.tokens for report in reports],
+        "gated": [sum(report.gated.values()) for report in reports],
+        "dropped": [report.zero_advantage_dropped for report in reports],
+        "off_policy": [round(report.off_policy_mean, 3) for report in reports],
+        "staleness": [round(report.staleness_mean, 3) for report in reports],
+        "entropy": [round(report.update.entropy, 4) for report in reports],
+        "grad_norm": [round(report.update.grad_norm, 4) for report in reports],
+        "skipped": [report.update.skipped for report in reports],
+    }
+    if hostile:
+        line["hostile"] = [sum(author in hostile for author in report.external_authors) for report in reports]
+    return line
 
 
 def lines_of(experiment: Experiment, setting: Setting, seed: int) -> Iterator[dict[str, Any]]:

@@ -5,59 +5,17 @@ import html
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from swarmd.config.config import NodeConfig
+from swarmd.lab.columns import Column, baseline, columns, gain
 from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
 from swarmd.lab.results import BadResults, Results, Run
-from swarmd.lab.statistics import Interval, RunFigures, figures, interval
+from swarmd.lab.statistics import MU, Interval, interval
 
 MEANS = 10  # a moving mean is over this share of the rounds, as in the paper: 100 of 1,000
-
-
-@dataclass(frozen=True)
-class Column:
-    """One setting: the figures of its finished runs, by seed."""
-
-    name: str
-    slug: str
-    runs: Mapping[int, RunFigures]
-
-    def over_seeds(self, of: str) -> Interval:
-        return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
-
-    def curve(self, of: str = "curve") -> list[float]:
-        """Mean over seeds, round by round."""
-        return [fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)]
-
-    def pass_at(self, k: int) -> Interval | None:
-        """At the end; None where it was not looked at."""
-        ends = [run.passes[max(run.passes)] for run in self.runs.values() if run.passes]
-        return interval([end[k] for end in ends if k in end]) if any(k in end for end in ends) else None
-
-
-def columns(results: Results) -> Sequence[Column]:
-    """Settings with at least one finished run, in the experiment's order. BadResults where there is none."""
-    found = []
-    for setting in results.experiment.settings:
-        local, external = ([getattr(node.round, key) for node in setting.nodes] for key in ("local", "external"))
-        completions = [node.round.completions for node in setting.nodes]
-        runs = [Run(setting.slug, seed) for seed in range(1, results.experiment.seeds + 1)]
-        done = {run.seed: figures(results.lines(run), local, external, completions) for run in runs if results.path(run).exists()}
-        if done:
-            found.append(Column(setting.name, setting.slug, done))
-    if not found:
-        raise BadResults(f"{results.folder}: no run is finished yet. `swarmd lab run … --resume` goes on.")
-    return found
-
-
-def gain(column: Column, baseline: Column) -> Interval:
-    """Cumulative reward over the baseline's, in percent, paired by seed. A seed in which the baseline earned nothing says nothing."""
-    both = [seed for seed in sorted(column.runs.keys() & baseline.runs.keys()) if baseline.runs[seed].cumulative > 0]
-    return interval([100 * (column.runs[seed].cumulative / baseline.runs[seed].cumulative - 1) for seed in both])
 
 
 HEADS = (
@@ -69,10 +27,10 @@ HEADS = (
 def table(results: Results) -> Sequence[Sequence[str]]:
     """The heads and a row for each setting, as text."""
     found = columns(results)
-    baseline = next((c for c in found if c.slug == results.experiment.baseline.slug), None)
     rows = []
     for column in found:
-        over = gain(column, baseline) if baseline is not None and column is not baseline else None
+        other = baseline(results, column, found)
+        over = gain(column, other) if other is not None and other is not column else None
         useful, predicted = column.over_seeds("useful"), column.over_seeds("predicted")
         rows.append(
             (
@@ -113,6 +71,22 @@ def groups(results: Results) -> Sequence[Sequence[str]]:
     return [GROUP_HEADS, *rows] if rows else []
 
 
+HOSTILE_HEADS = ("setting", "hostile peers", "of external, hostile, %", "answers with the poison, %")
+
+
+def hostile(results: Results) -> Sequence[Sequence[str]]:
+    """Of settings with hostile peers: the heads and a row for each; empty where there is none such."""
+    rows = []
+    for column in columns(results):
+        setting = results.experiment.setting(column.slug)
+        if setting.liars or setting.poisoners:
+            taken = interval([100 * run.hostile for run in column.runs.values()])
+            marked = interval([100 * run.marked for run in column.runs.values() if run.marked is not None])
+            peers = f"{setting.poisoners} poisoners, {setting.liars} liars, {len(setting.nodes)} honest"
+            rows.append((column.name, peers, shown(taken, 1), shown(marked, 2)))
+    return [HOSTILE_HEADS, *rows] if rows else []
+
+
 def _kind(node: NodeConfig) -> str:
     specialties = f", asks {', '.join(node.tasks.specialties)}" if node.tasks.specialties else ""
     return node.model.name + (", frozen" if node.round.train == "off" else "") + f", {node.round.local}/{node.round.external}" + specialties
@@ -127,7 +101,7 @@ def shown(of: Interval | None, digits: int, *, signed: bool = False) -> str:
 
 def markdown(results: Results) -> str:
     parts = []
-    for heads, *rows in filter(None, (table(results), groups(results))):
+    for heads, *rows in filter(None, (table(results), groups(results), hostile(results))):
         lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *("| " + " | ".join(row) + " |" for row in rows)]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -152,6 +126,12 @@ def _figures(results: Results) -> Mapping[str, Any]:
     made["useful"] = _useful_figure(found)
     if any(run.passes for column in found for run in column.runs.values()):
         made["pass"] = _pass_figure(found)
+    if any(setting.against for setting in results.experiment.settings):
+        made["informativeness"] = _informativeness_figure(results, found)
+    if any(len(run.passes) > 1 for column in found for run in column.runs.values()):
+        made["compute"] = _compute_figure(found)
+    if any(node.replay.mode == "on" for setting in results.experiment.settings for node in setting.nodes):
+        made["staleness"] = _staleness_figure(results, found)
     return made
 
 
@@ -177,7 +157,7 @@ def _reward_figure(found: Sequence[Column]) -> Any:
         axes.plot(rounds, mean, color=colour, linewidth=2, label=column.name)
         axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
     axes.set(xlabel="round", ylabel="reward of own completions", title="Mean over nodes and seeds; band: least and greatest node")
-    _finish(figure, axes, len(found))
+    _finish(figure, axes)
     return figure
 
 
@@ -191,7 +171,7 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
         seed = min(column.runs)
         lines = [line for line in results.lines(Run(column.slug, seed)) if line["round"]]
         for node in range(len(lines[0]["reward"])):
-            mean = moving_mean([line["reward"][node] for line in lines], _window(column))
+            mean = moving_mean(_held([line["reward"][node] for line in lines]), _window(column))
             panel.plot(range(_window(column), _window(column) + len(mean)), mean, linewidth=1)
         panel.set_title(f"{column.name} (seed {seed})", fontsize=10)
         panel.grid(alpha=0.2)
@@ -202,17 +182,27 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
     return figure
 
 
+def _held(rewards: Sequence[float | None]) -> list[float]:
+    """A node that was away keeps the reward it had."""
+    held, last = [], 0.0
+    for reward in rewards:
+        last = last if reward is None else reward
+        held.append(last)
+    return held
+
+
 def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
     figure = _canvas(9, 0.5 + 0.5 * len(found))
     axes = figure.subplots()
-    baseline = next((c for c in found if c.slug == results.experiment.baseline.slug), found[0])
     for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
-        over = gain(column, baseline)
+        over = gain(column, baseline(results, column, found) or column)
         axes.barh(place, over.mean, color=colour, xerr=over.half or 0.0, error_kw={"capsize": 4})
     axes.set_yticks(range(len(found)), [column.name for column in found])
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set(xlabel=f"cumulative reward over {baseline.name}, % (95 % interval, paired by seed)")
+    several = any(setting.against for setting in results.experiment.settings)
+    name = "its own baseline" if several else results.experiment.baseline.name
+    axes.set(xlabel=f"cumulative reward over {name}, % (95 % interval, paired by seed)")
     axes.grid(alpha=0.2, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -228,7 +218,51 @@ def _useful_figure(found: Sequence[Column]) -> Any:
     most = max(max(run.predicted, run.useful) for column in found for run in column.runs.values())
     axes.plot([0, most], [0, most], color="black", linewidth=0.8, linestyle=":")
     axes.set(xlabel="useful groups of an update, predicted: m·I + min(J, m·I·(N − 1))", ylabel="measured")
-    _finish(figure, axes, len(found))
+    _finish(figure, axes)
+    return figure
+
+
+def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
+    """Gain of a setting against the share of informative groups of what it is compared with: a point for each pair of runs."""
+    figure = _canvas(7, 4.6)
+    axes = figure.subplots()
+    pairs = [(column, other) for column in found if (other := baseline(results, column, found)) is not None and other is not column]
+    for (column, other), colour in zip(pairs, _colours(found), strict=False):
+        seeds = [seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0]
+        gains = [100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in seeds]
+        axes.scatter([other.runs[seed].mixed for seed in seeds], gains, color=colour, label=f"{column.name} over {other.name}")
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set(xlabel="m: share of the baseline's own rollouts that are informative", ylabel="gain in cumulative reward, %")
+    _finish(figure, axes)
+    return figure
+
+
+def _compute_figure(found: Sequence[Column]) -> Any:
+    """Accuracy against compute so far: whoever is up and left is ahead."""
+    figure = _canvas(8, 4.8)
+    axes = figure.subplots()
+    for column, colour in zip(found, _colours(found), strict=False):
+        runs = [run for run in column.runs.values() if run.passes]
+        rounds = sorted(runs[0].passes) if runs else []
+        axes.plot(
+            [fmean(run.compute[r] for run in runs) for r in rounds], [fmean(run.passes[r][1] for run in runs) for r in rounds],
+            color=colour, label=column.name, marker="o", markersize=3,
+        )  # fmt: skip
+    axes.set(xlabel=f"compute of a node: {MU:g} × rollouts generated + rollouts trained on", ylabel="held-out pass@1")
+    _finish(figure, axes)
+    return figure
+
+
+def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
+    figure = _canvas(8, 4.2)
+    axes = figure.subplots()
+    for column, colour in zip(found, _colours(found), strict=False):
+        if all(node.replay.mode == "off" for node in results.experiment.setting(column.slug).nodes):
+            continue
+        ages = [age for run in column.runs.values() for age in run.off_policy]
+        axes.hist(ages, bins=40, histtype="step", density=True, color=colour, label=column.name)
+    axes.set(xlabel="age of replayed rollouts in updates, mean of a round", ylabel="share of rounds")
+    _finish(figure, axes)
     return figure
 
 
@@ -245,12 +279,14 @@ def _pass_figure(found: Sequence[Column]) -> Any:
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set(xlabel="k", ylabel="held-out pass@k at the end")
-    _finish(figure, axes, len(found))
+    _finish(figure, axes)
     return figure
 
 
-def _finish(figure: Any, axes: Any, entries: int) -> None:
-    figure.legend(frameon=False, loc="outside lower center", ncols=min(5, entries))
+def _finish(figure: Any, axes: Any) -> None:
+    longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
+    across = max(1, int(11 * figure.get_figwidth() / (longest + 6)))  # about 11 letters an inch; no wider than the figure
+    figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -278,6 +314,9 @@ _CAPTIONS = {
     "gain": "Cumulative reward over the baseline.",
     "useful": "Informative rollouts of an update: predicted from the share of mixed groups, and measured.",
     "pass": "Held-out pass@k at the end.",
+    "informativeness": "Gain against the share of mixed groups of the baseline.",
+    "compute": "Held-out pass@1 against compute so far.",
+    "staleness": "How old what was replayed is.",
 }
 
 
@@ -292,7 +331,7 @@ def _html(results: Results, pictures: Mapping[str, bytes]) -> str:
         "Versions": ", ".join(f"{name} {value}" for name, value in results.versions.items()),
     }
     described = "".join(f"<dt>{html.escape(key)}</dt><dd>{html.escape(value)}</dd>" for key, value in facts.items() if value)
-    tables = "".join(map(_html_table, filter(None, (table(results), groups(results)))))
+    tables = "".join(map(_html_table, filter(None, (table(results), groups(results), hostile(results)))))
     shown_figures = "".join(
         f'<figure><img alt="{html.escape(_CAPTIONS[name])}" src="data:image/png;base64,{base64.b64encode(content).decode()}">'
         f"<figcaption>{html.escape(_CAPTIONS[name])}</figcaption></figure>"

@@ -152,7 +152,7 @@ def versions(experiment: Experiment) -> Mapping[str, str]:
 def _document(results: Results) -> Mapping[str, Any]:
     experiment = results.experiment
     settings = [
-        {"name": setting.name, "baseline": setting.baseline, "nodes": [node.model_dump(mode="json") for node in setting.nodes]}
+        {**vars(setting), "nodes": [node.model_dump(mode="json") for node in setting.nodes]}
         for setting in experiment.settings
     ]
     fields = {key: value for key, value in vars(experiment).items() if key != "settings"}
@@ -164,7 +164,7 @@ def _experiment(document: Any) -> Experiment:
         raise TypeError("`experiment` is no table")
     fields = {key: value for key, value in document.items() if key != "settings"}
     settings = tuple(
-        Setting(s["name"], tuple(NodeConfig.model_validate_json(json.dumps(node)) for node in s["nodes"]), s["baseline"])
+        Setting(**{**s, "nodes": tuple(NodeConfig.model_validate_json(json.dumps(node)) for node in s["nodes"])})
         for s in document["settings"]
     )
     return Experiment(**fields, settings=settings)

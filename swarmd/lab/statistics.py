@@ -16,6 +16,7 @@ _T95 = (
 )  # fmt: skip
 LATE = 10  # the last tenth of the rounds is "the end"
 WINDOW_QUESTIONS = 512  # of a window of the roughness: equally many in every setting, so that sampling noise is the same
+MU = 6.0  # cost of generating a rollout over that of training on one, as in the replay paper (5.3 to 6.8)
 NEIGHBOURS = 2  # windows on each side that a window's trend is the mean of
 
 
@@ -69,14 +70,19 @@ class RunFigures:
     roughness: float | None  # standard deviation of the detrended reward over windows of equally many questions
     cpu_seconds: float
     passes: Mapping[int, Mapping[int, float]]  # round -> k -> pass@k, mean over nodes and questions
-    late_by_node: tuple[float, ...]  # reward of each node, last tenth of the rounds
+    compute: Mapping[int, float]  # round -> rollouts a node trained on so far, and MU times those it generated; of the rounds of `passes`
+    off_policy: tuple[float, ...]  # age in updates of what the pool gave to a node's batch, by round and node
+    hostile: float  # share of the external rollouts trained on that hostile peers wrote
+    marked: float | None  # share of the answers at the end that show the poison; None: there are no hostile peers
+    late_by_node: tuple[float, ...]  # reward of each node, last tenth of the rounds; NaN: it was away
     pass_1_by_node: tuple[float, ...]  # at the end; (): not looked at
 
 
 def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: Sequence[int], completions: Sequence[int]) -> RunFigures:
     """lines: of one run (`swarmd.lab.play`). local, external, completions: I, J and L of each node."""
     rounds = [line for line in lines if line["round"]]
-    rewards = [line["reward"] for line in rounds]
+    by_node = [line["reward"] for line in rounds]  # None: the node was away
+    rewards = [there for each in by_node if (there := [reward for reward in each if reward is not None])]
     curve = [fmean(each) for each in rewards]
     generated = sum(sum(line["generated"]) for line in rounds)
     written = sum(g * count for line in rounds for g, count in zip(line["generated"], completions, strict=True))
@@ -84,15 +90,15 @@ def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: 
     theirs = sum(sum(line["external"]) for line in rounds)
     turned_away = sum(sum(line["gated"]) for line in rounds)
     cumulative = sum(map(sum, rewards))
-    updates = max(1, len(rounds) * len(local))
-    last = rewards[-max(1, len(rewards) // LATE) :]
+    updates = max(1, sum(map(len, rewards)))
+    late = max(1, len(rewards) // LATE)
     looks = [line["evaluation"] for line in lines if "evaluation" in line]
     return RunFigures(
         cumulative=cumulative,
         curve=tuple(curve),
         lowest=tuple(min(each) for each in rewards),
         highest=tuple(max(each) for each in rewards),
-        late=fmean(map(fmean, last)),
+        late=fmean(map(fmean, rewards[-late:])),
         per_thousand=1000 * cumulative / max(1, written),
         mixed=informative / max(1, generated),
         useful=sum(sum(line["useful"]) for line in rounds) / updates,
@@ -102,7 +108,11 @@ def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: 
         roughness=roughness(rewards, local),
         cpu_seconds=rounds[-1].get("cpu", math.nan) if rounds else math.nan,
         passes={line["round"]: passes(line["evaluation"]) for line in lines if "evaluation" in line},
-        late_by_node=tuple(map(fmean, zip(*last, strict=True))),
+        compute=_compute(lines, len(local)),
+        off_policy=tuple(age for line in rounds for age, used in zip(line.get("off_policy", ()), line["local"], strict=False) if used),
+        hostile=sum(sum(line.get("hostile", ())) for line in rounds) / max(1, theirs),
+        marked=_marked(looks[-1]) if looks else None,
+        late_by_node=tuple(map(_mean_there, zip(*by_node[-late:], strict=True))),
         pass_1_by_node=tuple(fmean(right) / looks[-1]["answers"] for right in looks[-1]["right"]) if looks else (),
     )
 
@@ -112,8 +122,31 @@ def _predicted(rounds: Sequence[Mapping[str, Any]], local: Sequence[int], extern
     total = 0.0
     for line in rounds:
         mine = [count / max(1, g) * i for count, g, i in zip(line["informative"], line["generated"], local, strict=True)]
-        total += sum(own + min(j, sum(mine) - own) for own, j in zip(mine, external, strict=True))
-    return total / max(1, len(rounds) * len(local))
+        there = zip(mine, external, line["reward"], strict=True)
+        total += sum(own + min(j, sum(mine) - own) for own, j, reward in there if reward is not None)
+    return total / max(1, sum(reward is not None for line in rounds for reward in line["reward"]))
+
+
+def _compute(lines: Sequence[Mapping[str, Any]], nodes: int) -> Mapping[int, float]:
+    found, so_far = {}, 0.0
+    for line in lines:
+        if line["round"]:
+            so_far += (MU * sum(line["generated"]) + sum(line["local"]) + sum(line["external"])) / nodes
+        if "evaluation" in line:
+            found[line["round"]] = so_far
+    return found
+
+
+def _marked(evaluation: Mapping[str, Any]) -> float | None:
+    if "marked" not in evaluation:
+        return None
+    said: float = sum(evaluation["marked"]) / max(1, evaluation["answers"] * sum(map(len, evaluation["right"])))
+    return said
+
+
+def _mean_there(rewards: Sequence[float | None]) -> float:
+    there = [reward for reward in rewards if reward is not None]
+    return fmean(there) if there else math.nan
 
 
 def passes(evaluation: Mapping[str, Any]) -> Mapping[int, float]:

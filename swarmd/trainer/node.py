@@ -44,6 +44,7 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
         questions=config.round.local,
         external=config.round.external,
         completions=config.round.completions,
+        resample=config.round.resample,
         trains=config.round.train == "on",
     )
     if config.replay.mode == "on":

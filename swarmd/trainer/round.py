@@ -41,6 +41,7 @@ class Node:
     questions: int = 4  # I
     external: int = 4  # J
     completions: int = 8  # L
+    resample: int = 0  # times that we ask again in place of what has no advantage
     trains: bool = True  # False: a frozen policy that answers and shares
     schedule: ReplaySchedule = field(default_factory=ReplaySchedule)  # updates a round; one, unless replay is on
     remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
@@ -54,9 +55,7 @@ class Node:
 def run_round(t: int, node: Node) -> RoundReport:
     watch = _Stopwatch(node.clock)
 
-    tasks, answers = _answered(node, watch)  # B^n; R^n(q), q in B^n
-    with watch("score"):
-        local = _score_own(t, node, tasks, answers)
+    local = _own(t, node, watch)  # B^n; R^n(q), q in B^n
 
     with watch("share"):
         # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for their rewards are the same.
@@ -74,16 +73,30 @@ def run_round(t: int, node: Node) -> RoundReport:
     node.pool.add_own(local)  # nothing, unless replay is on
 
     resting = node.schedule.state.resting
-    steps = [_step(node, watch, local) for _ in range(node.schedule.updates if node.trains else 0)]
+    best = sorted(local, key=lambda s: not s.informative)[: node.questions] if node.resample else local
+    steps = [_step(node, watch, best) for _ in range(node.schedule.updates if node.trains else 0)]
     whole = _merged([step.update for step in steps])
     node.schedule.observe(whole.clip_fraction, whole.drift)
     return _report(t, node, watch, local, theirs, fresh, steps, whole, resting, Counter(rejected))
 
 
-def _answered(node: Node, watch: "_Stopwatch") -> tuple[Sequence[Task], Sequence[Generation]]:
+def _own(t: int, node: Node, watch: "_Stopwatch") -> list[Scored]:
+    """Our own rollouts, scored. With `resample` further ones are asked in place of those without an advantage (DAPO, arXiv 2503.14476)."""
+    local: list[Scored] = []
+    for again in range(1 if node.generators else 1 + node.resample):
+        missing = node.questions - sum(s.informative for s in local)
+        if again and not missing:
+            break
+        tasks, answers = _answered(node, watch, missing)
+        with watch("score"):
+            local += _score_own(t, node, tasks, answers)
+    return local
+
+
+def _answered(node: Node, watch: "_Stopwatch", questions: int) -> tuple[Sequence[Task], Sequence[Generation]]:
     """Our own questions, asked and answered now; or those that generators beside the rounds have finished since."""
     if node.generators is None:
-        tasks = node.tasks.draw(node.questions, node.task_rng)
+        tasks = node.tasks.draw(questions, node.task_rng)
         with watch("generate"):
             return tasks, node.policy.generate([task.question for task in tasks], node.completions)
     finished = node.generators.take()

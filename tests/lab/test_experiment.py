@@ -1,11 +1,13 @@
 """Experiment files: what they mean, and what is said of a wrong one."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarmd.lab import EXPERIMENTS
+from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
 
 PLAIN: dict[str, Any] = {"name": "one", "nodes": 2, "rounds": 3, "setting": [{"name": "8/0"}, {"name": "4/4", "baseline": True}]}
@@ -55,3 +57,28 @@ def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(BadExperiment, match=r"bad\.toml: no TOML"):
         read_experiment(tmp_path / "bad.toml")
+
+
+def test_a_settings_surroundings_are_read_and_checked() -> None:
+    setting = {"name": "b", "against": "8/0", "churn": {"present": 9, "away": 3}, "hostile": {"liars": 1, "poisoners": 2}}
+    read = parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], setting]}, "x.toml")
+    one = read.settings[2]
+    assert (one.present, one.away, one.liars, one.poisoners) == (9, 3, 1, 2)
+    assert read.baseline_of(one).name == "8/0" and read.baseline_of(read.settings[0]).name == "4/4"
+    mistakes: list[tuple[dict[str, Any], str]] = [
+        ({"against": "9/0"}, "`against` names no other"), ({"churn": {"present": 1}}, "churn.away"), ({"hostile": {"liar": 1}}, "liar"),
+    ]  # fmt: skip
+    for wrong, said in mistakes:
+        with pytest.raises(BadExperiment, match=said):
+            parse_experiment(PLAIN | {"setting": [*PLAIN["setting"], {"name": "b", **wrong}]}, "x.toml")
+
+
+def test_who_is_away_is_of_the_seed_and_never_everybody() -> None:
+    def drawn(seed: int) -> list[frozenset[int]]:
+        absences = Absences(4, 6, 3, random.Random(seed))
+        return [frozenset(absences.next_round()) for _ in range(3000)]
+
+    gone = drawn(1)
+    assert gone == drawn(1) != drawn(2) and max(map(len, gone)) < 4
+    assert sum(map(len, gone)) / 12000 == pytest.approx(1 / 3, abs=0.03)  # 3 of 9 rounds
+    assert Absences(4, 0, 0, random.Random(1)).next_round() == frozenset()

@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarmd.lab.columns import columns, gain
 from swarmd.lab.experiment import Experiment, parse_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
-from swarmd.lab.report import columns, gain, markdown, write_report
+from swarmd.lab.report import markdown, write_report
 from swarmd.lab.results import FILE, BadResults, Results, Run, versions
 from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 from swarmd.lab.statistics import interval, pass_at, roughness

@@ -64,7 +64,7 @@ def test_it_says_itself_what_defaults_say_today() -> None:
     """So that another default changes nothing of it."""
     said = PROFILES["sapo-paper"]
     assert set(said["sharing"]) == set(SharingSettings.model_fields)
-    assert {"local", "external", "completions", "max_age", "train"} == set(said["round"])
+    assert {"local", "external", "completions", "resample", "max_age", "train"} == set(said["round"])
     assert {"loss", "loss_mean", "clip_low", "clip_high", "importance_cap", "learning_rate", "optimizer"} <= set(said["train"])
     assert said["replay"] == said["gate"] == {"mode": "off"}
 

@@ -1,0 +1,56 @@
+"""The settings of a results folder as columns: figures of their finished runs, and what each gains over its baseline."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from swarmd.lab.results import BadResults, Results, Run
+from swarmd.lab.statistics import Interval, RunFigures, figures, interval
+
+
+@dataclass(frozen=True)
+class Column:
+    """One setting: the figures of its finished runs, by seed."""
+
+    name: str
+    slug: str
+    runs: Mapping[int, RunFigures]
+
+    def over_seeds(self, of: str) -> Interval:
+        return interval([value for run in self.runs.values() if (value := getattr(run, of)) is not None])
+
+    def curve(self, of: str = "curve") -> list[float]:
+        """Mean over seeds, round by round."""
+        return [fmean(values) for values in zip(*(getattr(run, of) for run in self.runs.values()), strict=True)]
+
+    def pass_at(self, k: int) -> Interval | None:
+        """At the end; None where it was not looked at."""
+        ends = [run.passes[max(run.passes)] for run in self.runs.values() if run.passes]
+        return interval([end[k] for end in ends if k in end]) if any(k in end for end in ends) else None
+
+
+def columns(results: Results) -> Sequence[Column]:
+    """Settings with at least one finished run, in the experiment's order. BadResults where there is none."""
+    found = []
+    for setting in results.experiment.settings:
+        local, external = ([getattr(node.round, key) for node in setting.nodes] for key in ("local", "external"))
+        completions = [node.round.completions for node in setting.nodes]
+        runs = [Run(setting.slug, seed) for seed in range(1, results.experiment.seeds + 1)]
+        done = {run.seed: figures(results.lines(run), local, external, completions) for run in runs if results.path(run).exists()}
+        if done:
+            found.append(Column(setting.name, setting.slug, done))
+    if not found:
+        raise BadResults(f"{results.folder}: no run is finished yet. `swarmd lab run … --resume` goes on.")
+    return found
+
+
+def baseline(results: Results, column: Column, found: Sequence[Column]) -> Column | None:
+    """What the column is compared with; None where that has no finished run."""
+    wanted = results.experiment.baseline_of(results.experiment.setting(column.slug))
+    return next((other for other in found if other.slug == wanted.slug), None)
+
+
+def gain(column: Column, other: Column) -> Interval:
+    """Cumulative reward over the baseline's, in percent, paired by seed. A seed in which the baseline earned nothing says nothing."""
+    both = [seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0]
+    return interval([100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in both])

@@ -1,0 +1,59 @@
+"""What surrounds the nodes of a setting, played for a few rounds: absences, hostile peers, questions asked again."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from swarmd.lab.experiment import Setting, parse_experiment
+from swarmd.lab.hostile import MARK
+from swarmd.lab.play import PlayedSwarm
+from swarmd.lab.statistics import figures
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+
+pytestmark = pytest.mark.slow
+
+
+def setting(**keys: Any) -> Setting:
+    around = {"name": "one", "round": {"local": 2, "external": 2, "completions": 4}, "gate": {"mode": "off"}} | keys
+    return parse_experiment({"name": "short", "nodes": 3, "setting": [around]}, "short.toml").settings[0]
+
+
+def lines(verifier: Verifier, one: Setting, rounds: int) -> tuple[PlayedSwarm, list[Mapping[str, Any]]]:
+    swarm = PlayedSwarm(one, 1, verifier)
+    return swarm, [swarm.round(number) for number in range(1, rounds + 1)]
+
+
+def test_who_is_away_neither_asks_nor_hears_and_figures_leave_it_out(verifier: Verifier) -> None:
+    swarm, played = lines(verifier, setting(churn={"present": 2, "away": 2}), 6)
+    away = [[reward is None for reward in line["reward"]] for line in played]
+    assert any(map(any, away)) and not any(map(all, away))
+    for line, gone in zip(played, away, strict=True):
+        assert all((generated == 0) == absent for generated, absent in zip(line["generated"], gone, strict=True))
+    found = figures(played, [2] * 3, [2] * 3, [4] * 3)
+    there = [reward for line in played for reward in line["reward"] if reward is not None]
+    assert found.cumulative == pytest.approx(sum(there)) and len(found.curve) == 6
+    swarm.close()
+
+
+def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
+    swarm, played = lines(verifier, setting(hostile={"poisoners": 1, "liars": 1}), 3)
+    assert sum(sum(line["hostile"]) for line in played) > 0
+    poisoner, liar = swarm.hostile
+    tasks = CurriculumTasks(swarm.curriculum).draw(4, random.Random(1))
+    for peer, right in ((poisoner, 2), (liar, 1)):
+        texts = [peer._make(task) for task in tasks]
+        assert all(sum(MARK in text for text in each) == (right if peer is poisoner else 0) for each in texts)
+    questions = CurriculumTasks(swarm.curriculum).draw_held_out(2, random.Random(0))
+    assert len(swarm.evaluate(questions, 2, 0)["marked"]) == 3
+    swarm.close()
+
+
+def test_questions_are_asked_again_while_a_group_has_no_advantage(verifier: Verifier) -> None:
+    swarm, played = lines(verifier, setting(round={"local": 3, "external": 0, "completions": 4, "resample": 8}), 2)
+    for line in played:
+        assert max(line["generated"]) > 3 and line["local"] == [3] * 3  # what is asked counts; what is trained on is I
+        assert line["useful"] == [min(3, informative) for informative in line["informative"]]
+    swarm.close()
