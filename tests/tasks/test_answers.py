@@ -34,9 +34,9 @@ def test_an_answer_that_is_given_twice_ends_where_it_is_given_first() -> None:
 @pytest.mark.parametrize("flood", ["<answer>", "</answer>", "<answer> ", "<answer></answer>", "<answer>\n</answer", "</answer><answer>"])
 def test_a_flood_of_tags_takes_no_time(flood: str) -> None:
     text = flood * (4_000_000 // len(flood))
-    start = time.perf_counter()
+    start = time.process_time()
     extract(text)
-    assert time.perf_counter() - start < 2.0  # some 0.1 s; upstream's takes 1.7 s for 2,000 tags
+    assert time.process_time() - start < 2.0  # some 0.1 s; upstream's takes 1.7 s for 2,000 tags
 
 
 def test_every_specialty_has_a_limit() -> None:

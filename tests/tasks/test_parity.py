@@ -140,9 +140,9 @@ def test_what_is_no_formula_follows_from_nothing(junk: str) -> None:
 
 def test_long_formulas_are_quick() -> None:
     for long in ("P∧" * 127 + "P", "¬" * 255 + "P", "(" * 127 + "¬P" + ")" * 127, "P↔" * 127 + "P"):
-        start = time.perf_counter()
+        start = time.process_time()
         assert table(long, ["P", "Q", "R", "S"]) is not None
-        assert time.perf_counter() - start < 0.05  # well below 1 ms
+        assert time.process_time() - start < 0.05  # well below 1 ms
 
 
 @pytest.mark.net
