@@ -1,7 +1,7 @@
 """Sharing strategies: which rollouts to share, which of others' to sample, how to weigh their advantages. Pure.
 
-There is a table for each; a new strategy is a row here and no more. The first row is the paper's (SAPO, arXiv 2509.08721, section 5) and
-the default. docs/experiments.md has them all, and what was measured.
+There is a table for each; a new strategy is a row here and no more. The first row is the paper's (SAPO, arXiv 2509.08721, section 5), and
+the default but for the weights. docs/experiments.md has them all, and what was measured.
 """
 
 import math
@@ -204,7 +204,7 @@ class SharingSettings(BaseModel):
     share: Literal[tuple(SHARES)] = "informative"  # type: ignore[valid-type]
     share_most: Annotated[int, Field(ge=0, le=1024)] = 0  # of our own rollouts a round; 0: all that `share` lets through
     take: Literal[tuple(TAKES)] = "uniform"  # type: ignore[valid-type]
-    weigh: Literal[tuple(WEIGHS)] = "paper"  # type: ignore[valid-type]
+    weigh: Literal[tuple(WEIGHS)] = "positive"  # type: ignore[valid-type]  # docs/experiments.md has the measurement
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What is shared, taken and how it is weighed: the tables' rows, and that the first of each is the paper's."""
+"""What is shared, taken and how it is weighed: the tables' rows, and what a node does by default."""
 
 import random
 from dataclasses import replace
@@ -36,8 +36,10 @@ def weights(take: str, success: Success | None = None) -> list[float]:
     return list(TAKES[take](POOL, success or Success(), 3))
 
 
-def test_the_first_row_of_each_table_is_the_papers_and_the_default() -> None:
-    assert [next(iter(table)) for table in (SHARES, TAKES, WEIGHS)] == list(SharingSettings().model_dump(exclude={"share_most"}).values())
+def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_weights() -> None:
+    papers = SharingSettings(weigh="paper").model_dump(exclude={"share_most"})
+    assert [next(iter(table)) for table in (SHARES, TAKES, WEIGHS)] == list(papers.values())
+    assert SharingSettings().model_dump(exclude={"share_most"}) == papers | {"weigh": "positive"}
 
 
 def test_what_each_way_of_taking_prefers() -> None:
@@ -77,7 +79,9 @@ def test_only_others_are_weighed() -> None:
     sharing = Sharing(SharingSettings(weigh="right"))
     mine, theirs = sharing.weighed([scored(1, 0, 1, author="me"), scored(1, 0, 1)], ME)
     assert mine.advantages == scored(1, 0, 1).advantages and theirs.advantages == (0, 1)
-    assert Sharing().weighed([theirs], ME) == [theirs]
+    assert Sharing(SharingSettings(weigh="paper")).weighed([theirs], ME) == [theirs]
+    (pushed,) = Sharing().weighed([scored(1, 0, 1)], ME)
+    assert pushed.advantages[0] == 0 < pushed.advantages[1], "by default nothing that others wrote is pushed down"
 
 
 def test_what_is_shared() -> None:

@@ -222,6 +222,7 @@ def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(v
     node.reward = lambda items: [(0.0,) * len(completions) for _, completions in items]
     report = run_round(1, node)
     assert (report.update.tokens > 0, policy.version) == (trains, int(trains))
+    assert node.sharing.settings.weigh == ("paper" if trains else "positive"), "AsymRE has a bias of its own"
 
 
 def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier: Verifier) -> None:
