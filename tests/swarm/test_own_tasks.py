@@ -1,0 +1,39 @@
+"""Own tasks in real processes: nodes with the same file meet and share; one whose file has changed ends and says so."""
+
+import os
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from swarmd.daemon import control
+from tests.swarm.test_join import COMMON, until
+from tests.swarm.test_meeting import first_line, started
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
+
+
+def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.py"
+    copy.write_bytes(EXAMPLE.read_bytes())  # what counts is what is in it
+    with ExitStack() as stack:
+        nodes = {}
+        bootstrap: list[str] = []
+        for name, own in (("first", EXAMPLE), ("second", copy)):
+            words = ["join", *COMMON, "--pace", "2", "--state-dir", str(tmp_path / name), "--json", *bootstrap]
+            settings = {"SWARMD_SWARM_ENGINE": "libp2p", "SWARMD_SHARING_SHARE": "all", "SWARMD_SHARING_TAKE": "unfiltered"}
+            nodes[name] = started(stack, *words, "--curriculum", str(own), **settings)
+            first_line(nodes[name])
+            output = nodes[name].stdout
+            assert output is not None
+            threading.Thread(target=output.read, daemon=True).start()  # a node waits where nobody reads its lines
+            bootstrap = bootstrap or ["--bootstrap", control.call(tmp_path / name, "status")["addresses"][0]]
+        until(tmp_path / "second", lambda status: status["last"]["external"] > 0 and status["peers"] == 1, nodes["second"])
+
+        copy.write_text(copy.read_text() + "\n# edited")
+        os.kill(control.call(tmp_path / "second", "status")["trainer"]["pid"], signal.SIGKILL)  # the next one reads the file again
+        assert nodes["second"].wait(timeout=120) == 2
+        assert "the tasks sums have changed since this node started" in (tmp_path / "second" / "swarmd.log").read_text()
