@@ -29,6 +29,7 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="In place of the file's.", min=1, show_default="the file's")] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time, one core each.", min=1, max=256)] = 1,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
+    executor: Annotated[str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")] = "local",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder: finished runs stay.")] = False,
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report. Ctrl-C stops; --resume goes on, with the same results."""
@@ -37,6 +38,8 @@ def run(
     from swarmd.lab.experiment import read_experiment
     from swarmd.lab.runs import play_all
 
+    if executor not in ("local", "ray"):
+        raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
     read = read_experiment(_file(experiment))
     wanted = replace(read, seeds=seeds or read.seeds, rounds=rounds or read.rounds)
     folder = out or Path(wanted.name)
@@ -44,7 +47,12 @@ def run(
     _check_room(results)
     print(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}", file=sys.stderr)
     try:
-        play_all(results, jobs, _Teller())
+        if executor == "ray":
+            from swarmd.lab.ray_executor import play_on_ray  # it loads torch
+
+            play_on_ray(results, _Teller())
+        else:
+            play_all(results, jobs, _Teller())
     except KeyboardInterrupt:
         again = f"swarmd lab run {experiment} --out {folder} --resume"
         print(f"\nstopped; finished runs stay. To go on: {again} (and the same --seeds and --rounds)", file=sys.stderr)
