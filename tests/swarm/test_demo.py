@@ -51,7 +51,7 @@ def test_the_moving_mean_is_of_what_is_there() -> None:
 def test_in_the_figure_nothing_runs_into_the_legend_or_out_of_the_page(nodes: int) -> None:
     lines = [{"round": number, "reward_mean": 0.5, "external": 4} for number in range(1, 31)]
     curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [Curve("proud-pelican", lines, 15), Curve("glad-robin", lines, alone=True)]
-    figure = reward_figure(curves, f"{nodes} nodes that share their experience, and one alone: as many answers of its own for each")
+    figure = reward_figure(curves, f"{nodes} nodes that share, and one alone that answers as many questions")
     figure.draw_without_rendering()
     (legend,) = figure.legends
     box, page = legend.get_window_extent(), figure.bbox

@@ -94,7 +94,7 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
             _watch(stories, rounds, talk)
         evaluations = _evaluations(judge_url)
     figure = folder / "rewards.png"
-    title = f"{nodes} nodes that share their experience, and one alone: as many answers of its own for each"
+    title = f"{nodes} nodes that share, and one alone that answers as many questions"
     draw_rewards([Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title)
     if json_output:
         nodes_said = [story.summary() for story in stories]
@@ -166,9 +166,8 @@ def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, befo
 def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
     table = Table(title="sharing, and alone", title_justify="left")
     table.add_column("node", no_wrap=True)
-    for heading in ("rounds", "others' rollouts\ntrained on", "reward\nfirst → last", "reward\nin all", "judge\nscore (n)"):
+    for heading in ("rounds", "others'\nused", "reward\nfirst → last", "reward\nin all", "judge's\nscore", "killed\nafter"):  # 80 columns
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("killed")
     for story in stories:
         summary = story.summary()
         judged = story.lines[-1].get("judge") if story.lines else None
@@ -180,8 +179,8 @@ def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
             str(summary["external_trained"]),
             f"{summary['reward_first']:.3f} → {summary['reward_last']:.3f}",
             f"{summary['reward']:.1f}",
-            f"{judged['score']:.2f} ({judged['n']})" if judged else "",
-            "" if story.lost_at is None else f"after {story.lost_at}, {'rejoined' if story.rejoined else 'starting again'}",
+            f"{judged['score']:.2f}" if judged else "",
+            "" if story.lost_at is None else f"{story.lost_at}" if story.rejoined else f"{story.lost_at} …",
         )
     return table
 
