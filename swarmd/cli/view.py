@@ -1,11 +1,13 @@
 """Views of a running node: plain lines and JSON lines (the live page is in view_live.py), and the words they share.
 
-Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone, it stops writing.
+Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone, it stops writing, and what a
+reader leaves unread until the pipe is full is left out.
 """
 
 import contextlib
 import json
 import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -34,7 +36,8 @@ class PlainView:
 
     def talk(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream closed; the node goes on
-            print(printable(text), file=self._stream, flush=True)
+            if not _full(self._stream):
+                print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -51,6 +54,7 @@ class JsonView:
     def __init__(self, out: IO[str], people: PlainView) -> None:
         self._out: IO[str] | None = out
         self._people = people
+        self._left_out = 0  # lines, since one was last written
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._people.status(document)
@@ -58,6 +62,14 @@ class JsonView:
     def round(self, line: Mapping[str, Any]) -> None:
         if self._out is None:
             return
+        if _full(self._out):
+            if not self._left_out:
+                self._people.talk("nobody reads standard output, and it is full: rounds are left out; metrics.jsonl has them all")
+            self._left_out += 1
+            return
+        if self._left_out:
+            self._people.talk(f"standard output is read again; rounds left out: {self._left_out}")
+            self._left_out = 0
         try:
             print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
         except (OSError, ValueError):
@@ -71,6 +83,14 @@ class JsonView:
 
     def close(self) -> None:
         self._people.close()
+
+
+def _full(stream: IO[str]) -> bool:
+    """A pipe with less than PIPE_BUF (4 KiB) free, or a stopped terminal: a write would hold the node up until somebody reads."""
+    try:
+        return not select.select([], [stream], [], 0)[1]
+    except (OSError, ValueError):  # it is closed, or no file: writing will tell
+        return False
 
 
 def who(document: Mapping[str, Any]) -> str:

@@ -186,6 +186,22 @@ view.close()
 
 
 @pytest.mark.net
+def test_a_full_pipe_does_not_hold_the_node_up() -> None:
+    read, write = os.pipe()
+    with os.fdopen(read) as reader, os.fdopen(write, "w") as out:
+        talk = io.StringIO()
+        view = JsonView(out, PlainView(talk))
+        for number in range(5000):
+            view.round({"round": number})
+        os.set_blocking(read, False)
+        rounds = [json.loads(line)["round"] for line in reader]
+        assert rounds == list(range(len(rounds))), "whole lines, the first ones"
+        view.round({"round": 5000})
+        assert json.loads(next(reader)) == {"schema": 1, "round": 5000}
+        full, again = talk.getvalue().splitlines()
+        assert "it is full" in full and again.endswith(f"left out: {5000 - len(rounds)}")
+
+
 def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", NO_READER], text=True, **pipes) as process:
