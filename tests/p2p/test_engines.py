@@ -232,7 +232,7 @@ def break_library(a: Any, service: str) -> None:
 
 
 def signal_p2pd(a: Any, number: int) -> None:
-    (child,) = psutil.Process().children()
+    (child,) = (process for process in psutil.Process().children() if "p2pd" in process.name())
     child.send_signal(number)
 
 

@@ -67,6 +67,7 @@ def test_a_killed_node_is_back_within_ten_seconds_of_being_up(nodes: Nodes, tmp_
     probes[victim].order(publish=32 * 1024)
     for probe in others:
         hears(probe, peer_id)
+        probe.wait_for_peers_to_be(2, SECONDS)  # each other, too
     last = probes[victim].said("sent")[-1]["sent"]
     probes[victim].kill()
     for probe, other in itertools.permutations(others):  # the rest go on without it, and know that it is gone

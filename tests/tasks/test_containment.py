@@ -86,7 +86,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
     tasks, rng = tasks_of("sapo-9"), random.Random(3)
     command = (*COMMAND[:-1], "tests.tasks.unguarded", left_out)
     with watched(tmp_path / "watched") as target, Verifier("sapo-9", command) as verifier:
-        assert verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0].reason is GradeReason.WRONG
+        assert verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])[0][0] is GradeReason.WRONG
         assert verifier.seccomp is (FILTERED and left_out != "no-seccomp")
         ended = []
         for payload in [*CODE, *SLOW[:7]]:
@@ -94,7 +94,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
             text = f"<answer>{payload.format(path=target.path, port=target.port) if payload in CODE else payload}</answer>"
             start = time.perf_counter()
             (judgement,) = verifier.judge([(TaskRef(specialty, rng.randrange(1000)), [Completion(text, True)])])[0]
-            ended.append((time.perf_counter() - start, judgement.reason, payload))
+            ended.append((time.perf_counter() - start, judgement, payload))
             assert judgement.reward == 0, payload
             assert target.touched() == [], payload
         assert max(ended)[0] < 1.0, max(ended)  # two lives of 0.2 s, and the forks

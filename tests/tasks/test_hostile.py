@@ -36,7 +36,7 @@ def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
                 start = time.perf_counter()
                 (judgement,) = verifiers[name].judge([(task.ref, [Completion(text, rng.random() < 0.5)])])[0]
                 held.append(time.perf_counter() - start)
-                reasons[judgement.reason] += 1
+                reasons[judgement] += 1
                 rewards += judgement.reward
                 assert judgement.reward == 0, (task.ref, text[:200])
         assert all(len(descendants(v.pid)) == 1 for v in verifiers.values())  # its one worker

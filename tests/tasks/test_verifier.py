@@ -15,7 +15,7 @@ import pytest
 
 from swarmd.tasks import pipe
 from swarmd.tasks.grading import solution
-from swarmd.tasks.pipe import Judgements, Reply, Request, ScoreItem, VerifierReady, VerifierRefused
+from swarmd.tasks.pipe import Judgements, Made, Reply, Request, ScoreItem, VerifierReady, VerifierRefused
 from swarmd.tasks.scoring import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import tasks_of
 from tests.tasks.watched import descendants
@@ -82,7 +82,7 @@ def test_malformed_requests_are_refused_and_the_next_is_answered(raw: Raw) -> No
         flipped = bytearray(good)
         flipped[i // 8] ^= 1 << i % 8
         raw.send(bytes(flipped))
-        assert isinstance(raw.reply(), VerifierRefused | Judgements)
+        assert isinstance(raw.reply(), VerifierRefused | Judgements | Made)
     raw.send(good)
     assert raw.reply() == Judgements(((GradeReason.WRONG,),))
     assert [p.pid for p in descendants(raw.process.pid)] == [worker]
