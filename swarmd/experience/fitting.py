@@ -1,4 +1,4 @@
-"""Which of others' rollouts our own model can be trained on: it may have another tokenizer and a shorter context than theirs. Pure."""
+"""Compatibility filter: drops others' rollouts that our tokenizer or context length cannot take. Pure."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Which nodes of a run are away in which rounds. Pure: one seed, one history, whatever the setting."""
+"""Node churn in experiments: which nodes leave and rejoin in each round. Pure: one seed, one history, whatever the setting."""
 
 import random
 from collections.abc import Collection

@@ -51,6 +51,11 @@ def baseline(results: Results, column: Column, found: Sequence[Column]) -> Colum
 
 
 def gain(column: Column, other: Column) -> Interval:
-    """Cumulative reward over the baseline's, in percent, paired by seed. A seed in which the baseline earned nothing says nothing."""
+    """Mean of `gains`, with its interval."""
+    return interval(list(gains(column, other).values()))
+
+
+def gains(column: Column, other: Column) -> Mapping[int, float]:
+    """By seed, cumulative reward over the baseline's, in percent. A seed in which the baseline earned nothing says nothing."""
     both = [seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0]
-    return interval([100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in both])
+    return {seed: 100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in both}

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from swarmd.config.config import NodeConfig
-from swarmd.lab.columns import Column, baseline, columns, gain
+from swarmd.lab.columns import Column, baseline, columns, gain, gains
 from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.statistics import MU, Interval, interval
@@ -228,9 +228,8 @@ def _informativeness_figure(results: Results, found: Sequence[Column]) -> Any:
     axes = figure.subplots()
     pairs = [(column, other) for column in found if (other := baseline(results, column, found)) is not None and other is not column]
     for (column, other), colour in zip(pairs, _colours(found), strict=False):
-        seeds = [seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0]
-        gains = [100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in seeds]
-        axes.scatter([other.runs[seed].mixed for seed in seeds], gains, color=colour, label=f"{column.name} over {other.name}")
+        over = gains(column, other)
+        axes.scatter([other.runs[seed].mixed for seed in over], list(over.values()), color=colour, label=f"{column.name} over {other.name}")
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set(xlabel="m: share of the baseline's own rollouts that are informative", ylabel="gain in cumulative reward, %")
     _finish(figure, axes)
@@ -260,7 +259,7 @@ def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
         if all(node.replay.mode == "off" for node in results.experiment.setting(column.slug).nodes):
             continue
         ages = [age for run in column.runs.values() for age in run.off_policy]
-        axes.hist(ages, bins=40, histtype="step", density=True, color=colour, label=column.name)
+        axes.hist(ages, bins=40, histtype="step", weights=[1 / len(ages)] * len(ages), color=colour, label=column.name)
     axes.set(xlabel="age of replayed rollouts in updates, mean of a round", ylabel="share of rounds")
     _finish(figure, axes)
     return figure

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -10,7 +12,7 @@ from typing import Any, ClassVar
 
 from swarmd.errors import ConfigError
 from swarmd.tasks import answers
-from swarmd.types import TaskRef
+from swarmd.types import Task, TaskRef
 
 TRAINING_TASKS = 900_000_000  # n below this is for training, from HELD_OUT on for evaluation
 HELD_OUT = 1_000_000_000
@@ -117,3 +119,25 @@ def curriculum(name: str) -> Curriculum:
         return CURRICULA[name]
     except KeyError:
         raise ConfigError(f"no curriculum is called {name!r}; there are {', '.join(CURRICULA)}") from None
+
+
+class DrawnTasks(ABC):
+    """Draws tasks of a curriculum: what every `swarmd.protocols.TaskSource` has in common."""
+
+    def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
+        """asked: the specialties that `draw` asks of; none: all. What a reference may name is the whole curriculum.
+
+        ConfigError where one is not of the curriculum.
+        """
+        self.curriculum, self._asked = curriculum, curriculum.asked(asked)
+
+    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
+        """`count` training tasks, specialty uniform with replacement (SAPO section 5)."""
+        return [self._draw(0, TRAINING_TASKS, rng, self._asked) for _ in range(count)]
+
+    def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
+        """Tasks of numbers that no node trains on, though of a small specialty the texts recur (judge/overlap.py): what the judge asks."""
+        return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
+
+    @abstractmethod
+    def _draw(self, low: int, high: int, rng: random.Random, specialties: Sequence[str]) -> Task: ...

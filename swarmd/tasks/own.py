@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
-from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, RULES, TRAINING_TASKS, Curriculum
+from swarmd.tasks.curriculum import CURRICULA, RULES, Curriculum, DrawnTasks
 from swarmd.tasks.pipe import Made, PluginDescription
 from swarmd.tasks.scoring import describe
 from swarmd.types import Task, TaskRef
@@ -90,20 +90,13 @@ class QuestionMaker(Protocol):
         """The question of a reference, or why there is none."""
 
 
-class OwnTasks:
-    """Draws from an own curriculum, and regenerates any item of it. Implements `swarmd.protocols.TaskSource`."""
+class OwnTasks(DrawnTasks):
+    """Draws from an own curriculum, and regenerates any item of it. Drawing raises NoQuestion where its plug-in makes none."""
 
     def __init__(self, curriculum: OwnCurriculum, maker: QuestionMaker, asked: Sequence[str] = ()) -> None:
-        """As `source.CurriculumTasks`. maker: makes the questions, in a contained process."""
-        self.curriculum, self._maker, self._asked = curriculum, maker, curriculum.asked(asked)
-
-    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """`count` training tasks, specialty uniform with replacement. NoQuestion."""
-        return [self._draw(0, TRAINING_TASKS, rng, self._asked) for _ in range(count)]
-
-    def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Tasks that no node trains on. NoQuestion."""
-        return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
+        """maker: makes the questions, in a contained process."""
+        super().__init__(curriculum, asked)
+        self._source, self._maker = curriculum.source, maker
 
     def task(self, ref: TaskRef) -> Task | None:
         """The task, without the facts that score its answers: they stay in the contained process. None where there is none."""
@@ -121,5 +114,5 @@ class OwnTasks:
                 return Task(ref, made.question, {})
             fault = made.fault
         raise NoQuestion(
-            f"the task plug-in {self.curriculum.source} made no question in {TRIES} tries; the last: {fault}. Mend it, and join again."
+            f"the task plug-in {self._source} made no question in {TRIES} tries; the last: {fault}. Mend it, and join again."
         )

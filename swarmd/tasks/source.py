@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, TRAINING_TASKS, Curriculum, curriculum
+from swarmd.tasks.curriculum import Curriculum, DrawnTasks, curriculum
 from swarmd.tasks.gym import basic_arithmetic, reasoning_gym
 from swarmd.tasks.own import OwnCurriculum, OwnTasks, QuestionMaker
 from swarmd.types import Task, TaskRef
@@ -21,7 +21,7 @@ __all__ = ["CurriculumTasks", "Task", "TaskRef", "open_tasks", "tasks_of"]
 LARGEST_DIVISION = 10**10
 
 
-class CurriculumTasks:
+class CurriculumTasks(DrawnTasks):
     """Draws from a curriculum, and regenerates any item of it. ReasoningGYM's item i of seed s depends on s + i alone.
 
     Item n of a specialty is `create_dataset(specialty, seed=0, size=1, **config)[n]`, whatever the process, its hash seed, its locale
@@ -29,20 +29,8 @@ class CurriculumTasks:
     """
 
     def __init__(self, curriculum: Curriculum, asked: Sequence[str] = ()) -> None:
-        """asked: the specialties that `draw` asks of; none: all. What a reference may name is the whole curriculum.
-
-        ConfigError where one is not of the curriculum.
-        """
-        self.curriculum, self._asked = curriculum, curriculum.asked(asked)
+        super().__init__(curriculum, asked)
         self._datasets: dict[str, Any] = {}
-
-    def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """`count` training tasks, specialty uniform with replacement (SAPO section 5)."""
-        return [self._draw(0, TRAINING_TASKS, rng, self._asked) for _ in range(count)]
-
-    def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Tasks of numbers that no node trains on, though of a small specialty the texts recur (judge/overlap.py): what the judge asks."""
-        return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
 
     def task(self, ref: TaskRef) -> Task | None:
         """The task, or None where the reference names none: an unknown specialty, n outside [0, 2**31), or an item too costly to make."""

@@ -24,6 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from benchmarks.half_billion import CONFIGURATION
 from p2p.types import PeerId
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.policy.language_policy import LanguagePolicy
@@ -78,16 +79,7 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {  # and ra
 }
 
 
-QWEN_05B: dict[str, Any] = {  # Qwen/Qwen2.5-0.5B-Instruct; the rest of its config.json is what transformers takes anyway
-    "model_type": "qwen2",
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
+QWEN_05B: dict[str, Any] = {"model_type": "qwen2", **CONFIGURATION}
 
 
 def make_tokenizer(chat_template: str | None = CHAT, eos: str | None = "<|endoftext|>") -> PreTrainedTokenizerFast:

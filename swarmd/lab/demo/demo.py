@@ -117,7 +117,7 @@ def _verdict(stories: Sequence[Story]) -> str:
     share = gain(stories)
     more = f"{abs(share):.0%} {'more' if share >= 0 else 'less'} reward than the node alone"
     asked = stories[-1].summary()["generated"]
-    return f"With {asked:,} questions each, a node that shared earned {more}. This is one run: `swarmd lab run sapo-table` measures it."
+    return f"With {asked:,} questions each, a node that shared earned {more}. This is one run: `swarmd lab run best` measures it."
 
 
 def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
