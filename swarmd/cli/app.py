@@ -133,7 +133,7 @@ def join(
 
 def _view(as_json: bool) -> "View":
     """JSON if asked for, the live page if standard error is a terminal that can show it, else plain lines."""
-    from swarmd.cli.view import JsonView, PlainView
+    from swarmd.cli.view_plain import JsonView, PlainView
 
     if as_json:
         return JsonView(sys.stdout, PlainView(sys.stderr))
@@ -151,8 +151,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Keep running and show every change.")] = False,
 ) -> None:
     """Show the node's state, last round, reward, peers and refused messages."""
-    from swarmd.cli.view import status_lines
     from swarmd.daemon.control import call
+    from swarmd.daemon.status_words import status_lines
 
     folder = as_state_dir(state_dir)
     if watch:
@@ -163,7 +163,7 @@ def status(
 
 def _watch(folder: Path, as_json: bool) -> None:
     """Until interrupted, or until the node stops (NotRunning, exit code 6)."""
-    from swarmd.cli.view import PlainView
+    from swarmd.cli.view_plain import PlainView
     from swarmd.daemon.control import call
 
     view: View = PlainView(sys.stdout)
@@ -192,8 +192,8 @@ def _watch(folder: Path, as_json: bool) -> None:
 @app.command(epilog="Example: swarmd peers --json")
 def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     """List connected peers, and peers whose rollouts arrive through others."""
-    from swarmd.cli.view import peer_lines
     from swarmd.daemon.control import call
+    from swarmd.daemon.status_words import peer_lines
 
     document = call(as_state_dir(state_dir), "peers")
     answer(document, "\n".join(peer_lines(document)), as_json)

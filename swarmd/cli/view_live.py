@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from swarmd.cli.view import SMOOTH, counts, judge_words, model_words, number, peers_words, recent, workers_words
+from swarmd.daemon.status_words import SMOOTH, counts, judge_words, model_words, number, peers_words, recent, workers_words
 from swarmd.terminal import printable
 
 EVENTS = 6

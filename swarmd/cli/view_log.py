@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarmd.cli.view import many, round_sentence, state_sentence, who
+from swarmd.daemon.status_words import many, round_sentence, state_sentence, who
 from swarmd.protocols import View
 
 log = logging.getLogger(__name__)

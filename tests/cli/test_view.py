@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from swarmd.cli.view import JsonView, PlainView, peer_lines, round_sentence, state_sentence, status_lines, workers_words
 from swarmd.cli.view_live import LiveView, Page, braille
 from swarmd.cli.view_log import LINES, LogView
+from swarmd.cli.view_plain import JsonView, PlainView
+from swarmd.daemon.status_words import peer_lines, round_sentence, state_sentence, status_lines, workers_words
 
 PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
 LAST = {
@@ -176,7 +177,7 @@ def test_json_lines_are_data_and_talk_goes_elsewhere() -> None:
 
 NO_READER = """
 import sys
-from swarmd.cli.view import JsonView, PlainView
+from swarmd.cli.view_plain import JsonView, PlainView
 view = JsonView(sys.stdout, PlainView(sys.stderr))
 sys.stdin.readline()
 for number in range(3):

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from p2p.engines.memory import MemorySwarm
-from swarmd.cli.view import round_sentence
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.status_words import round_sentence
 from swarmd.experience.outliers import MEASURED_TO
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.state.metrics import NodeReport, metrics_line

@@ -1,0 +1,91 @@
+"""Views of a running node: plain lines and JSON lines (the live page is in view_live.py).
+
+Data goes to standard output, messages to standard error. A view never stops the node: if its reader is gone, it stops writing, and what a
+reader leaves unread until the pipe is full is left out.
+"""
+
+import contextlib
+import json
+import os
+import select
+import sys
+from collections.abc import Mapping
+from typing import IO, Any
+
+from swarmd.daemon.status_words import round_sentence, state_sentence, trouble_sentence, who
+from swarmd.terminal import printable
+
+
+class PlainView:
+    """One line a round, one line a change of state, one line an event."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._said: dict[str, str] = {}
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._once("who", who(document))
+        self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
+        self._once("state", state_sentence(document))
+        self._once("trouble", trouble_sentence(document) or "no problem with the swarm any more" * ("trouble" in self._said))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self.talk(round_sentence(line))
+
+    def talk(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream closed; the node goes on
+            if not _full(self._stream):
+                print(printable(text), file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _once(self, what: str, text: str) -> None:
+        if text and self._said.get(what) != text:
+            self._said[what] = text
+            self.talk(text)
+
+
+class JsonView:
+    """Each round's line on `out`, with "schema"; messages for people go to `people`."""
+
+    def __init__(self, out: IO[str], people: PlainView) -> None:
+        self._out: IO[str] | None = out
+        self._people = people
+        self._left_out = 0  # lines, since one was last written
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._people.status(document)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        if self._out is None:
+            return
+        if _full(self._out):
+            if not self._left_out:
+                self._people.talk("nobody reads standard output, and it is full: rounds are left out; metrics.jsonl has them all")
+            self._left_out += 1
+            return
+        if self._left_out:
+            self._people.talk(f"standard output is read again; rounds left out: {self._left_out}")
+            self._left_out = 0
+        try:
+            print(json.dumps({"schema": 1, **line}), file=self._out, flush=True)
+        except (OSError, ValueError):
+            self._out = None
+            self._people.talk("nobody reads standard output any more; the node keeps running, and metrics.jsonl has every round")
+            with contextlib.suppress(OSError, ValueError):  # else the interpreter fails at its end, flushing to nobody
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def talk(self, text: str) -> None:
+        self._people.talk(text)
+
+    def close(self) -> None:
+        self._people.close()
+
+
+def _full(stream: IO[str]) -> bool:
+    """A pipe with less than PIPE_BUF (4 KiB) free, or a stopped terminal: a write would hold the node up until somebody reads."""
+    try:
+        return not select.select([], [stream], [], 0)[1]
+    except (OSError, ValueError):  # it is closed, or no file: writing will tell
+        return False
