@@ -87,7 +87,7 @@ class Member:
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._providers = Providers()
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
-        self.answers: dict[PeerRequest, Answer] = {  # JUDGES: set by whoever knows one
+        self.answers: dict[PeerRequest, Answer] = {  # JUDGES and USED: set by whoever has an answer
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,
             PeerRequest.SWARM_SIZE: self.sharding.answer,

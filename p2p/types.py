@@ -151,6 +151,7 @@ class PeerRequest(IntEnum):
     SWARM_SIZE = 4  # `p2p.shards.sharding`
     CENSUS = 5  # `p2p.peers.census`
     TWINS = 6  # `p2p.peers.twins`
+    USED = 7  # `swarmd.exchange.acknowledgements`
 
     def message(self, content: bytes = b"") -> bytes:
         return bytes([self]) + content

@@ -136,6 +136,8 @@ class RoundDone(_Message, frozen=True):
     verifier_pid: int | None
     saved: int = 0  # rounds in a checkpoint
     affordable: bool = True  # a checkpoint may be written now, as an answer to the judge needs
+    shared: int = 0  # rollouts of ours
+    used: tuple[str, ...] = ()  # the author of each of others' rollouts that was trained on for the first time
 
 
 class Note(_Message, frozen=True):

@@ -177,6 +177,7 @@ class RoundReport:
         float, Figure("replays_mean", "how often the pool's rollouts had been trained on before, mean; 0 without replay")
     ]
     external_authors: tuple[PeerId, ...]  # of the batch
+    first_used: tuple[PeerId, ...] = ()  # authors of others' rollouts that were trained on for the first time
     updates: Annotated[int, Figure("updates", "updates made in this round")] = 1
     since_use_mean: Annotated[
         float | None, Figure("since_use_mean", "time since they were last trained on, mean; `null`: none of them had been", "updates")

@@ -27,7 +27,7 @@ import trio
 
 from p2p.engines import choose
 from p2p.identity import Identity, nickname
-from p2p.types import Reason
+from p2p.types import PeerRequest, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.isolation_watch import IsolationWatch
@@ -36,6 +36,7 @@ from swarmd.daemon.roster import Roster
 from swarmd.daemon.status import peers_document
 from swarmd.errors import ConfigError
 from swarmd.exchange import wire
+from swarmd.exchange.acknowledgements import Given
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.strategies import SHARES
@@ -76,7 +77,7 @@ class AnsweringPeer:
         self._engine, curriculum = choose(config.swarm.engine), curriculum_of(config)
         self.identity, self._topic = Identity.load_or_create(folder / IDENTITY_FILE), topic_of(config.swarm, curriculum)
         self.member = sharing_member(self._engine, self.identity, self._topic, config.swarm, folder, self._on_frame)
-        self.shared = 0  # rollouts
+        self.given = self.member.answers[PeerRequest.USED] = Given()
         self._exchange = RolloutExchange(self.member, author, curriculum)
         self._verifier = Verifier(curriculum)
         self.tasks = open_tasks(curriculum, self._verifier, config.tasks.specialties)
@@ -112,13 +113,18 @@ class AnsweringPeer:
             return False
         self._rest(max(PACE, self._config.round.pace))
         self._shared_at = time.monotonic()
-        self.shared += 1
+        self.given.rollouts += 1
         self._waiting.append((rollout, self.shared))
         return True
 
     def truth(self, task: Task) -> str | None:
         """A right answer; None: own tasks do not say what is right."""
         return solution(self.tasks, task) if isinstance(self.tasks, CurriculumTasks) else None
+
+    @property
+    def shared(self) -> int:
+        """Rollouts, those that wait included."""
+        return self.given.rollouts
 
     @property
     def waiting(self) -> int:
@@ -225,6 +231,7 @@ class AnsweringPeer:
             "state_dir": str(self._folder),
             "started_at": self._started_at,
             "shared": self.shared,
+            "given": self.given.document(),
             "peers": len(self._roster.present(time.time())),
             "connected": len(self.member.peers()),
             "addresses": list(self.member.addresses()),

@@ -21,7 +21,7 @@ from p2p.address import parse_bootstrap
 from p2p.engines import choose
 from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
-from p2p.types import Envelope, PeerId, Reason, Started
+from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
@@ -35,6 +35,7 @@ from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
 from swarmd.exchange import offers, wire
+from swarmd.exchange.acknowledgements import Acknowledger, Given
 from swarmd.exchange.gathering import Gatherer
 from swarmd.exchange.offers import Board, Offered
 from swarmd.exchange.serving import Serving
@@ -98,6 +99,8 @@ class Daemon:
             choice=self.ration,
             serving=self.serving,
         )
+        self.given = self.member.answers[PeerRequest.USED] = Given()
+        self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
         start = link.StartTrainer(
             config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder), curriculum.digest
         )
@@ -144,6 +147,7 @@ class Daemon:
             if self.judge_search is not None:
                 nursery.start_soon(self._find_judge, self.judge_search)
             nursery.start_soon(self.isolation.run)
+            nursery.start_soon(self.acknowledger.run)
         nursery.start_soon(self.gatherer.run)
         nursery.start_soon(self._report_swarm)
         nursery.start_soon(self._refresh_view)
@@ -253,6 +257,8 @@ class Daemon:
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
         self._behind = done.line["round"]
+        self.given.rollouts += done.shared if self.member.peers() else 0
+        self.acknowledger.used(map(PeerId, done.used))
         self.view.round(done.line)
         self.ration.begin()
         self.gatherer.next_round()
@@ -314,6 +320,7 @@ class Daemon:
             rejected=self.member.rejected,
             trainer={"pid": self.child.pid, "restarts": self.child.restarts},
             exchange=self.gatherer.document(),
+            given=self.given.document(),
             isolation=self.isolation.document(),
             judge=self._judge_document(),
         )

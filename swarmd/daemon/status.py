@@ -67,6 +67,7 @@ class StatusBoard:
         rejected: Mapping[Reason, int],
         trainer: Mapping[str, Any],
         exchange: Mapping[str, int],
+        given: Mapping[str, int],
         isolation: Mapping[str, Any],
         judge: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
@@ -95,6 +96,7 @@ class StatusBoard:
             "rejected": {reason.value: count for reason, count in rejected.items() if count},
             "advice": {reason.value: reason.remedy for reason, count in rejected.items() if count and reason.remedy},
             "exchange": dict(exchange),
+            "given": dict(given),
             **isolation,
             "judge": judge,
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},

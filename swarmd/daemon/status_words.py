@@ -95,6 +95,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         ("engine", f"{engine['name']}: {engine['why']}" if (engine := document.get("engine")) else ""),
         ("peers", peers_words(document)),
         ("exchange", exchange_words(document.get("exchange") or {})),
+        ("given", given_words(document.get("given") or {})),
         *(("", line) for dead in document.get("bootstrap") or () if (line := sentence(dead)) not in trouble),
         *(("address", printable(str(address))) for address in document.get("addresses") or ()),
         ("refused", counts(document.get("rejected") or {}) or "nothing"),
@@ -149,6 +150,14 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     missed = f", {exchange['missed']} that nobody had in time" if exchange["missed"] else ""
     moved = f"{exchange['bytes_in'] / 1024:.0f} KiB in, {exchange['bytes_out'] / 1024:.0f} KiB out"
     return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
+
+
+def given_words(given: Mapping[str, Any]) -> str:
+    """Rollouts that we shared, and what others say that they used of them."""
+    if not given.get("rollouts"):
+        return ""
+    used = f"used {given['used']} times, by {many(given['by'], 'other node')}" if given["used"] else "nobody has said yet that it used one"
+    return f"{many(given['rollouts'], 'rollout')}; {used}"
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ class RolloutExchange:
     ) -> None:
         """whole: bytes up to which a set is gossiped as it is; a larger one is offered. modality: of what is shared and collected."""
         self.transport, self.model, self.curriculum, self._whole, self._modality = transport, model, curriculum, whole, modality
+        self.shared = 0  # rollouts
         self.authors: dict[PeerId, tuple[int, str]] = {}  # author -> (its last round, its model), as it says itself
         self._known: OrderedDict[PeerId, Author] = OrderedDict()  # least recently heard first
 
@@ -34,11 +35,13 @@ class RolloutExchange:
         whole = wire.encode(rollouts, round_number, self.model)
         if len(whole) <= self._whole:
             self.transport.publish(wire.tagged(wire.KIND, self._modality), whole)
+            self.shared += len(rollouts)
             return
         bodies, blobs = offers.encode(rollouts, round_number, self.model, self.curriculum.specialties)
         if len(blobs) < len(rollouts):
             log.warning("%d rollouts were not shared: over %d bytes, or %d compressed; lower generate.max_new_tokens or round.completions",
                         len(rollouts) - len(blobs), MAX_CONTENT, MAX_BLOB)  # fmt: skip
+        self.shared += len(blobs)
         for blob in blobs:
             self.transport.hold(blob)
         for body in bodies:

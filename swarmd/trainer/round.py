@@ -224,6 +224,7 @@ def _report(
         staleness_max=max(staleness, default=0),
         replays_mean=_mean([kept.uses for kept in before]) or 0.0,
         external_authors=tuple(s.rollout.author for s in external),
+        first_used=tuple(author for kept in before if not kept.uses and (author := kept.scored.rollout.author) != node.me),
         updates=len(steps),
         since_use_mean=_mean(idle),
         resting=resting,

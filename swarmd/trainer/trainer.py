@@ -81,7 +81,7 @@ class Trainer:
 
     def _one_round(self) -> None:
         log_with(round=self.round + 1)
-        rested = self.node.schedule.state.rests
+        rested, shared = self.node.schedule.state.rests, self.exchange.shared
         report = run_round(self.round + 1, self.node)
         self.round += 1
         if (guard := self.node.schedule.state).rests > rested:
@@ -112,7 +112,8 @@ class Trainer:
         self._insist(partial(self.metrics.append, line))
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
         affordable = self.timetable.affordable(time.monotonic())
-        self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable))
+        shared = self.exchange.shared - shared
+        self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, report.first_used))
 
     def _supplied(self) -> bool:
         """Whether there is something to train on. Waits a moment for generators beside us where there is not, or not enough.

@@ -16,6 +16,7 @@ ME = Identity.from_seed(bytes(32)).peer_id
 OTHER = Identity.from_seed(b"\1" * 32).peer_id
 
 EXCHANGE = {"on_offer": 12, "fetched": 5, "missed": 1, "bytes_in": 20_480, "bytes_out": 7_000}
+GIVEN = {"rollouts": 12, "used": 31, "by": 4}
 
 
 def board(engine: Choice | None = None, rounds: int = 0) -> StatusBoard:
@@ -25,7 +26,7 @@ def board(engine: Choice | None = None, rounds: int = 0) -> StatusBoard:
 
 def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
     trainer, nobody = {"pid": 1, "restarts": 0}, {"peers": 0, "connected": 0, "addresses": []}
-    return of.document(**nobody, rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, isolation={}, judge=None)  # type: ignore[arg-type]
+    return of.document(**nobody, rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, given=GIVEN, isolation={}, judge=None)  # type: ignore[arg-type]
 
 
 def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
@@ -58,7 +59,7 @@ def test_the_document_says_what_is_and_what_was() -> None:
         of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
     shown = of.document(
         peers=2, connected=1, addresses=["/ip4/192.0.2.1/tcp/1"], rejected={}, trainer={"pid": 9, "restarts": 3}, exchange=EXCHANGE,
-        isolation={}, judge={"score": 0.5},
+        given=GIVEN, isolation={}, judge={"score": 0.5},
     )  # fmt: skip
     assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
     assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {"round": REWARDS_KEPT + 2, "reward_mean": (REWARDS_KEPT + 2) / 1000}
@@ -93,3 +94,11 @@ def test_what_was_offered_and_fetched_is_told_once_there_was_any() -> None:
     assert "exchange 12 rollouts on offer, 5 fetched, 1 that nobody had in time; 20 KiB in, 7 KiB out" in lines
     quiet = {**document(board()), "exchange": dict.fromkeys(EXCHANGE, 0)}
     assert not any(line.startswith("exchange") for line in status_lines(quiet))
+
+
+def test_what_was_given_is_told_with_how_often_and_by_how_many_it_was_used() -> None:
+    shown = document(board())
+    assert shown["given"] == GIVEN and "given    12 rollouts; used 31 times, by 4 other nodes" in status_lines(shown)
+    unused = status_lines(shown | {"given": {"rollouts": 1, "used": 0, "by": 0}})
+    assert "given    1 rollout; nobody has said yet that it used one" in unused
+    assert not any(line.startswith("given") for line in status_lines(shown | {"given": dict.fromkeys(GIVEN, 0)}))

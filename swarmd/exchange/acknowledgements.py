@@ -1,0 +1,113 @@
+"""Acknowledgements: a node tells authors how many of their rollouts it trained on. For people to see; nothing is decided by them.
+
+Question: byte 7 and msgpack [1, number, rollouts]: the asker trained on so many more rollouts of the peer that it asks. number: another one
+for each such message, so that one that comes twice counts once. Answer: byte 1, or nothing from a peer that does not know the question.
+The connection proves who says it, so it is not signed: nobody else has to believe it. Only authors that are connected are told, so it
+costs no connection and no gossip, however large the swarm is.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
+from typing import Annotated
+
+import msgspec
+import trio
+
+from p2p.types import Ask, PeerId, PeerRequest, Unanswered
+
+VERSION = 1
+EVERY = 30.0  # seconds between two turns
+AT_ONCE = 16  # authors told in a turn
+PATIENCE = 5.0  # seconds for an answer
+PEERS = 1024  # authors that are still to be told, and peers that told us
+HEARD = b"\x01"
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
+log = logging.getLogger(__name__)
+
+
+class Acknowledgement(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    version: int
+    number: _Count
+    rollouts: _Count
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Acknowledgement)
+
+
+def encode(number: int, rollouts: int) -> bytes:
+    return PeerRequest.USED.message(_encoder.encode(Acknowledgement(VERSION, number, rollouts)))
+
+
+class Acknowledger:
+    """Counts whose rollouts we trained on, and tells them. connected: whom we are connected to. clock: seconds since the epoch."""
+
+    def __init__(self, ask: Ask, connected: Callable[[], Collection[PeerId]], clock: Callable[[], float]) -> None:
+        self._ask, self._connected = ask, connected
+        self._number = int(clock() * 1000)
+        self._untold: OrderedDict[PeerId, int] = OrderedDict()  # author -> rollouts; the one used last is at the end
+
+    def used(self, authors: Iterable[PeerId]) -> None:
+        """One rollout of each was trained on, for the first time."""
+        for author in authors:
+            self._untold[author] = self._untold.pop(author, 0) + 1
+        while len(self._untold) > PEERS:
+            self._untold.popitem(last=False)
+
+    async def run(self) -> None:
+        while True:
+            await trio.sleep(EVERY)
+            await self.tell()
+
+    async def tell(self) -> None:
+        """Those of whom we used most, of the authors that are connected. What could not be told waits."""
+        there = self._untold.keys() & set(self._connected())
+        async with trio.open_nursery() as nursery:
+            for author in sorted(there, key=lambda author: (-self._untold[author], author))[:AT_ONCE]:
+                nursery.start_soon(self._tell, author)
+
+    async def _tell(self, author: PeerId) -> None:
+        rollouts = self._untold[author]
+        self._number += 1
+        with trio.move_on_after(PATIENCE):
+            try:
+                await self._ask(author, encode(self._number, rollouts), len(HEARD))
+            except Unanswered as error:
+                log.debug("%s was not told how much of it was used: %s", author, error)
+                return
+            left = self._untold.pop(author, rollouts) - rollouts
+            if left > 0:
+                self._untold[author] = left
+
+
+class Given:
+    """What we gave and how much of it others say that they used. Answers the question.
+
+    A peer counts for at most as many rollouts as we shared. Whoever has many keys can make these figures large, on our own screen alone.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts = 0  # shared since the start
+        self._by: OrderedDict[PeerId, tuple[int, int]] = OrderedDict()  # peer -> number of its last message, rollouts
+
+    def __call__(self, peer: PeerId, message: bytes) -> bytes:
+        content = PeerRequest.USED.content(message)
+        try:
+            said = _decoder.decode(content or b"")
+        except (msgspec.MsgspecError, RecursionError):
+            return b""
+        if said.version != VERSION:
+            return b""
+        number, before = self._by.pop(peer, (None, 0))
+        total = min(self.rollouts, before + (said.rollouts if number != said.number else 0))
+        if total:
+            self._by[peer] = (said.number, total)
+            if len(self._by) > PEERS:
+                self._by.popitem(last=False)
+        return HEARD
+
+    def document(self) -> dict[str, int]:
+        """rollouts: shared. used: how often others trained on one of them. by: how many others."""
+        return {"rollouts": self.rollouts, "used": sum(total for _, total in self._by.values()), "by": len(self._by)}

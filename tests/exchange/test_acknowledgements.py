@@ -1,0 +1,104 @@
+"""Authors are told how many of their rollouts others trained on. Figures for people: capped, bounded, and good for nothing else."""
+
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.engines.memory import MemorySwarm
+from p2p.member import Member
+from p2p.types import PeerId, PeerRequest
+from swarmd.exchange.acknowledgements import AT_ONCE, HEARD, PEERS, Acknowledger, Given, encode
+from swarmd.testing import Clock, identity, memory_member
+
+ANNE, BEN = identity(1).peer_id, identity(2).peer_id
+
+
+def author(swarm: MemorySwarm, number: int, shared: int) -> tuple[Member, Given]:
+    member, gave = memory_member(swarm, number, Clock()), Given()
+    member.answers[PeerRequest.USED], gave.rollouts = gave, shared
+    return member, gave
+
+
+def test_an_author_hears_how_many_of_its_rollouts_were_used_and_by_how_many() -> None:
+    async def main() -> None:
+        swarm = MemorySwarm()
+        anne, gave = author(swarm, 1, shared=10)
+        users = [memory_member(swarm, number, Clock()) for number in (2, 3, 4)]
+        told = [Acknowledger(user.engine.request, user.engine.connected, Clock()) for user in users]
+        for acknowledger, uses in zip(told, (3, 1, 0), strict=True):
+            acknowledger.used([anne.identity.peer_id] * uses)
+            await acknowledger.tell()
+            await acknowledger.tell()  # nothing new
+        assert gave.document() == {"rollouts": 10, "used": 4, "by": 2}
+        told[2].used([anne.identity.peer_id])
+        await told[2].tell()
+        assert gave.document() == {"rollouts": 10, "used": 5, "by": 3}
+        assert users[0].standing(anne.identity.peer_id) == anne.standing(users[0].identity.peer_id) == ("", True)  # as before
+
+    trio.run(main)
+
+
+def test_what_could_not_be_told_waits_and_nobody_is_dialled_for_it() -> None:
+    async def main() -> None:
+        asked: list[PeerId] = []
+        connected: list[PeerId] = []
+
+        async def ask(peer: PeerId, _question: bytes, _limit: int) -> bytes:
+            asked.append(peer)
+            return HEARD
+
+        acknowledger = Acknowledger(ask, lambda: connected, Clock())
+        many = [identity(number).peer_id for number in range(PEERS + 10)]
+        acknowledger.used([*many, *many[-3:]])
+        await acknowledger.tell()
+        assert not asked
+        connected += many
+        await acknowledger.tell()
+        assert len(asked) == AT_ONCE and set(asked) >= set(many[-3:])  # of whom most was used
+        for _ in range(PEERS):
+            await acknowledger.tell()
+        assert sorted(asked) == sorted(many[10:])  # those used first were forgotten
+
+    trio.run(main)
+
+
+def test_a_peer_that_does_not_know_the_question_is_not_asked_again_and_blames_nobody() -> None:
+    async def main() -> None:
+        swarm, clock = MemorySwarm(), Clock()
+        old, us = memory_member(swarm, 1, clock), memory_member(swarm, 2, clock)
+        acknowledger = Acknowledger(us.engine.request, us.engine.connected, clock)
+        acknowledger.used([old.identity.peer_id])
+        await acknowledger.tell()
+        assert old.score(us.identity.peer_id) == 0.0 and not old.rejected
+
+    trio.run(main)
+
+
+def test_nobody_counts_for_more_than_was_shared_and_one_message_counts_once() -> None:
+    gave = Given()
+    assert gave(ANNE, encode(1, 5)) == HEARD and gave.document()["by"] == 0  # nothing was shared
+    gave.rollouts = 7
+    for _ in range(2):
+        gave(ANNE, encode(2, 5))
+    assert gave.document()["used"] == 5
+    gave(ANNE, encode(3, 10**15))
+    gave(BEN, encode(3, 0))
+    assert gave.document() == {"rollouts": 7, "used": 7, "by": 1}
+    for number in range(PEERS + 50):  # as a crowd of made-up names would
+        gave(PeerId(str(number)), encode(1, 1))
+    assert gave.document() == {"rollouts": 7, "used": PEERS, "by": PEERS}
+
+
+@given(st.binary(max_size=64) | st.sampled_from([encode(1, 2), encode(2**53 - 1, 0)]).flatmap(lambda m: st.just(m + b"\0")))
+def test_any_other_message_is_answered_with_nothing(message: bytes) -> None:
+    gave = Given()
+    gave.rollouts = 5
+    assert gave(ANNE, PeerRequest.USED.message(message)) in (b"", HEARD)
+    assert gave.document()["used"] <= 5
+
+
+def test_a_later_version_is_answered_with_nothing() -> None:
+    gave = Given()
+    gave.rollouts = 5
+    assert gave(ANNE, bytes([7, 0x93, 1, 4, 2])) == HEARD and gave.document()["used"] == 2
+    assert gave(ANNE, bytes([7, 0x93, 2, 5, 2])) == b"" and gave.document()["used"] == 2
