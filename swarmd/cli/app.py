@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, lab, model, network, person, plan, tasks
+from swarmd.cli import inspect, invite, lab, model, network, person, plan, tasks
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
+    from swarmd.config.invitation import Invitation
+    from swarmd.config.sources import Resolved
     from swarmd.protocols import View
 
 app = typer.Typer(
@@ -35,6 +37,7 @@ app.command(epilog="Example: swarmd export --out my-model")(model.export)
 model.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(network.doctor_network)
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(network.bootstrap)
 app.command(epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…")(person.answer)
+app.command(epilog="Example: swarmd invite --qr")(invite.invite)
 app.add_typer(plan.app, name="plan")
 app.add_typer(lab.app, name="lab")
 
@@ -73,6 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     epilog="Example: swarmd join --model qwen2.5-0.5b --judge https://judge.example --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…"
 )
 def join(
+    invitation: Annotated[
+        str | None, typer.Argument(metavar="[swarm:…]", help="An invitation, as `swarmd invite` prints it.", show_default=False)
+    ] = None,
     model: ModelName = None,
     swarm: SwarmName = None,
     curriculum: Annotated[
@@ -104,19 +110,26 @@ def join(
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and exits; the next join resumes."""
     from swarmd.config.sources import resolve
-    from swarmd.daemon.choices import recalled, remember
-    from swarmd.policy.models import preflight
-    from swarmd.state.folder import StateFolder
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
     flags |= {"external": external, "device": device, "seed": seed, "listen": listen, "pace": pace, "profile": profile}
     flags["curriculum"] = curriculum
     flags["train"] = None if train is None else "on" if train else "off"
-    resolved = resolve(inspect.config_file(config), os.environ, flags)
-    folder = as_state_dir(state_dir)
+    accepted = invite.accept(invitation) if invitation is not None else None
+    resolved = resolve(inspect.config_file(config), os.environ, flags, accepted.settings() if accepted else {})
+    raise typer.Exit(_join(resolved, accepted, as_state_dir(state_dir), as_json))
+
+
+def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_json: bool) -> int:
+    from swarmd.daemon.choices import recalled, remember
+    from swarmd.policy.models import preflight
+    from swarmd.state.folder import StateFolder
+
     node_config, notes = recalled(resolved, folder)
     for note in notes:
         print(note, file=sys.stderr)
+    if accepted:
+        invite.say_what_is_joined(accepted, resolved, node_config)
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:
         from swarmd.cli.view_log import LogView
@@ -125,10 +138,9 @@ def join(
         remember(resolved, folder)
         view = LogView(_view(as_json))
         try:
-            code = run_node(node_config, state, view)
+            return run_node(node_config, state, view)
         finally:
             view.close()
-    raise typer.Exit(code)
 
 
 def _view(as_json: bool) -> "View":

@@ -1,7 +1,7 @@
 """Reads the configuration: TOML, environment and flags -> one NodeConfig, and where each value came from.
 
-Precedence: flag > SWARMD_* variable > TOML > profile > default. Every mistake in every source is reported at once, also one that a stronger
-source would override.
+Precedence: flag > invitation > SWARMD_* variable > TOML > profile > default. Every mistake in every source is reported at once, also one
+that a stronger source would override.
 """
 
 import re
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -38,6 +39,7 @@ FLAGS: Mapping[str, str] = {  # the flags of `swarmd join`, without the hyphens,
     "seed": "seed",
 }
 RENAMED: Mapping[str, str] = {"round.checkpoint_every": "checkpoint.every, which is in seconds"}  # said, never translated
+INVITED = "the invitation"  # the origin of what one sets (invitation.py)
 NOT_KEYS = frozenset({"SWARMD_CONFIG", "SWARMD_STATE_DIR"})  # which file, which folder: the command line's own
 MAX_FILE = 1024 * 1024  # bytes
 _SHOWN = 40  # mistakes; a file with more is not a configuration
@@ -46,7 +48,7 @@ _SHOWN = 40  # mistakes; a file with more is not a configuration
 @dataclass(frozen=True)
 class Resolved:
     config: NodeConfig
-    origins: Mapping[str, str]  # dotted key -> "default", "profile sapo-paper", "/path/to.toml:12", "SWARMD_ROUND_LOCAL" or "--local"
+    origins: Mapping[str, str]  # dotted key -> "default", "profile sapo-paper", "/path/to.toml:12", "SWARMD_PACE", INVITED or "--local"
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,18 @@ def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, 
     return resolve(path, environment, flags).config
 
 
-def resolve(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> Resolved:
+def resolve(
+    path: Path | None, environment: Mapping[str, str], flags: Mapping[str, object], invited: Mapping[str, object] = MappingProxyType({})
+) -> Resolved:
     """Read every source, check every value, and say where each came from.
 
-    flags: by their names in FLAGS; None and () mean not given. An empty variable counts as not given.
+    flags: by their names in FLAGS; None and () mean not given. An empty variable counts as not given. invited: keys of an invitation.
     Raises ConfigError, with one line for each mistake: where, which key, what was expected and what was found.
     """
     mistakes: list[str] = []
     given: list[_Given] = []  # weakest source first
-    for source in (_from_file(path, mistakes), _from_environment(environment, mistakes), _from_flags(flags)):
+    invitation = (_Given(key, value, INVITED) for key, value in invited.items())
+    for source in (_from_file(path, mistakes), _from_environment(environment, mistakes), invitation, _from_flags(flags)):
         given += [value for value in source if _acceptable(value, mistakes)]
     if mistakes:
         more = [f"… and {len(mistakes) - _SHOWN} mistakes more"] if len(mistakes) > _SHOWN else []
@@ -265,6 +270,11 @@ def _acceptable(given: _Given, mistakes: list[str]) -> bool:
             mistakes.append(f"{given.origin}: {key}: expected {wanted}, found {shown(found)}{why}")
         return False
     return True
+
+
+def is_valid(key: str, value: object) -> bool:
+    """Whether a key may have this value: of what a state folder remembers, which may be damaged."""
+    return _acceptable(_Given(key, value, ""), [])
 
 
 def _gone(key: str) -> str:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from p2p.address import parse_endpoint
 from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
-from p2p.netgroup import only_here
 from p2p.sequence import SequenceFile
 from p2p.types import PeerRequest, Started
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
+from swarmd.daemon.inviting import PLACES, invite, place
 from swarmd.daemon.isolation import twin_trouble
 from swarmd.daemon.judge_discovery import JudgeAdvertiser
 from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
@@ -40,7 +39,6 @@ from swarmd.tasks.curriculum import CURRICULA
 from swarmd.terminal import printable
 
 PORT = 4001  # where it listens unless told otherwise: others write it down, so it must stay the same
-PLACES = ("internet", "network", "machine")  # from where an address can be dialled
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +103,7 @@ class BootstrapNode:
             "status": self._on_status,
             "peers": self._on_peers,
             "network": self._on_network,
+            "invitation": self._on_invitation,
             "stop": self._on_stop,
         }
         async with trio.open_nursery() as nursery:
@@ -155,6 +154,9 @@ class BootstrapNode:
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return await survey(self.member, self._engine, self._config)
 
+    async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return invite(self._config, None, self.member.addresses(), self._self.judges)
+
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop.set()
         return {"schema": 1, "stopping": True}
@@ -175,14 +177,6 @@ def relays(engine: Choice) -> dict[str, Any]:
     if engine.name == "hivemind":
         return {"on": True, "why": "at most 64 MiB for each pair of nodes"}
     return {"on": False, "why": f"the engine {engine.name} cannot; nodes behind NAT take part through the connections they make themselves"}
-
-
-def place(address: str) -> str:
-    """From where an address can be reached: "machine", "network" or "internet", as far as the address tells."""
-    endpoint = parse_endpoint(address)
-    if endpoint is None or only_here(address):
-        return "machine"
-    return "internet" if ip_address(endpoint.host).is_global else "network"
 
 
 def announcement(document: Mapping[str, Any]) -> list[str]:

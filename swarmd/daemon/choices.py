@@ -1,7 +1,8 @@
-"""Choices a state folder remembers (model and judge), so that the next `swarmd join` needs no flags.
+"""Choices a state folder remembers (swarm, curriculum, bootstrap addresses, judge, model), so that the next `swarmd join` needs no flags.
 
-The model is the one that the newest checkpoint was trained from. The judge is the last that a flag or a variable named (choices.json).
-What is configured overrides what is remembered, and that is said. Another model than the checkpoint's is refused before anything is loaded.
+They are the last that flags, variables or an invitation made (choices.json), but for the model where there is a checkpoint: then it is the
+one that the newest was trained from. What is configured overrides what is remembered, and that is said. Another model than the
+checkpoint's is refused before anything is loaded.
 """
 
 import json
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarmd.config.config import NodeConfig
-from swarmd.config.sources import Resolved
+from swarmd.config.messages import shown
+from swarmd.config.sources import FLAGS, INVITED, Resolved, flatten, is_valid
 from swarmd.errors import ConfigError
+from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import write_atomically
 from swarmd.trainer.checkpoint import saved_in
 
 FILE: Final = "choices.json"
+REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge", "model")  # by their flags
 
 
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
@@ -24,33 +28,59 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
     trained, revision = trained_from(folder)
     if trained is not None:
         if resolved.origins["model.name"] == "default" and trained != config.model.name:
-            kept = {"name": trained, "revision": config.model.revision or revision}
-            config = config.model_copy(update={"model": config.model.model_copy(update=kept)})
+            config = _with(_with(config, "model.name", trained), "model.revision", config.model.revision or revision)
             notes.append(f"going on with the model {trained}: the checkpoint in {folder} was trained from it")
         elif _is_another(config.model.name, trained):
             origin = resolved.origins["model.name"]
             raise ConfigError(
                 f"{origin}: the model is {config.model.name}, and the checkpoint in {folder} was trained from {trained}. "
-                "Leave the model out to go on with that one, or give another folder with --state-dir."
+                f"Give --model {trained} to go on with that one, or another folder with --state-dir."
             )
-    judge = _read(folder / FILE).get("judge")
-    if isinstance(judge, str) and judge != config.judge.url:
-        if resolved.origins["judge.url"] == "default":
-            config = config.model_copy(update={"judge": config.judge.model_copy(update={"url": judge})})
-            notes.append(f"judged by {judge}, as before; --judge '' is for none")
+    again = []
+    remembered, damaged = _remembered(folder)
+    notes += [f"{flag} {shown(value)} in {folder / FILE} cannot be used any more, and is not" for flag, value in damaged.items()]
+    for flag, before in remembered.items():
+        key = FLAGS[flag]
+        now, origin = flatten(config)[key], resolved.origins[key]
+        if now == before or (flag == "model" and trained is not None):
+            continue
+        if origin == "default":
+            config = _with(config, key, tuple(before) if isinstance(before, list) else before)
+            again.append(f"{flag} {_words(before)}")
         else:
-            origin = resolved.origins["judge.url"]
-            notes.append(f"judged by {config.judge.url or 'nobody'}, as {origin} says; before it was {judge or 'nobody'}")
+            notes.append(f"{flag} {_words(now)}, as {origin} says; before it was {_words(before)}")
+    if again:
+        notes.append(f"as before: {', '.join(again)}; flags override it, as --judge '' for no judge")
     return config, notes
 
 
 def remember(resolved: Resolved, folder: Path) -> None:
-    """Remember what flags and variables chose. A file's choices are not remembered: it is read again."""
-    if resolved.origins["judge.url"].startswith(("--", "SWARMD_")):
-        try:
-            write_atomically(folder / FILE, {"schema": 1, "judge": resolved.config.judge.url})
-        except OSError as error:
-            raise ConfigError(f"{folder / FILE}: cannot be written: {error.strerror or error}. Mend the folder's permissions.") from None
+    """Remember what flags, variables and an invitation chose. A file's choices are not remembered: it is read again."""
+    values, (kept, _) = flatten(resolved.config), _remembered(folder)
+    chosen = {flag: values[FLAGS[flag]] for flag in REMEMBERED if resolved.origins[FLAGS[flag]].startswith(("--", "SWARMD_", INVITED))}
+    if chosen.items() <= kept.items():
+        return
+    try:
+        write_atomically(folder / FILE, {"schema": 1, **kept, **chosen})
+    except OSError as error:
+        raise ConfigError(f"{folder / FILE}: cannot be written: {error.strerror or error}. Mend the folder's permissions.") from None
+
+
+def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What choices.json says, by flag: what can be used, and what cannot."""
+    document = _read(folder / FILE)
+    found = {flag: document[flag] for flag in REMEMBERED if flag in document}
+    usable = {flag: value for flag, value in found.items() if is_valid(FLAGS[flag], value)}
+    return usable, {flag: value for flag, value in found.items() if flag not in usable}
+
+
+def _with(config: NodeConfig, key: str, value: object) -> NodeConfig:
+    section, _, name = key.partition(".")
+    return config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+
+
+def _words(value: object) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value or "none")
 
 
 def trained_from(folder: Path) -> tuple[str | None, str | None]:
@@ -65,12 +95,6 @@ def trained_from(folder: Path) -> tuple[str | None, str | None]:
 
 def _is_another(name: str, trained: str) -> bool:
     """False also if only loading could tell: a folder may be a copy of the model that was trained."""
-    from swarmd.policy.models.hub import REPOSITORIES, find_local
-    from swarmd.policy.models.tiny import WEIGHTS
-
-    def is_folder(model: str) -> bool:
-        return model not in WEIGHTS and (model.startswith((".", "/", "~")) or find_local(model) is not None)
-
     return not is_folder(name) and not is_folder(trained) and REPOSITORIES.get(name, name) != trained
 
 

@@ -25,6 +25,7 @@ from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
+from swarmd.daemon.inviting import invite
 from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judge_client import Evaluation, Resolve
 from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
@@ -133,6 +134,7 @@ class Daemon:
             "status": self._on_status,
             "peers": self._on_peers,
             "network": self._on_network,
+            "invitation": self._on_invitation,
             "pause": self._on_pause,
             "resume": self._on_resume,
             "stop": self._on_stop,
@@ -337,6 +339,9 @@ class Daemon:
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return await survey(self.member, self.engine, self.config) if self.engine is not None else {"schema": 1, "engine": None}
+
+    async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return invite(self.config, curriculum_of(self.config), self.member.addresses())
 
     async def _on_pause(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self.paused = True

@@ -16,7 +16,8 @@ import pytest
 
 from benchmarks.probes import ProbeProcess
 from p2p.engines import Choice
-from swarmd.daemon.bootstrap import announcement, place, relays
+from swarmd.daemon.bootstrap import announcement, relays
+from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.testing import wait_until

@@ -12,6 +12,7 @@ from swarmd.errors import ConfigError
 
 QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"
 JUDGE = "https://judge.example"
+PEER = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
 
 def trained(folder: Path, source: str, revision: str | None = None, rounds: int = 7) -> Path:
@@ -70,4 +71,20 @@ def test_what_cannot_be_read_is_not_remembered(content: str, tmp_path: Path) -> 
     trained(tmp_path, "x")
     (tmp_path / "checkpoints" / "round-00000007" / "policy.json").write_text(content)
     (tmp_path / "choices.json").write_text(content)
-    assert recalled(resolve(None, {}, {}), tmp_path) == (resolve(None, {}, {}).config, [])
+    config, notes = recalled(resolve(None, {}, {}), tmp_path)
+    assert config == resolve(None, {}, {}).config and [note.partition(" ")[0] for note in notes] == ["judge"] * ("judge" in content)
+
+
+def test_swarm_curriculum_bootstrap_and_model_are_remembered_too(tmp_path: Path) -> None:
+    invited = {"swarm.name": "lab", "swarm.curriculum": "tiny-9", "swarm.bootstrap": (PEER,), "model.name": "tiny-latent"}
+    remember(resolve(None, {}, {"judge": JUDGE}, invited), tmp_path)
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert (config.swarm.name, config.swarm.curriculum, config.swarm.bootstrap) == ("lab", "tiny-9", (PEER,))
+    assert (config.model.name, config.judge.url) == ("tiny-latent", JUDGE)
+    assert note.startswith(f"as before: swarm lab, curriculum tiny-9, bootstrap {PEER}, judge {JUDGE}, model tiny-latent;")
+    other = resolve(None, {}, {"swarm": "main"})
+    config, notes = recalled(other, tmp_path)
+    assert config.swarm.name == "main" and "swarm main, as --swarm says; before it was lab" in notes
+    remember(other, tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].swarm == config.swarm
+    assert recalled(resolve(None, {}, {}), trained(tmp_path, "tiny"))[0].model.name == "tiny"  # a checkpoint's comes first

@@ -50,6 +50,11 @@ def find_local(name: str) -> Place | None:
     return None
 
 
+def is_folder(name: str) -> bool:
+    """Whether a model's name stands for a folder of this machine. A path does, whether it is there or not."""
+    return name not in TINY and (name.startswith((".", "/", "~")) or Path(name).expanduser().is_dir())
+
+
 def locate(name: str, revision: str | None) -> Place:
     """The model's small files, downloaded if they have to be. NoModel, Unreachable."""
     if (place := find_local(name)) is not None:

@@ -1,0 +1,139 @@
+"""Invitations: one line of text that names a swarm, what it trains and whom to dial. Pure; nothing is looked up, dialled or run.
+
+    swarm:main,curriculum=sapo-9,digest=0123456789abcdef,model=qwen2.5-0.5b,at=/ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…,
+    judge=https://judge.example,check=89abcdef                                                      (on one line)
+
+It is a URI (RFC 3986) of ASCII letters that no shell treats in a special way, so it can be pasted without quotes. All fields but the name
+and the check may be left out; `at` may come several times. Other characters are percent-encoded. `check` is the beginning of the SHA-256
+of all before it. An invitation is untrusted: there is no field for files, for code or for the node's own limits.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote_to_bytes
+
+from swarmd.config.addresses import bootstrap_address, judge_address
+from swarmd.config.curriculum_name import BUILT_IN
+from swarmd.config.messages import nearest, shown
+from swarmd.errors import ConfigError
+
+SCHEME: Final = "swarm:"
+LONGEST: Final = 2000  # characters: what still fits a QR code
+MOST_ADDRESSES: Final = 8
+_PLAIN: Final = ":/@._-+"  # beside letters and digits
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_CURRICULUM: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{16}")
+_MODEL: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+_CHECK_LETTERS: Final = 8
+_FIELDS: Final = ("curriculum", "digest", "model", "at", "judge")
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What was read, checked for form. "" and (): not said."""
+
+    name: str
+    curriculum: str = ""  # one of swarmd's, or the name of own tasks, which the invited node has to have
+    digest: str = ""  # of the swarm (exchange/swarm_id.py): other versions and other tasks have another
+    model: str = ""  # a short name or a repository of the hub; never a folder
+    bootstrap: tuple[str, ...] = ()
+    judge: str = ""  # a web address, or "auto"
+
+    def settings(self) -> Mapping[str, object]:
+        """The keys of the configuration that it sets."""
+        found: dict[str, object] = {
+            "swarm.name": self.name,
+            "swarm.curriculum": self.curriculum if self.curriculum in BUILT_IN else "",
+            "model.name": self.model,
+            "swarm.bootstrap": self.bootstrap,
+            "judge.url": self.judge,
+        }
+        return {key: value for key, value in found.items() if value}
+
+
+def write_invitation(invitation: Invitation) -> str:
+    """The text of an invitation."""
+    of = invitation
+    fields = [("curriculum", of.curriculum), ("digest", of.digest), ("model", of.model)]
+    fields += [("at", address) for address in of.bootstrap] + [("judge", of.judge)]
+    text = SCHEME + ",".join([of.name, *(f"{key}={quote(value, safe=_PLAIN)}" for key, value in fields if value)])
+    return f"{text},check={_check(text)}"
+
+
+def as_link(text: str) -> str:
+    """An invitation in the form that more programs take for a link."""
+    return text.replace(SCHEME, f"{SCHEME}//", 1)
+
+
+def read_invitation(text: str) -> Invitation:
+    """Read an invitation from somebody else. ConfigError says what is wrong with it, and what to do.
+
+    As people paste them: space, quotes or <> around it, and `swarm://`, the form of a link, are taken too.
+    """
+    text = text.strip(" \t\r\n'\"<>")
+    text = re.sub(r"\Aswarm:(//)?", SCHEME, text, flags=re.IGNORECASE)
+    if not text.startswith(SCHEME):
+        raise ConfigError(f"{shown(text)} is not an invitation: one begins with {SCHEME}, as `swarmd invite` prints it")
+    if len(text) > LONGEST:
+        raise _wrong(f"it has {len(text)} characters, and {LONGEST} are the most")
+    body, marker, check = text.rpartition(",check=")
+    if not marker:
+        raise _wrong("its end is missing: it ends in ,check= and 8 letters. Copy it again, whole")
+    if check != _check(body):
+        raise _wrong("it does not match its check: it was changed or cut on its way. Copy it again, whole")
+    name, *fields = body.removeprefix(SCHEME).split(",")
+    said: dict[str, list[str]] = {key: [] for key in _FIELDS}
+    for field in fields:
+        key, equals, value = field.partition("=")
+        if not equals or key not in said:
+            raise _wrong(f"it has an unknown field, {shown(key)}{nearest(key, _FIELDS)}. It may be of a newer swarmd: update yours")
+        said[key].append(_decoded(key, value))
+    for key, values in said.items():
+        if len(values) > (most := MOST_ADDRESSES if key == "at" else 1):
+            raise _wrong(f"it says {key} {len(values)} times, and {most} is the most")
+    one = {key: values[0] if values else "" for key, values in said.items()}
+    found = Invitation(name, one["curriculum"], one["digest"], one["model"], tuple(said["at"]), one["judge"])
+    _require_form(found)
+    return found
+
+
+def _require_form(found: Invitation) -> None:
+    """ConfigError where a field is not what it has to be."""
+    for key, value, form, wanted in (
+        ("name", found.name, _NAME, "at most 32 lower-case letters, digits and hyphens"),
+        ("curriculum", found.curriculum, _CURRICULUM, "a curriculum's name, never a file's"),
+        ("digest", found.digest, _DIGEST, "16 hexadecimal digits"),
+        ("model", found.model, _MODEL, "a short name or owner/name, never a folder"),
+    ):
+        if (value or key == "name") and not form.fullmatch(value):
+            raise _wrong(f"its {key} is {shown(value)}; expected {wanted}")
+    if found.curriculum == "auto" or bool(found.curriculum) != bool(found.digest):
+        raise _wrong("it has to name a curriculum and its digest, or neither")
+    for key, values, check in (("at", found.bootstrap, bootstrap_address), ("judge", (found.judge,), judge_address)):
+        for value in values:
+            try:
+                check(value)
+            except ValueError as error:
+                raise _wrong(f"its {key} is {shown(value)}: {error}") from None
+
+
+def _decoded(key: str, value: str) -> str:
+    try:
+        decoded = unquote_to_bytes(value).decode("ascii")
+    except UnicodeError:
+        decoded = "\0"
+    if not decoded or not decoded.isprintable() or quote(decoded, safe=_PLAIN) != value:
+        raise _wrong(f"its {key} is {shown(value)}, which is not plain text in its one spelling")
+    return decoded
+
+
+def _check(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_CHECK_LETTERS]
+
+
+def _wrong(what: str) -> ConfigError:
+    return ConfigError(f"the invitation cannot be used: {what}.")

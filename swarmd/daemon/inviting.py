@@ -1,0 +1,60 @@
+"""Composes the invitation to a node's swarm: which addresses it names, and what it leaves out because it is of this machine alone."""
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Any, Final
+
+from p2p.address import parse_endpoint
+from p2p.netgroup import only_here
+from swarmd.config.addresses import bootstrap_address
+from swarmd.config.config import NodeConfig
+from swarmd.config.invitation import Invitation, write_invitation
+from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.policy.models.hub import REPOSITORIES, is_folder
+from swarmd.tasks.curriculum import Curriculum
+
+ADDRESSES: Final = 3  # in an invitation: it stays short enough for a QR code
+PLACES: Final = ("internet", "network", "machine")  # from where an address can be dialled
+
+
+def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = (), judges: Sequence[str] = ()) -> dict[str, Any]:
+    """The invitation as a document, with notes for the one who hands it on.
+
+    curriculum: None for a bootstrap node, which helps those of every curriculum and model. own: the node's addresses, where it runs. Those
+    that can be dialled from the internet come first; the bootstrap addresses that a node was given come before its other own ones.
+    judges: what it advertises.
+    """
+    usable = sorted(filter(_can_be_invited_to, own), key=lambda address: PLACES.index(place(address)))
+    public = [address for address in usable if place(address) == "internet"]
+    addresses = tuple(dict.fromkeys([*public, *config.swarm.bootstrap, *usable]))[:ADDRESSES]
+    model, notes = "", []
+    if curriculum is not None:
+        model = next((short for short, repository in REPOSITORIES.items() if repository == config.model.name), config.model.name)
+    if model and is_folder(model):
+        notes.append(f"the model {model} is a folder of this machine, so the invitation names none: others say it with --model")
+        model = ""
+    if not any(place(address) == "internet" for address in addresses):
+        where = "this machine" if all(place(address) == "machine" for address in addresses) else "your network"
+        notes.append(f"no address in it can be dialled from the internet: it is good on {where} alone. `swarmd doctor network` helps")
+    judge = next(iter(judges), config.judge.url)
+    digest = swarm_digest(curriculum) if curriculum is not None else ""
+    made = Invitation(config.swarm.name, curriculum.name if curriculum is not None else "", digest, model, addresses, judge)
+    return {"schema": 1, "invitation": write_invitation(made), "notes": notes}
+
+
+def place(address: str) -> str:
+    """From where an address can be reached: "machine", "network" or "internet", as far as the address tells."""
+    endpoint = parse_endpoint(address)
+    if endpoint is None or only_here(address):
+        return "machine"
+    if endpoint.kind.startswith("dns"):
+        return "internet"
+    return "internet" if ip_address(endpoint.host).is_global else "network"
+
+
+def _can_be_invited_to(address: str) -> bool:
+    """False where it is of a form that `swarm.bootstrap` does not take."""
+    try:
+        return bool(bootstrap_address(address))
+    except ValueError:
+        return False
