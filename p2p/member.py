@@ -67,9 +67,7 @@ class Member:
         self.inbox = Inbox(
             identity.peer_id, topic.swarm_id, limits, memory=self._recall.memory, opinion=self.reputation, note=self._recall.note
         )
-        self._also = {
-            topic: Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation) for topic in also
-        }
+        self._also = {topic: Inbox(identity.peer_id, topic.swarm_id, limits, not_before=clock(), opinion=self.reputation) for topic in also}
         self._noted_at = 0.0
         self.reports: Counter[Reason] = Counter()
         self._returned: Counter[Reason] = Counter()  # refusals that `refused` has returned

@@ -104,9 +104,7 @@ class ReplayLog:
         self._retry_at = math.inf
         self._promised = max(self._promised, self._ms())
         authors = [(key, newest, bits.to_bytes((bits.bit_length() + 7) // 8, "big")) for key, newest, bits in memory.authors]
-        snapshot = msgspec.msgpack.encode(
-            _Snapshot(self._boot, closed, self._promised, memory.horizon, list(memory.contents), authors)
-        )
+        snapshot = msgspec.msgpack.encode(_Snapshot(self._boot, closed, self._promised, memory.horizon, list(memory.contents), authors))
         try:
             durable.replace(self._path, _HEADER.pack(MAGIC, len(snapshot), crc32(snapshot)) + snapshot)
             if not closed:

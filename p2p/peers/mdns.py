@@ -102,7 +102,7 @@ class Mdns:
                 else:
                     await trio.sleep(CHECK_EVERY)
         except Exception as error:  # any of the library's, about sockets, interfaces and packets
-            log.warning("members on the local network cannot be found: %s; swarm.mdns = \"off\" ends this message", error or repr(error))
+            log.warning('members on the local network cannot be found: %s; swarm.mdns = "off" ends this message', error or repr(error))
 
     def _announced(self) -> list[str]:
         """Those of our addresses that are this machine's own, on a network."""

@@ -57,9 +57,9 @@ class GenerateConfig(_Section):
         Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="auto, own, continuous or the name of an installed engine"),
     ] = "auto"  # auto: the quicker of the built-in ones on CUDA, own elsewhere
     # Of an engine that is a program of its own:
-    engine_url: Annotated[
-        str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")
-    ] = ""  # of one that runs already; "": the engine starts its own
+    engine_url: Annotated[str, AfterValidator(web_address), Field(description="a web address such as http://127.0.0.1:8000")] = (
+        ""  # of one that runs already; "": the engine starts its own
+    )
     engine_python: str = ""  # the interpreter of its own environment; "": the engine's own way to find one
     engine_memory: Annotated[float, Field(gt=0, le=1)] = 0.4  # share of the device's memory it may take
     engine_start_seconds: Annotated[float, Field(gt=0, le=86_400)] = 600.0  # how long it may take to start, or to take new weights

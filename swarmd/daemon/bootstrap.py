@@ -162,9 +162,7 @@ class BootstrapNode:
         return {"schema": 1, "stopping": True}
 
 
-def run_bootstrap(
-    config: NodeConfig, state: StateFolder, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()
-) -> int:
+def run_bootstrap(config: NodeConfig, state: StateFolder, announce: Callable[[Bootstrapped], None], judges: Sequence[str] = ()) -> int:
     """Run until stopped. `announce` is called once, when others can connect. Returns the exit code; raises OperatorError."""
     set_up_logging(state.path / LOG_FILE, stderr=False)
     node = BootstrapNode(config, state.path, announce, judges)

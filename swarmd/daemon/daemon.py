@@ -19,12 +19,14 @@ import trio
 
 from p2p.address import parse_bootstrap
 from p2p.engines import choose
+from p2p.engines.common.traffic import Traffic
 from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
+from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judge_client import Evaluation, Resolve
@@ -82,7 +84,9 @@ class Daemon:
         self.engine = choose(config.swarm.engine) if config.swarm.engine != "none" else None
         curriculum = curriculum_of(config)
         self.topic = topic_of(config.swarm, curriculum)
-        self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_frame)
+        traffic = Traffic()
+        self.guest = Guest(folder, traffic, time.time)
+        self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_frame, traffic)
         self.ration: caps.Ration[Offered] = caps.Ration(
             config.round.wanted,
             lambda item: caps.Author(item.author, *self.member.standing(item.author)),
@@ -150,6 +154,7 @@ class Daemon:
                 nursery.start_soon(self._find_judge, self.judge_search)
             nursery.start_soon(self.isolation.run)
             nursery.start_soon(self.acknowledger.run)
+        nursery.start_soon(self.guest.run)
         nursery.start_soon(self.gatherer.run)
         nursery.start_soon(self._report_swarm)
         nursery.start_soon(self._refresh_view)
@@ -324,6 +329,7 @@ class Daemon:
             exchange=self.gatherer.document(),
             given=self.given.document(),
             isolation=self.isolation.document(),
+            guest=self.guest.document(),
             judge=self._judge_document(),
         )
 

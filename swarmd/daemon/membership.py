@@ -10,6 +10,7 @@ from pathlib import Path
 import trio
 
 from p2p.engines import Choice, engine
+from p2p.engines.common.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
@@ -33,12 +34,19 @@ def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
 
 
 def engine_builder(
-    choice: Choice | None, identity: Identity, topic: Topic, config: SwarmConfig, folder: Path | None, *, public: bool = False
+    choice: Choice | None,
+    identity: Identity,
+    topic: Topic,
+    config: SwarmConfig,
+    folder: Path | None,
+    *,
+    public: bool = False,
+    traffic: Traffic | None = None,
 ) -> Callable[[Handlers], P2pEngine]:
     """For `Member`. choice: None for no network. The address book is in the folder, or nowhere.
 
     public: the operator says that others can dial this node, so that it relays at once, where its engine can, and does not wait for
-    others to find that out.
+    others to find that out. traffic: counts and limits the bytes.
     """
 
     def build(handlers: Handlers) -> P2pEngine:
@@ -56,6 +64,7 @@ def engine_builder(
             addressbook=folder / ADDRESS_BOOK if folder is not None else None,
             clock=time.time,
             rng=random.Random(secrets.randbits(64)),
+            traffic=traffic,
             **({"public": True} if public and choice.name == "hivemind" else {}),
         )
 
@@ -63,13 +72,19 @@ def engine_builder(
 
 
 def sharing_member(
-    choice: Choice | None, identity: Identity, topic: Topic, config: SwarmConfig, folder: Path, admitted: Callable[[], None]
+    choice: Choice | None,
+    identity: Identity,
+    topic: Topic,
+    config: SwarmConfig,
+    folder: Path,
+    admitted: Callable[[], None],
+    traffic: Traffic | None = None,
 ) -> Member:
     """A member that shares rollouts of its own. admitted: called whenever it has received something. folder: the state folder."""
     return Member(
         identity,
         topic,
-        engine_builder(choice, identity, topic, config, folder),
+        engine_builder(choice, identity, topic, config, folder, traffic=traffic),
         sequence=SequenceFile(folder / "sequence", time.time),
         clock=time.time,
         admitted=admitted,

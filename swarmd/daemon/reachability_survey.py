@@ -28,6 +28,7 @@ from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 
 COMPANY = 15.0  # seconds in which a member for the question alone should have met another
 
+
 async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str, Any]:
     """Of a member that is up. Takes as long as the slowest who is asked, 10 s at most."""
     ports = listen_ports(member.addresses())
@@ -124,9 +125,7 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
     found: dict[str, Any] = {}
 
     async def live() -> None:
-        member = Member(
-            identity, topic, engine_builder(engine, identity, topic, config.swarm, folder), sequence=iter(()), clock=time.time
-        )
+        member = Member(identity, topic, engine_builder(engine, identity, topic, config.swarm, folder), sequence=iter(()), clock=time.time)
         async with trio.open_nursery() as nursery:
             await nursery.start(member.run)
             with trio.move_on_after(COMPANY):

@@ -69,6 +69,7 @@ class StatusBoard:
         exchange: Mapping[str, int],
         given: Mapping[str, int],
         isolation: Mapping[str, Any],
+        guest: Mapping[str, Any],
         judge: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         return {
@@ -98,6 +99,7 @@ class StatusBoard:
             "exchange": dict(exchange),
             "given": dict(given),
             **isolation,
+            **guest,
             "judge": judge,
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }

@@ -105,6 +105,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         if trainer
         else ("", ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
+        ("cost", cost_words(document.get("usage") or {})),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
     return [f"{name:<8} {text}" for name, text in facts if text]
@@ -158,6 +159,19 @@ def given_words(given: Mapping[str, Any]) -> str:
         return ""
     used = f"used {given['used']} times, by {many(given['by'], 'other node')}" if given["used"] else "nobody has said yet that it used one"
     return f"{many(given['rollouts'], 'rollout')}; {used}"
+
+
+def cost_words(usage: Mapping[str, Any]) -> str:
+    """What the node cost today and in all; what cannot be read here is left out."""
+    return "; ".join(f"{words} {_one_cost(usage[part])}" for part, words in (("today", "today"), ("total", "in all")) if part in usage)
+
+
+def _one_cost(row: Mapping[str, Any]) -> str:
+    parts = [f"{row['cpu_seconds'] / 3600:.2f} CPU hours"]
+    parts += [f"about {row['energy_wh'] / 1000:.2f} kWh"] if row.get("energy_wh") is not None else []
+    parts += [f"{row['bytes_up'] / 1e6:.1f} MB up", f"{row['bytes_down'] / 1e6:.1f} MB down"]
+    parts += [f"{row['bytes_written'] / 1e9:.2f} GB written"] if row.get("bytes_written") is not None else []
+    return ", ".join(parts)
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """The results folder of an experiment: its whole configuration, the versions that played it, and one file for each run.
 
-    OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
-    OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
-    OUT/runs/<setting>/seed-<n>.part    a run under way, or one that was cut off: it is begun anew
-    OUT/report.html, *.png              made by `swarmd lab report`
+OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
+OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
+OUT/runs/<setting>/seed-<n>.part    a run under way, or one that was cut off: it is begun anew
+OUT/report.html, *.png              made by `swarmd lab report`
 """
 
 import json
@@ -151,10 +151,7 @@ def versions(experiment: Experiment) -> Mapping[str, str]:
 
 def _document(results: Results) -> Mapping[str, Any]:
     experiment = results.experiment
-    settings = [
-        {**vars(setting), "nodes": [node.model_dump(mode="json") for node in setting.nodes]}
-        for setting in experiment.settings
-    ]
+    settings = [{**vars(setting), "nodes": [node.model_dump(mode="json") for node in setting.nodes]} for setting in experiment.settings]
     fields = {key: value for key, value in vars(experiment).items() if key != "settings"}
     return {"schema": SCHEMA, "versions": dict(results.versions), "experiment": {**fields, "settings": settings}}
 

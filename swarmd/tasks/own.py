@@ -113,6 +113,4 @@ class OwnTasks(DrawnTasks):
             if made.question is not None:
                 return Task(ref, made.question, {})
             fault = made.fault
-        raise NoQuestion(
-            f"the task plug-in {self._source} made no question in {TRIES} tries; the last: {fault}. Mend it, and join again."
-        )
+        raise NoQuestion(f"the task plug-in {self._source} made no question in {TRIES} tries; the last: {fault}. Mend it, and join again.")

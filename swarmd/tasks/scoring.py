@@ -1,7 +1,7 @@
 """Scores completions, and makes the questions of plug-ins: the client of the contained verifier process. Loads no torch or ReasoningGYM.
 
-    with Verifier("tiny-9") as verifier:
-        rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
+with Verifier("tiny-9") as verifier:
+    rewards = verifier.score([(TaskRef("binary_matrix", 7), completions)])
 """
 
 import contextlib

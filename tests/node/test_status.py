@@ -26,7 +26,7 @@ def board(engine: Choice | None = None, rounds: int = 0) -> StatusBoard:
 
 def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
     trainer, nobody = {"pid": 1, "restarts": 0}, {"peers": 0, "connected": 0, "addresses": []}
-    return of.document(**nobody, rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, given=GIVEN, isolation={}, judge=None)  # type: ignore[arg-type]
+    return of.document(**nobody, rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, given=GIVEN, isolation={}, guest={}, judge=None)  # type: ignore[arg-type]
 
 
 def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
@@ -59,7 +59,7 @@ def test_the_document_says_what_is_and_what_was() -> None:
         of.round_done(link.RoundDone({"round": number, "reward_mean": number / 1000}, {}, 42))
     shown = of.document(
         peers=2, connected=1, addresses=["/ip4/192.0.2.1/tcp/1"], rejected={}, trainer={"pid": 9, "restarts": 3}, exchange=EXCHANGE,
-        given=GIVEN, isolation={}, judge={"score": 0.5},
+        given=GIVEN, isolation={}, guest={}, judge={"score": 0.5},
     )  # fmt: skip
     assert (shown["state"], shown["cause"], shown["remedy"]) == ("restarting", "it was lost", "wait")
     assert shown["round"] == REWARDS_KEPT + 2 and shown["last"] == {"round": REWARDS_KEPT + 2, "reward_mean": (REWARDS_KEPT + 2) / 1000}

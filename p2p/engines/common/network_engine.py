@@ -16,6 +16,7 @@ from p2p.engines.common.outbox import FrameOutbox
 from p2p.engines.common.request_response import Responder
 from p2p.engines.common.restart import Restarter
 from p2p.engines.common.subscription import Subscription
+from p2p.engines.common.traffic import Traffic
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY
@@ -40,7 +41,7 @@ class NetworkEngine:
 
     listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it. bootstrap: multiaddresses ending in
     /p2p/<peer id>; our own is ignored. addressbook: the file of last known peers, or None to keep none. clock: seconds since the
-    epoch. Raises BadAddress, naming what is not an address.
+    epoch. traffic: where bytes are counted and limited. Raises BadAddress, naming what is not an address.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class NetworkEngine:
         addressbook: Path | None,
         clock: Callable[[], float],
         rng: random.Random,
+        traffic: Traffic | None = None,
     ) -> None:
         self.me = identity.peer_id
         self._identity, self._topic, self._handlers = identity, topic, handlers
         self._topics = [topic, *handlers.also]
         self._clock, self._rng = clock, rng
+        self._traffic = traffic or Traffic()
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._book = pinned_book(self.me, bootstrap)
         self._saver = AddressBookSaver(self._book, addressbook)

@@ -85,7 +85,7 @@ class HivemindEngine(NetworkEngine):
                 await self._subscribe(p2pd, inbox, self._topic)
                 connections = HivemindConnections(p2pd, self._topics, self._banned, self._host_bans, self._clock)
                 self._discovery = discovery = self._discover(connections, HivemindProviderRecords(p2pd, self.me))
-                watch = FloodWatch(p2pd, self._cut_off_for_junk)
+                watch = FloodWatch(p2pd, self._cut_off_for_junk, self._traffic)
                 self._requests = requests = HivemindRequests(p2pd, discovery.reach, watch.useful)
 
                 async with requests, trio.open_nursery() as nursery:

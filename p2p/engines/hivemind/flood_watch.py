@@ -17,6 +17,7 @@ import psutil
 import trio
 
 from p2p.address import parse_endpoint
+from p2p.engines.common.traffic import Traffic
 from p2p.engines.hivemind.connections import direct, texts
 from p2p.engines.hivemind.p2pd import P2pd, peer_of
 from p2p.engines.hivemind.unexplained_bytes import AROUND, Unexplained
@@ -43,12 +44,13 @@ log = logging.getLogger(__name__)
 
 
 class FloodWatch:
-    """cut_off: called with each peer that sends too much."""
+    """cut_off: called with each peer that sends too much. traffic: told what p2pd's connections move."""
 
-    def __init__(self, p2pd: P2pd, cut_off: Callable[[PeerId], None]) -> None:
-        self._p2pd, self._cut_off = p2pd, cut_off
+    def __init__(self, p2pd: P2pd, cut_off: Callable[[PeerId], None], traffic: Traffic | None = None) -> None:
+        self._p2pd, self._cut_off, self._traffic = p2pd, cut_off, traffic or Traffic()
         self._connections = Unexplained[int]()  # by the socket's inode
         self._of_use = 0  # bytes, since the last look at it
+        self._counted = (0, 0)  # bytes up and down that `traffic` was told
 
     def useful(self, size: int) -> None:
         """A message, or an answer to us, of so many bytes came."""
@@ -62,13 +64,21 @@ class FloodWatch:
             while True:
                 await trio.sleep(EVERY)
                 before, since = read, at
-                read, at = process.io_counters().read_chars, trio.current_time()  # all that it read, from sockets and from files
+                moved = process.io_counters()
+                read, at = moved.read_chars, trio.current_time()  # all that it read, from sockets and from files
+                self._count(moved.write_chars, read)
                 suspected = self._connections.passed(at - since, read - before, self._of_use)
                 self._of_use = 0
                 if suspected:  # else leave the sockets alone: to look at them is expensive
                     await self._find_flooders()
         except (OSError, psutil.Error) as error:
             log.info("what p2pd's connections bring cannot be seen (%s): peers that flood it with junk will not be found", error)
+
+    def _count(self, written: int, read: int) -> None:
+        """What p2pd wrote and read so far, but for what it wrote to us and read from us. The few bytes of its files are in it."""
+        up, down = max(0, written - self._p2pd.control.heard), max(0, read - self._p2pd.control.told)
+        self._traffic.count(max(0, up - self._counted[0]), max(0, down - self._counted[1]))
+        self._counted = max(up, self._counted[0]), max(down, self._counted[1])
 
     async def _find_flooders(self) -> None:
         sockets = sockets_of(self._p2pd.pid)

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,20 @@ def unix_address(path: Path) -> bytes:
     return _varint(400) + _varint(len(raw)) + raw
 
 
-class Wire:
-    """One connection to the control socket."""
+@dataclass(slots=True)
+class ControlBytes:
+    """What went over the control socket: p2pd's own counters hold it beside what it sent to peers."""
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    told: int = 0
+    heard: int = 0
+
+
+class Wire:
+    """One connection to the control socket. Its bytes are added to `count`."""
+
+    def __init__(self, stream: trio.abc.Stream, count: ControlBytes | None = None) -> None:
         self._stream, self._buffer = stream, bytearray()
+        self._count = count or ControlBytes()
 
     async def send(self, message: Any) -> None:
         data = message.SerializeToString()
@@ -92,6 +102,7 @@ class Wire:
 
     async def write(self, data: bytes) -> None:
         """Bytes, once the connection has become a stream to a peer. Raises P2pdGone."""
+        self._count.told += len(data)
         try:
             await self._stream.send_all(data)
         except trio.BrokenResourceError:
@@ -104,9 +115,11 @@ class Wire:
             del self._buffer[:size]
             return data
         try:
-            return bytes(await self._stream.receive_some(size))
+            data = bytes(await self._stream.receive_some(size))
         except trio.BrokenResourceError:
             raise P2pdGone("the stream was reset") from None
+        self._count.heard += len(data)
+        return data
 
     async def receive(self, kind: Any) -> Any:
         """The next message. Raises P2pdGone at the end."""
@@ -117,6 +130,7 @@ class Wire:
                 chunk = b""
             if not chunk:
                 raise P2pdGone("p2pd closed its control socket")
+            self._count.heard += len(chunk)
             self._buffer += chunk
         start, end = bounds
         message = kind.FromString(bytes(self._buffer[start:end]))
@@ -131,13 +145,14 @@ class P2pd:
         self.pb = messages()
         self.folder = control.parent  # nobody else can enter it
         self.pid = pid
+        self.control = ControlBytes()
         self._control = control
 
     @contextlib.asynccontextmanager
     async def wire(self) -> AsyncIterator[Wire]:
         stream = await self.connect()
         async with stream:
-            yield Wire(stream)
+            yield Wire(stream, self.control)
 
     async def connect(self) -> trio.SocketStream:
         """Raises P2pdGone."""
@@ -194,7 +209,7 @@ async def _connect_for_life(p2pd: P2pd, process: "subprocess.Popen[bytes]", last
         while process.poll() is None:
             with contextlib.suppress(P2pdGone):  # it is not listening yet
                 stream = await p2pd.connect()
-                await p2pd.answer(Wire(stream), type=p2pd.pb.Request.PERSISTENT_CONN_UPGRADE)
+                await p2pd.answer(Wire(stream, p2pd.control), type=p2pd.pb.Request.PERSISTENT_CONN_UPGRADE)
                 return stream
             await trio.sleep(0.02)
     await trio.sleep(0.1)  # for its last words

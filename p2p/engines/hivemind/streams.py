@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 class P2pdStream:
     """Implements `OpenedStream`."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: trio.SocketStream, p2pd: P2pd) -> None:
         self._stream = stream
-        self.wire = Wire(stream)
+        self.wire = Wire(stream, p2pd.control)
 
     async def read(self) -> bytes:
         try:
@@ -60,7 +60,7 @@ async def serve(p2pd: P2pd, responder: Responder) -> None:
 
 async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream) -> None:
     async with stream:
-        taken = P2pdStream(stream)
+        taken = P2pdStream(stream, p2pd)
         try:
             peer = peer_of((await taken.wire.receive(p2pd.pb.StreamInfo)).peer)
         except P2pdGone as error:
@@ -95,7 +95,7 @@ class HivemindRequests:
     async def _new(self, peer: PeerId) -> P2pdStream:
         well, opened = False, None
         try:
-            opened = P2pdStream(await self._p2pd.connect())
+            opened = P2pdStream(await self._p2pd.connect(), self._p2pd)
             stream = {"peer": peer_bytes(peer), "proto": [ASK], "timeout": OPEN_TIMEOUT}
             await self._p2pd.answer(opened.wire, OPEN_TIMEOUT, type=self._p2pd.pb.Request.STREAM_OPEN, streamOpen=stream)
             well = True

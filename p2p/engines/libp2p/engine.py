@@ -43,6 +43,7 @@ class Libp2pEngine(NetworkEngine):
                 self._rate_limit,
                 self._host_bans,
                 self._handlers.score,
+                self._traffic,
             )
             async with opened as stack:
                 self._stack = stack

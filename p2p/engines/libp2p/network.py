@@ -14,8 +14,10 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux, YamuxStream
+from libp2p.transport.tcp.tcp import TCP
 
 from p2p.admission.host_bans import HostBans
+from p2p.engines.common.traffic import Traffic
 from p2p.netgroup import group_of_host
 from p2p.types import PeerId
 
@@ -26,6 +28,39 @@ OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
 CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
 
 log = logging.getLogger(__name__)
+
+
+class CountedSocket:
+    """A TCP stream of the library that counts its bytes, and reads no faster than it may."""
+
+    def __init__(self, stream: Any, traffic: Traffic) -> None:
+        self._stream, self._traffic = stream, traffic
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = bytes(await self._stream.read(n))
+        self._traffic.count(down=len(data))
+        await self._traffic.after_reading(len(data))
+        return data
+
+    async def write(self, data: bytes) -> None:
+        self._traffic.count(up=len(data))
+        await self._stream.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
+    """Dials with `CountedSocket`s. Those that come in are made by `Network`."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self._traffic = traffic
+
+    async def dial(self, *args: Any, **options: Any) -> Any:
+        connection = await super().dial(*args, **options)
+        connection.stream = CountedSocket(connection.stream, self._traffic)
+        return connection
 
 
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
@@ -55,8 +90,9 @@ class Muxer(Yamux):  # type: ignore[misc]
     would deadlock where both sides write more than the connection holds; another task writes them.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, traffic: Traffic | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._traffic = traffic or Traffic()
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
 
@@ -68,6 +104,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         if trio.lowlevel.current_task() is self._reader:
             await self._owe(data)
             return
+        await self._traffic.before_sending(len(data))  # here: a wait that is cancelled has written nothing yet
         owed = bytes(self._owed)  # first: the ACK before what is written on a stream
         self._owed.clear()
         await self._write(owed + data)
@@ -85,6 +122,7 @@ class Muxer(Yamux):  # type: ignore[misc]
     async def _pay(self) -> None:
         with contextlib.suppress(Exception):  # the connection is closed then, which its reader finds
             while self._owed:
+                await self._traffic.before_sending(len(self._owed))
                 owed = bytes(self._owed)
                 self._owed.clear()
                 await self._write(owed)
@@ -110,14 +148,19 @@ class Muxer(Yamux):  # type: ignore[misc]
 class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
     """Makes our Muxer: the library makes its own Yamux, whatever class it is given."""
 
+    def __init__(self, muxers: Any, traffic: Traffic) -> None:
+        super().__init__(muxers)
+        self._traffic = traffic
+
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator), conn, protocol)
+        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol)
 
 
 class Network(Swarm):  # type: ignore[misc]
     """Limits incoming connections and ends connections at once. Outgoing ones are made by our own discovery, not by the library."""
 
+    traffic: Traffic  # set by `make_host`
     max_inbound = 112  # of the library's 160 in all: the rest is for peers that we dial
 
     def _init_connection_management(self) -> None:
@@ -129,6 +172,7 @@ class Network(Swarm):  # type: ignore[misc]
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Frees its place when it ends: the library keeps one for every connection that ever came in, and refuses all after the 160th."""
+        read_write_closer = CountedSocket(read_write_closer, self.traffic)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         group = group_of_host(host) or ""
         if not self.host_bans.admits(host, trio.current_time()) or not await self._make_room(group):

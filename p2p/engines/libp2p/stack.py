@@ -28,12 +28,12 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
-from p2p.engines.libp2p.network import MUXERS, MuxerChoice, Network
+from p2p.engines.common.traffic import Traffic
+from p2p.engines.libp2p.network import MUXERS, CountedTcp, MuxerChoice, Network
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
 from p2p.engines.libp2p.services import keep_running, running
 from p2p.errors import CannotListen
@@ -119,12 +119,13 @@ async def open_stack(
     rate_limit: RateLimit | None = None,
     host_bans: HostBans | None = None,
     score: Score = lambda _: 0.0,
+    traffic: Traffic | None = None,
 ) -> AsyncIterator[Stack]:
     """The running stack, listening and subscribed to the topics. on_frame: called for each message that arrives. Raises CannotListen; later
     an exception group, where a service broke.
     """
     rate_limit = rate_limit or RateLimit()
-    host = make_host(identity)
+    host = make_host(identity, traffic)
     network = host.get_network()
     network.shut_out = lambda peer: rate_limit.banned(peer, clock())
     network.host_bans = host_bans or network.host_bans
@@ -153,20 +154,22 @@ async def open_stack(
         pubsub.seen_messages.stop()  # a thread
 
 
-def make_host(identity: Identity) -> Host:
+def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
+    traffic = traffic or Traffic()
     keys = create_new_key_pair(identity.seed)
     noise = NoiseTransport(keys, noise_privkey=create_new_noise_key_pair().private_key)
     store = PeerStore()
     me = generate_peer_id_from(keys)
     store.add_key_pair(me, keys)
     upgrader = TransportUpgrader({NOISE: noise}, MUXERS)
-    upgrader.muxer_multistream = MuxerChoice(MUXERS)
+    upgrader.muxer_multistream = MuxerChoice(MUXERS, traffic)
     network = Network(
         me,
         store,
         upgrader,
-        transports=[TCP()],
+        transports=[CountedTcp(traffic)],
         retry_config=RetryConfig(max_retries=0),  # the address book knows when to try again
         connection_config=ConnectionConfig(min_connections=0, low_watermark=0, high_watermark=128, max_connections=160, dial_timeout=5.0),
     )
+    network.traffic = traffic
     return Host(network, addrs_factory=lambda found: [multiaddr.Multiaddr(text) for text in dialable([str(address) for address in found])])

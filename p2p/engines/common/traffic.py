@@ -1,0 +1,52 @@
+"""The bytes that an engine's connections move, and the limits on their rate.
+
+Counted is what TCP carries for us. What lies below, and what is sent again, comes on top of that: some 5 in 100.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from p2p.rate_limit import TokenBucket
+
+BURST = 1.0  # seconds' worth
+
+
+class Traffic:
+    """Counters of one node's engine. up, down: bytes a second at most; None: any number."""
+
+    def __init__(self, up: float | None = None, down: float | None = None, clock: Callable[[], float] = trio.current_time) -> None:
+        self.up = self.down = 0  # bytes, so far
+        self._limits = tuple(_RateGate(rate, clock) if rate else None for rate in (up, down))
+
+    def count(self, up: int = 0, down: int = 0) -> None:
+        self.up, self.down = self.up + up, self.down + down
+
+    async def before_sending(self, size: int) -> None:
+        """Wait until so many bytes may be sent."""
+        if (limit := self._limits[0]) is not None:
+            await limit.wait(size)
+
+    async def after_reading(self, size: int) -> None:
+        """Wait as long as so many bytes should have taken. The other side then slows down, by TCP's own means."""
+        if (limit := self._limits[1]) is not None:
+            await limit.wait(size)
+
+
+class _RateGate:
+    """One token bucket that all connections share; whoever comes first is served first."""
+
+    def __init__(self, rate: float, clock: Callable[[], float]) -> None:
+        self._rate, self._clock = rate, clock
+        self._bucket: TokenBucket | None = None  # made in the first wait: the clock may be trio's
+        self._turn = trio.Lock()
+
+    async def wait(self, size: float) -> None:
+        async with self._turn:
+            if self._bucket is None:
+                self._bucket = TokenBucket(self._rate, self._rate * BURST, self._clock())
+            while size > 0:  # in pieces that the bucket can hold
+                piece = min(size, self._bucket.burst)
+                while (seconds := self._bucket.wait(self._clock(), piece)) > 0:
+                    await trio.sleep(seconds)
+                size -= piece

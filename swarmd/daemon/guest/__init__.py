@@ -1,0 +1,1 @@
+"""What makes the node a good guest of its machine: what it costs, its limits, and when it pauses (docs/guest.md)."""

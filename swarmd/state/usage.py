@@ -1,0 +1,126 @@
+"""The usage ledger: what the node has cost, by day, by month and in all. A small file of the state folder.
+
+Days and months are those of the machine's own time zone. The file is replaced as a whole, so kill -9 loses what came since the last save.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from p2p import durable
+
+log = logging.getLogger(__name__)
+
+USAGE_FILE = "usage.json"
+SAVE_EVERY: Final = 60.0  # seconds
+DAYS_KEPT, MONTHS_KEPT = 62, 36
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """An amount of everything that is counted. None: it cannot be read on this machine."""
+
+    cpu_seconds: float = 0.0  # of all processes of the node
+    energy_wh: float | None = None  # an estimate (docs/guest.md)
+    bytes_up: int = 0  # of the swarm's connections
+    bytes_down: int = 0
+    bytes_written: int | None = None  # to disk
+
+    def plus(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.cpu_seconds + other.cpu_seconds,
+            _sum(self.energy_wh, other.energy_wh),
+            self.bytes_up + other.bytes_up,
+            self.bytes_down + other.bytes_down,
+            _sum(self.bytes_written, other.bytes_written),
+        )
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.bytes_up + self.bytes_down
+
+
+def _sum(one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else one + other
+
+
+class _Ledger(msgspec.Struct):
+    since: float  # when counting began
+    total: Usage = Usage()
+    months: dict[str, Usage] = {}  # "2026-11"
+    days: dict[str, Usage] = {}  # "2026-11-23"
+    schema: int = 1
+
+
+class UsageLedger:
+    """clock: seconds since the epoch."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._path, self._clock = path, clock
+        self._ledger = self._read()
+        self._saved_at, self._saved_bytes = clock(), self._ledger.total.bytes_moved
+        self._failed = False
+
+    def add(self, used: Usage) -> None:
+        day, month = self._names()
+        ledger = self._ledger
+        ledger.total = ledger.total.plus(used)
+        for table, name, kept in ((ledger.days, day, DAYS_KEPT), (ledger.months, month, MONTHS_KEPT)):
+            table[name] = table.get(name, Usage()).plus(used)
+            for oldest in sorted(table)[:-kept]:
+                del table[oldest]
+
+    @property
+    def this_month(self) -> Usage:
+        return self._ledger.months.get(self._names()[1], Usage())
+
+    def document(self) -> dict[str, Any]:
+        """`usage` of the status: of today, of this month, in all, and of each day that is kept, the oldest first."""
+        day, month = self._names()
+        ledger = self._ledger
+        return {
+            "today": _row("day", day, ledger.days.get(day, Usage())),
+            "month": _row("month", month, self.this_month),
+            "total": _row("since", ledger.since, ledger.total),
+            "days": [_row("day", name, ledger.days[name]) for name in sorted(ledger.days)],
+        }
+
+    def save_where_due(self, bytes_at_most: float = float("inf")) -> None:
+        """Once a minute. bytes_at_most: earlier where so many bytes were moved since."""
+        moved = self._ledger.total.bytes_moved - self._saved_bytes
+        if not 0 <= self._clock() - self._saved_at < SAVE_EVERY or moved > bytes_at_most:
+            self.save()
+
+    def save(self) -> None:
+        """Where the disk is full, counting goes on, and the next save has all of it."""
+        self._saved_at, self._saved_bytes = self._clock(), self._ledger.total.bytes_moved
+        try:
+            durable.replace(self._path, msgspec.json.encode(self._ledger))
+        except OSError as error:
+            if not self._failed:
+                log.warning("%s cannot be written: %s. What the node costs is counted, and lost if it is killed.", self._path, error)
+            self._failed = True
+        else:
+            self._failed = False
+
+    def _names(self) -> tuple[str, str]:
+        now = datetime.fromtimestamp(self._clock()).astimezone()
+        return now.strftime("%Y-%m-%d"), now.strftime("%Y-%m")
+
+    def _read(self) -> _Ledger:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Ledger)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            with contextlib.suppress(OSError):
+                log.warning("%s is damaged (%s) and is now %s; counting begins anew", self._path, error, durable.set_aside(self._path))
+        return _Ledger(self._clock())
+
+
+def _row(kind: str, name: str | float, usage: Usage) -> dict[str, Any]:
+    return {kind: name, **msgspec.to_builtins(usage)}

@@ -1,0 +1,98 @@
+"""What a node costs is counted by day, by month and in all, and survives restarts and damage."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2p import durable
+from swarmd.daemon.guest.process_meter import FIND_EVERY, ProcessMeter
+from swarmd.daemon.status_words import cost_words
+from swarmd.state.usage import DAYS_KEPT, SAVE_EVERY, Usage, UsageLedger
+from swarmd.testing import Clock
+
+DAY = 86_400.0
+ONE = Usage(10.0, None, 1000, 2000, 4096)
+
+
+def test_amounts_are_of_the_day_the_month_and_all(tmp_path: Path) -> None:
+    clock = Clock()
+    ledger = UsageLedger(tmp_path / "usage.json", clock)
+    ledger.add(ONE)
+    clock.now += 40 * DAY  # another month
+    ledger.add(ONE)
+    ledger.add(Usage(1.0, energy_wh=0.5))
+    shown = ledger.document()
+    assert shown["today"]["cpu_seconds"] == shown["month"]["cpu_seconds"] == 11.0
+    assert (shown["today"]["energy_wh"], shown["total"]["bytes_up"], shown["total"]["bytes_written"]) == (0.5, 2000, 8192)
+    assert [row["bytes_down"] for row in shown["days"]] == [2000, 2000] and shown["days"][1] == shown["today"]
+    assert ledger.this_month.bytes_moved == 3000
+    assert "today 0.00 CPU hours, about 0.00 kWh, 0.0 MB up, 0.0 MB down, 0.00 GB written; in all" in cost_words(shown)
+
+
+def test_what_was_saved_is_there_after_a_restart(tmp_path: Path) -> None:
+    clock, path = Clock(), tmp_path / "usage.json"
+    ledger = UsageLedger(path, clock)
+    ledger.add(ONE)
+    ledger.save_where_due()
+    assert not path.exists()  # a minute later, or
+    ledger.save_where_due(bytes_at_most=2999)
+    assert UsageLedger(path, clock).document() == ledger.document()
+    ledger.add(ONE)
+    clock.now += SAVE_EVERY
+    ledger.save_where_due()
+    assert UsageLedger(path, clock).document()["total"]["cpu_seconds"] == 20.0
+
+
+def test_the_file_stays_small(tmp_path: Path) -> None:
+    clock = Clock()
+    ledger = UsageLedger(tmp_path / "usage.json", clock)
+    for _ in range(3 * 365):
+        ledger.add(ONE)
+        clock.now += DAY
+    ledger.save()
+    assert len(ledger.document()["days"]) == DAYS_KEPT and (tmp_path / "usage.json").stat().st_size < 20_000
+    assert ledger.document()["total"]["cpu_seconds"] == 3 * 365 * 10.0
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"since": "x"}', b"[" * 100_000, b"\xff" * 99, b'{"since": 1, "days": {"a": 1}}'])
+def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "usage.json"
+    path.write_bytes(content)
+    ledger = UsageLedger(path, Clock())
+    assert ledger.document()["total"]["cpu_seconds"] == 0 and (tmp_path / "usage.json.corrupt").read_bytes() == content
+    ledger.save()
+    assert UsageLedger(path, Clock()).document() == ledger.document()
+
+
+def test_a_full_disk_loses_nothing_that_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = UsageLedger(tmp_path / "usage.json", Clock())
+    ledger.add(ONE)
+    with monkeypatch.context() as full:
+        full.setattr(durable, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        ledger.save()
+    ledger.save()
+    assert UsageLedger(tmp_path / "usage.json", Clock()).document()["total"]["cpu_seconds"] == 10.0
+
+
+def test_the_meter_counts_children_those_that_ended_too() -> None:
+    meter = ProcessMeter(0.0)
+    burn = "import time\nwhile time.process_time() < 0.4: pass\n"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert 0.35 < meter.read(1.0).cpu_seconds < 3.0
+    running = subprocess.Popen(
+        [sys.executable, "-c", burn + "print('burnt', flush=True)\ninput()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert running.stdout is not None and running.stdout.readline() == b"burnt\n"
+        us = sum(psutil.Process().cpu_times()[:2])
+        first = meter.read(1.0 + FIND_EVERY).cpu_seconds
+        assert first > 0.35
+        running.communicate(b"\n")
+        second = meter.read(1.5 + FIND_EVERY).cpu_seconds  # it is its parent's now, and not counted again
+        assert second < 0.3 + sum(psutil.Process().cpu_times()[:2]) - us
+    finally:
+        running.kill()
+        running.wait()
