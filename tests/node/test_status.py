@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from p2p.engines import Choice
 from p2p.identity import Identity, nickname
@@ -25,8 +26,8 @@ def board(engine: Choice | None = None, rounds: int = 0) -> StatusBoard:
 
 
 def document(of: StatusBoard, rejected: dict[Reason, int] | None = None) -> dict[str, object]:
-    trainer, nobody = {"pid": 1, "restarts": 0}, {"peers": 0, "connected": 0, "addresses": []}
-    return of.document(**nobody, rejected=rejected or {}, trainer=trainer, exchange=EXCHANGE, given=GIVEN, isolation={}, guest={}, judge=None)  # type: ignore[arg-type]
+    rest: dict[str, Any] = {"peers": 0, "connected": 0, "addresses": [], "isolation": {}, "guest": {}, "judge": None}
+    return of.document(rejected=rejected or {}, trainer={"pid": 1, "restarts": 0}, exchange=EXCHANGE, given=GIVEN, **rest)
 
 
 def test_what_is_refused_comes_with_its_reason_and_what_to_do_about_it() -> None:
