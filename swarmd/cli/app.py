@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, invite, lab, model, network, person, plan, tasks
+from swarmd.cli import inspect, invite, lab, model, network, page, person, plan, tasks
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ model.doctor_app.command("network", epilog="Example: swarmd doctor network --jso
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(network.bootstrap)
 app.command(epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…")(person.answer)
 app.command(epilog="Example: swarmd invite --qr")(invite.invite)
+app.command(epilog="Example: swarmd ui --no-browser")(page.ui)
 app.add_typer(plan.app, name="plan")
 app.add_typer(lab.app, name="lab")
 

@@ -44,6 +44,17 @@ def judge_address(text: str) -> str:
     return text if text == "auto" else web_address(text)
 
 
+def metrics_address(text: str) -> str:
+    """host:port; of a port alone, that port on loopback; "" stays empty. Else ValueError."""
+    if not text:
+        return ""
+    host, _, port = text.rpartition(":")
+    host = host or "127.0.0.1"
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536) or not _is_host(host.strip("[]").lower()):
+        raise ValueError("it is neither host:port nor a port")
+    return f"{host}:{port}"
+
+
 def _checked(parse: Callable[[str], object], text: str) -> str:
     try:
         parse(text)

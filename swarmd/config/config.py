@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from p2p.engines import NETWORK_ENGINES
-from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, web_address
+from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, metrics_address, web_address
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.experience.sampling import STRATEGIES
@@ -149,6 +149,11 @@ class JudgeConfig(_Section):
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
 
 
+class MetricsConfig(_Section):
+    # where /metrics is served, for Prometheus: host:port, or a port of this machine alone; "": nowhere
+    listen: Annotated[str, AfterValidator(metrics_address), Field(description="host:port, or a port")] = ""
+
+
 class NodeConfig(_Section):
     model: ModelConfig = ModelConfig()
     round: RoundConfig = RoundConfig()
@@ -162,5 +167,6 @@ class NodeConfig(_Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
+    metrics: MetricsConfig = MetricsConfig()
     profile: Literal[tuple(PROFILES)] = DEFAULT  # type: ignore[valid-type]  # whose settings stand where nothing else is set
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # None: drawn at the first start and kept with the state

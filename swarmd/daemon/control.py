@@ -91,7 +91,7 @@ async def _converse(stream: "trio.SocketStream", handlers: Mapping[str, Handler]
                         line = await _line(stream, buffer)
                     if waiting.cancelled_caught or line is None:
                         return
-                    reply = await _answer(line, handlers)
+                    reply = await answer(line, handlers)
                     with trio.move_on_after(_IDLE) as sending:
                         await stream.send_all(reply)
                     if sending.cancelled_caught or len(line) > MAX_REQUEST:
@@ -114,7 +114,7 @@ async def _line(stream: "trio.SocketStream", buffer: bytearray) -> bytes | None:
     return line
 
 
-async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
+async def answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
     try:
         handler, arguments = _parse(line, handlers)
         reply: dict[str, Any] = {"ok": True, "result": await handler(arguments)}

@@ -32,6 +32,7 @@ from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judge_client import Evaluation, Resolve
 from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
 from swarmd.daemon.membership import nearby, run, sharing_member, topic_of
+from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import StatusBoard
 from swarmd.daemon.trainer_process import TrainerChild
@@ -134,7 +135,7 @@ class Daemon:
     async def startup(self, nursery: trio.Nursery) -> None:
         """Start the network and the background tasks. Returns once signals are handled and the control socket answers."""
         self._nursery = nursery
-        handlers: Mapping[str, control.Handler] = {
+        handlers: dict[str, control.Handler] = {
             "status": self._on_status,
             "peers": self._on_peers,
             "network": self._on_network,
@@ -143,6 +144,10 @@ class Daemon:
             "resume": self._on_resume,
             "stop": self._on_stop,
         }
+        opening = PageOpening(nursery, handlers)
+        handlers["ui"] = opening.on_ui
+        if self.config.metrics.listen:
+            await opening.serve_metrics(self.config.metrics.listen)
         await nursery.start(self._watch_signals)
         await nursery.start(partial(control.serve, self._folder, handlers))
         nursery.start_soon(self.member.run)

@@ -33,6 +33,7 @@ class StatusBoard:
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
         self.rewards: deque[float | None] = deque(maxlen=REWARDS_KEPT)
+        self.external: deque[int] = deque(maxlen=REWARDS_KEPT)  # rollouts of others in the batches of these rounds
         self.roster = Roster()
 
     def say(self, state: str, cause: str, remedy: str) -> None:
@@ -41,18 +42,21 @@ class StatusBoard:
     def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take up the rounds of earlier runs, from metrics.jsonl."""
         self.rewards.extend(line.get("reward_mean") for line in lines)
+        self.external.extend(line.get("external", 0) for line in lines)
         self.round = lines[-1]["round"] if lines else 0
 
     def resumed(self, ready: link.TrainerReady) -> None:
         """The trainer is ready. Rounds that were lost with the trainer before it are run again."""
         for _ in range(min(self.round - ready.round, len(self.rewards))):
             self.rewards.pop()
+            self.external.pop()
         self.model, self.round, self.saved = ready.model, ready.round, ready.round
 
     def round_done(self, done: link.RoundDone) -> None:
         self.saved = done.saved
         self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
         self.rewards.append(done.line["reward_mean"])
+        self.external.append(done.line.get("external", 0))
         if done.line.get("kl") is not None:  # not every update measures it
             self.kl = {"round": self.round, "value": done.line["kl"]}
         for author, said in done.authors.items():
@@ -90,6 +94,7 @@ class StatusBoard:
             "saved": self.saved,
             "last": self.last,
             "rewards": list(self.rewards),
+            "external": list(self.external),
             "kl": self.kl,
             "peers": peers,
             "connected": connected,

@@ -82,12 +82,12 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     """The status document as text: one fact per line, in full."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
-    rewards, trouble = recent(document.get("rewards") or ()), trouble_sentence(document)
+    trouble = trouble_sentence(document)
     facts = [
         ("state", state_sentence(document)),
         ("trouble", trouble),
         ("round", f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else ""),
-        ("reward", f"{fmean(rewards):.3f}, mean of the last {len(rewards)} rounds" if rewards else ""),
+        ("reward", reward_words(document)),
         ("last", round_sentence(last).partition(": ")[2] if last else ""),
         ("node", f"{document.get('name', '')}  {document.get('peer_id', '')}"),
         ("model", model_words(document.get("model") or {})),
@@ -181,6 +181,20 @@ def judge_words(judge: Mapping[str, Any]) -> str:
     whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
     facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")
     return printable(", ".join(filter(None, facts)) + (f": {silence}" if silence else ""))
+
+
+def reward_words(document: Mapping[str, Any]) -> str:
+    """Mean reward of the last rounds; and of all that are kept, those with others' rollouts apart from those without."""
+    rewards, external = list(document.get("rewards") or ()), list(document.get("external") or ())
+    newest = recent(rewards)
+    if not newest:
+        return ""
+    text = f"{fmean(newest):.3f}, mean of the last {many(len(newest), 'round')}"
+    kept = [(reward, others) for reward, others in zip(reversed(rewards), reversed(external), strict=False) if reward is not None]
+    shared, alone = [reward for reward, others in kept if others], [reward for reward, others in kept if not others]
+    if shared and alone:
+        text += f"; of {many(len(shared), 'round')} with others' rollouts {fmean(shared):.3f}, of {len(alone)} alone {fmean(alone):.3f}"
+    return text
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:

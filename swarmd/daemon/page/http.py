@@ -1,0 +1,129 @@
+"""A small HTTP/1.1 server for loopback: h11 over trio, one request a connection, and streams of events."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
+
+import h11
+import trio
+
+CONNECTIONS = 32  # at once; more are closed as they come
+PATIENCE = 10.0  # seconds for a whole request, and for each part of a response to be taken
+MAX_HEAD = 16 * 1024  # bytes of the request line and the headers
+MAX_BODY = 16 * 1024
+
+Send = Callable[[bytes], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes = b""
+
+
+@dataclass(frozen=True)
+class Response:
+    status: int
+    content_type: str
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    stream: Callable[[Send], Awaitable[None]] | None = None  # in place of a body; cancelled when the client is gone
+
+
+Respond = Callable[[Request], Awaitable[Response]]
+
+
+async def serve(respond: Respond, listeners: list[trio.SocketListener]) -> None:
+    """Answer requests until cancelled."""
+    room = trio.Semaphore(CONNECTIONS)
+
+    async def converse(stream: trio.SocketStream) -> None:
+        try:
+            room.acquire_nowait()
+        except trio.WouldBlock:
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            await _converse(stream, respond)
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, h11.LocalProtocolError):
+            pass  # the client is gone, or does not read
+        except* Exception:
+            log.exception("a request to the node's page failed")
+        finally:
+            room.release()
+
+    await trio.serve_listeners(converse, listeners)
+
+
+async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+    async with stream:
+        try:
+            with trio.fail_after(PATIENCE):
+                request = await _request(connection, stream)
+        except h11.RemoteProtocolError as error:
+            status = error.error_status_hint or 400
+            request, response = None, Response(status, "text/plain", b"This is no request that swarmd can read.\n")
+        else:
+            if request is None:
+                return
+            response = await respond(request)
+        headers = {"content-type": f"{response.content_type}; charset=utf-8", **response.headers, "connection": "close"}
+        if response.stream is None:
+            headers["content-length"] = str(len(response.body))
+        head = h11.Response(status_code=response.status, headers=[(name.encode(), value.encode()) for name, value in headers.items()])
+        data = connection.send(head) or b""
+        if response.stream is None:
+            if request is None or request.method != "HEAD":
+                data += connection.send(h11.Data(data=response.body)) or b""
+            data += connection.send(h11.EndOfMessage()) or b""
+        with trio.fail_after(PATIENCE):
+            await stream.send_all(data)
+        if response.stream is not None:
+            await _stream(connection, stream, response.stream)
+
+
+async def _request(connection: h11.Connection, stream: trio.SocketStream) -> Request | None:
+    """The connection's request; None where the client leaves before it is whole."""
+    head: h11.Request | None = None
+    body = bytearray()
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await stream.receive_some(MAX_HEAD))
+        elif isinstance(event, h11.Request):
+            head = event
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MAX_BODY:
+                raise h11.RemoteProtocolError("the body is too long", error_status_hint=413)
+        elif isinstance(event, h11.EndOfMessage) and head is not None:
+            path, _, query = head.target.decode("ascii").partition("?")
+            headers = {name.decode("ascii"): value.decode("latin-1") for name, value in head.headers}
+            return Request(head.method.decode("ascii"), path, dict(parse_qsl(query)), headers, bytes(body))
+        else:
+            return None
+
+
+async def _stream(connection: h11.Connection, stream: trio.SocketStream, feed: Callable[[Send], Awaitable[None]]) -> None:
+    """Send what `feed` has, until it or the client ends."""
+
+    async def send(data: bytes) -> None:
+        with trio.fail_after(PATIENCE):
+            await stream.send_all(connection.send(h11.Data(data=data)) or b"")
+
+    async with trio.open_nursery() as nursery:
+
+        async def until_gone() -> None:
+            await stream.receive_some(1)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(until_gone)
+        await feed(send)
+        nursery.cancel_scope.cancel()

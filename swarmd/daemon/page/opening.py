@@ -1,0 +1,53 @@
+"""Opens the node's page when `swarmd ui` asks for it, and /metrics where the configuration names an address. Loads the server only then."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from swarmd.daemon.control import Handler
+from swarmd.errors import SwarmdError
+
+if TYPE_CHECKING:
+    from swarmd.daemon.page.http import Respond
+
+HOST = "127.0.0.1"
+LOOPBACK = (HOST, "localhost", "::1")
+
+
+class PageOpening:
+    """Answers "ui" of the control API: starts the page's server at the first call, and says its address at each."""
+
+    def __init__(self, nursery: trio.Nursery, handlers: Mapping[str, Handler]) -> None:
+        self._nursery, self._handlers = nursery, handlers
+        self._address: str | None = None
+        self._lock = trio.Lock()
+
+    async def on_ui(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        from swarmd.daemon.page.page import Page
+
+        async with self._lock:
+            if self._address is None:
+                page = Page(self._handlers)
+                port = await self._serve(page.respond, HOST, 0)
+                self._address = f"http://{HOST}:{port}/?token={page.token}"
+        return {"schema": 1, "address": self._address}
+
+    async def serve_metrics(self, listen: str) -> None:
+        """Serve /metrics at "host:port". Raises SwarmdError where the node cannot listen there."""
+        from swarmd.daemon.page.page import metrics_at
+
+        host, _, port = listen.rpartition(":")
+        host = host.strip("[]")
+        anybody = host not in LOOPBACK
+        await self._serve(metrics_at(self._handlers["status"], anybody=anybody), host, int(port))
+
+    async def _serve(self, respond: "Respond", host: str, port: int) -> int:
+        from swarmd.daemon.page.http import serve
+
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host)
+        except OSError as error:
+            raise SwarmdError(f"{host}:{port}: cannot listen there: {error.strerror or error}. Choose another address or port.") from None
+        self._nursery.start_soon(serve, respond, listeners)
+        return int(listeners[0].socket.getsockname()[1])

@@ -1,0 +1,110 @@
+"""The node's page as a server sees it: which request gets what. Everything but files for everybody needs the token."""
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from swarmd.daemon import control
+from swarmd.daemon.page import access, rendering
+from swarmd.daemon.page.http import Request, Respond, Response, Send
+from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
+
+REFRESH = 1.0  # seconds between two looks at the node while a page is shown
+QUIET = 15.0  # seconds without news after which a page hears that the node is there
+ALLOWED = ("pause", "resume", "stop")  # operations of the control API that the page may ask for
+STATIC = Path(__file__).parent / "static"
+TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_REFUSED = "This page needs the address that `swarmd ui` prints: run it as the user whose node this is.\n"
+
+
+class Page:
+    """Answers requests for one node's page. `handlers`: the control API's."""
+
+    def __init__(self, handlers: Mapping[str, control.Handler], clock: Callable[[], float] = time.time) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self._handlers, self._clock = handlers, clock
+        self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED}
+
+    async def respond(self, request: Request) -> Response:
+        if (why := access.foreign(request.headers)) is not None:
+            return _plain(403, why + "\n")
+        name = request.path.removeprefix("/static/")
+        if request.method in ("GET", "HEAD") and name != request.path:
+            return _file(name)
+        if request.method == "GET" and request.path in ("/", "/events"):
+            if not access.knows(self.token, request.query.get("token", "")):
+                return _plain(403, _REFUSED)
+            if request.path == "/events":
+                return Response(200, "text/event-stream", headers=HEADERS, stream=self._watch)
+            parts, title, _ = await self._look()
+            return Response(200, "text/html", rendering.page(parts, title).encode(), HEADERS)
+        if request.method == "POST" and request.path == "/control":
+            if not access.knows(self.token, access.bearer(request.headers)):
+                return _plain(403, _REFUSED)
+            return Response(200, "application/json", await control.answer(request.body, self._allowed), HEADERS)
+        return _plain(404, "There is nothing here.\n")
+
+    async def _look(self) -> tuple[dict[str, str], str, dict[str, Any]]:
+        document = await self._handlers["status"]({})
+        peers = await self._handlers["peers"]({})
+        return rendering.parts(document, peers, self._clock()), rendering.title_of(document), rendering.curve(document)
+
+    async def _watch(self, send: Send) -> None:
+        """Events for one page that is shown: everything at first, then what changed."""
+        shown: dict[str, str] = {}
+        curve: dict[str, Any] | None = None
+        said = trio.current_time()
+        while True:
+            parts, title, now_curve = await self._look()
+            update: dict[str, Any] = {"parts": {name: html for name, html in parts.items() if shown.get(name) != html}}
+            if now_curve != curve:
+                update["curve"] = now_curve
+            if update["parts"] or "curve" in update:
+                await send(b"data: " + json.dumps({**update, "title": title}).encode() + b"\n\n")
+                said = trio.current_time()
+            elif trio.current_time() - said > QUIET:
+                await send(b":\n\n")
+                said = trio.current_time()
+            shown, curve = parts, now_curve
+            await trio.sleep(REFRESH)
+
+
+def _file(name: str) -> Response:
+    kind = TYPES.get(Path(name).suffix)
+    if kind is None or name not in {path.name for path in STATIC.iterdir()}:
+        return _plain(404, "There is nothing here.\n")
+    return Response(200, kind, (STATIC / name).read_bytes(), {**HEADERS, "cache-control": "no-cache"})
+
+
+def _plain(status: int, text: str) -> Response:
+    return Response(status, "text/plain", text.encode(), HEADERS)
+
+
+def metrics_at(status: control.Handler, *, anybody: bool) -> Respond:
+    """/metrics, without a token. `anybody`: the address is no loopback one, so other machines may ask."""
+
+    async def respond(request: Request) -> Response:
+        why = None if anybody else access.foreign(request.headers)
+        if why is not None:
+            return _plain(403, why + "\n")
+        if (request.method, request.path) != ("GET", "/metrics"):
+            return _plain(404, "There is nothing here but /metrics.\n")
+        return Response(200, CONTENT_TYPE, exposition(await status({})).encode(), HEADERS)
+
+    return respond

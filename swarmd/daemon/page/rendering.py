@@ -1,0 +1,234 @@
+"""The node's page as HTML, in parts that are sent anew where they changed. Pure; all text of files and peers is escaped.
+
+A part whose facts are missing is empty, and its section is not shown.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from swarmd.daemon.status_words import (
+    exchange_words,
+    given_words,
+    judge_words,
+    model_words,
+    peers_words,
+    reward_words,
+    round_sentence,
+    trouble_sentence,
+    workers_words,
+)
+from swarmd.terminal import printable
+
+PEERS_SHOWN = 40
+PARTS = ("state", "controls", "round", "given", "cost", "peers", "refused", "judge", "node")
+_BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "Pause": ("pause", {}),
+    "Resume": ("resume", {}),
+    "Stop": ("stop", {}),
+}
+_COSTS = (  # title, key of the usage, what it is divided by, digits
+    ("CPU hours", "cpu_seconds", 3600, 2),
+    ("kWh, estimated", "energy_wh", 1000, 2),
+    ("MB sent", "bytes_up", 1e6, 1),
+    ("MB received", "bytes_down", 1e6, 1),
+    ("GB written", "bytes_written", 1e9, 2),
+)
+_ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
+
+Document = Mapping[str, Any]
+
+
+def page(parts: Mapping[str, str], title: str) -> str:
+    """The whole page, with each part in its place."""
+    section = '<section id="{}" aria-live="off">{}</section>'.format
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{_text(title)}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/uPlot.min.css">'
+        '<link rel="stylesheet" href="/static/page.css"><script defer src="/static/uPlot.iife.min.js"></script>'
+        '<script defer src="/static/page.js"></script></head><body><main>'
+        f'<header id="state" aria-live="polite">{parts["state"]}</header>'
+        f'<p id="said" role="status"></p><div id="controls">{parts["controls"]}</div>'
+        f'<section><h2>Reward</h2><div id="round">{parts["round"]}</div>'
+        '<div id="chart" role="img" aria-label="Reward by round"></div></section>'
+        + "".join(section(name, parts[name]) for name in PARTS[3:])
+        + "</main></body></html>"
+    )
+
+
+def title_of(document: Document) -> str:
+    """The title of the browser's tab, as plain text."""
+    return printable(f"{document.get('state', '')} · {document.get('name', '')} · swarmd")
+
+
+def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
+    """The parts of PARTS, from the status and peers documents. `now`: seconds since the epoch."""
+    return {
+        "state": _state(document),
+        "controls": _controls(document),
+        "round": _round(document),
+        "given": _card("Given to others", _paragraph(given)) if (given := given_words(document.get("given") or {})) else "",
+        "cost": _cost(document.get("usage") or {}),
+        "peers": _peers(document, peers, now),
+        "refused": _refused(document),
+        "judge": _card("Judge", _paragraph(judge_words(judge))) if (judge := document.get("judge")) else "",
+        "node": _node(document, now),
+    }
+
+
+def curve(document: Document) -> dict[str, Any]:
+    """What the chart draws: the reward of each round, and whether others' rollouts were trained on."""
+    rewards = list(document.get("rewards") or ())
+    return {"last": document.get("round") or 0, "rewards": rewards, "external": list(document.get("external") or ())[-len(rewards) :]}
+
+
+def _state(document: Document) -> str:
+    swarm = document.get("swarm") or {}
+    state = str(document.get("state") or "")
+    trouble = trouble_sentence(document)
+    return (
+        f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
+        f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(_cause(document))}</p>'
+        + (f'<p class="trouble">{_text(trouble)}</p>' if trouble else "")
+    )
+
+
+def _cause(document: Document) -> str:
+    return "; ".join(str(document[key]) for key in ("cause", "remedy") if document.get(key))
+
+
+def _controls(document: Document) -> str:
+    state = document.get("state")
+    shown = () if state == "stopping" else ("Resume", "Stop") if state == "paused" else ("Pause", "Stop")
+    return "".join(_button(name, *_BUTTONS[name]) for name in shown)
+
+
+def _button(name: str, operation: str, arguments: Mapping[str, Any]) -> str:
+    request = escape(json.dumps({"operation": operation, "arguments": arguments}))
+    first = f' data-ask="{escape(_ASK_FIRST)}"' if operation == "stop" else ""
+    return f'<button type="button" id="do-{_class(name)}" data-request="{request}"{first}>{_text(name)}</button>'
+
+
+def _round(document: Document) -> str:
+    rounds, last = document.get("rounds"), document.get("last")
+    facts = [
+        ("Round", f"{document['round']:,}" + (f" of {rounds:,}" if rounds else "") if "round" in document else ""),
+        ("Reward", reward_words(document)),
+        ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
+        ("Workers", workers_words(last.get("workers") or {}) if last else ""),
+    ]
+    return _facts(facts)
+
+
+def _cost(usage: Mapping[str, Any]) -> str:
+    """What the node cost, of each time that is counted; what cannot be read on this machine is not shown."""
+    times = [(name, usage[key]) for name, key in (("Today", "today"), ("This month", "month"), ("In all", "total")) if usage.get(key)]
+    figures = [(title, key, unit, places) for title, key, unit, places in _COSTS if any(row.get(key) is not None for _, row in times)]
+
+
+    def cells(row: Mapping[str, Any]) -> Iterator[str]:
+        for _, key, unit, places in figures:
+            yield "–" if row.get(key) is None else f"{row[key] / unit:,.{places}f}"
+
+    rows = ((name, *cells(row)) for name, row in times)
+    return _card("Cost", _table(("When", *(title for title, *_ in figures)), rows)) if figures else ""
+
+
+def _peers(document: Document, peers: Document, now: float) -> str:
+    rows = list(peers.get("peers") or ())
+    shown = rows[:PEERS_SHOWN]
+    left_out = len(rows) - len(shown) + int(peers.get("left_out") or 0)
+    table = _table(
+        ("Peer", "Where", "Heard", "Sets", "Refused", "Round", "Model"),
+        (
+            (
+                f"<b>{_text(peer.get('name'))}</b> <code>…{_text(str(peer.get('id'))[-6:])}</code>",
+                _text(_where(peer)),
+                _text(_ago(now - peer["heard_at"]) if peer.get("heard_at") else "not yet"),
+                _text(peer.get("frames") or 0),
+                _text(peer.get("rejected") or 0),
+                _text(peer.get("round") if peer.get("round") is not None else "–"),
+                f"<bdi>{_text(peer.get('model') or '–')}</bdi>",
+            )
+            for peer in shown
+        ),
+    )
+    facts = [("Peers", peers_words(document)), ("Exchange", exchange_words(document.get("exchange") or {}))]
+    more = _paragraph(f"and {left_out} more: swarmd peers") if left_out else ""
+    return _card("Peers", _facts(facts) + (table + more if shown else _paragraph("none yet: the node trains alone until it meets some")))
+
+
+def _where(peer: Mapping[str, Any]) -> str:
+    if peer.get("direction") == "relayed":
+        return "through others"
+    return str(peer.get("address") or "–").partition("/p2p/")[0]
+
+
+def _refused(document: Document) -> str:
+    refused, advice = document.get("rejected") or {}, document.get("advice") or {}
+    rows = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
+    if not rows:
+        return ""
+    cells = ((f"{count:,}", _text(reason), _text(advice.get(reason) or "nothing to do")) for reason, count in rows)
+    return _card("Refused", _table(("Count", "Why", "What to do"), cells))
+
+
+def _node(document: Document, now: float) -> str:
+    engine, trainer, swarm = document.get("engine") or {}, document.get("trainer") or {}, document.get("swarm") or {}
+    started, restarts = document.get("started_at"), trainer.get("restarts")
+    facts = [
+        ("Peer id", document.get("peer_id")),
+        ("Model", model_words(document.get("model") or {})),
+        ("Topic", swarm.get("topic")),
+        ("Network", f"{engine['name']}: {engine['why']}" if engine else ""),
+        ("Addresses", " ".join(map(str, document.get("addresses") or ()))),
+        ("Running", _ago(now - started).removesuffix(" ago") if started else ""),
+        ("Restarts", str(restarts) if restarts else ""),
+        ("Folder", document.get("state_dir")),
+    ]
+    return _card("This node", _facts(facts))
+
+
+def _card(title: str, body: str) -> str:
+    return f"<h2>{_text(title)}</h2>{body}"
+
+
+def _facts(facts: Iterable[tuple[str, object]]) -> str:
+    rows = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts if value)
+    return f"<dl>{rows}</dl>" if rows else ""
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML. On a narrow screen each cell carries its column's name."""
+    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in heads)
+    cells = (
+        "".join(f'<td data-name="{_text(name)}">{cell}</td>' for name, cell in zip(heads, row, strict=True)) for row in rows
+    )
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_text(text)}</p>" if text else ""
+
+
+def _ago(seconds: float) -> str:
+    """Coarse, so that a part does not change each second: "now", "3 min ago", "2 h ago", "4 days ago"."""
+    if seconds < 60:
+        return "now"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min ago"
+    return f"{seconds / 3600:.0f} h ago" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days ago"
+
+
+def _text(value: object) -> str:
+    """Text for HTML, between tags or in quotes; control and direction characters are made visible."""
+    return escape(printable(str(value if value is not None else "")))
+
+
+def _class(name: str) -> str:
+    """A name for class and id attributes: letters, digits and hyphens alone."""
+    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).lower()

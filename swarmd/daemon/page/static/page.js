@@ -1,0 +1,96 @@
+// Keeps the page up to date: the node sends the parts that changed (events), the reader's buttons go to /control.
+"use strict";
+
+const token = new URLSearchParams(location.search).get("token");
+const said = document.getElementById("said");
+const place = document.getElementById("chart");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+let events = null;
+let curve = null;
+let chart = null;
+
+function show(update) {
+  document.title = update.title;
+  for (const [id, html] of Object.entries(update.parts)) {
+    const part = document.getElementById(id);
+    const held = part.contains(document.activeElement) ? document.activeElement : null;
+    part.innerHTML = html;  // made and escaped by the node
+    if (held) (document.getElementById(held.id) || part.querySelector("button"))?.focus();
+  }
+  if (update.curve) draw((curve = update.curve));
+}
+
+function smooth(values, over) {
+  return values.map((_, at) => {
+    const near = values.slice(Math.max(0, at - over + 1), at + 1).filter((value) => value !== null);
+    return near.length ? near.reduce((sum, value) => sum + value, 0) / near.length : null;
+  });
+}
+
+function draw({ last, rewards, external }) {
+  const rounds = rewards.map((_, at) => last - rewards.length + 1 + at);
+  const alone = rewards.map((reward, at) => (external[at] ? null : reward));
+  const shared = rewards.map((reward, at) => (external[at] ? reward : null));
+  const data = [rounds, smooth(rewards, 10), shared, alone];
+  if (chart) return chart.setData(data);
+  if (rounds.length < 2) return;
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--edge"), width: 1 }, ticks: { show: false } };
+  const points = (label, name) => ({ label, stroke: colour(name), fill: colour(name), paths: () => null, points: { show: true, size: 5, width: 0, fill: colour(name) } });
+  const shown = (_, value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+  chart = new uPlot(
+    {
+      width: place.clientWidth, height: 220, scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(0.05, high * 1.05)] } },
+      axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 44 }], cursor: { drag: { x: false, y: false } },
+      series: [
+        { label: "Round" },
+        { label: "Mean of 10 rounds", stroke: colour("--ink"), width: 2, points: { show: false }, value: shown },
+        { ...points("With others' rollouts", "--with"), value: shown },
+        { ...points("Alone", "--alone"), value: shown },
+      ],
+    },
+    data, place);
+}
+
+function redraw() {
+  if (chart) chart.destroy();
+  chart = null;
+  if (curve) draw(curve);
+}
+
+function listen() {
+  if (events) return;
+  events = new EventSource("/events?token=" + encodeURIComponent(token));
+  events.onopen = () => { if (said.dataset.lost) { said.textContent = ""; delete said.dataset.lost; } };
+  events.onmessage = (event) => show(JSON.parse(event.data));
+  events.onerror = () => {
+    said.dataset.lost = "yes";
+    said.textContent = "The node does not answer. If it was stopped, start it with swarmd join, and run swarmd ui again.";
+  };
+}
+
+async function ask(button) {
+  if (button.ariaBusy === "true" || (button.dataset.ask && !confirm(button.dataset.ask))) return;
+  button.ariaBusy = "true";  // not disabled: it would lose the keyboard's place
+  try {
+    const headers = { Authorization: "Bearer " + token, "Content-Type": "application/json" };
+    const reply = await (await fetch("/control", { method: "POST", headers, body: button.dataset.request })).json();
+    said.textContent = reply.ok ? "" : reply.error;
+  } catch {
+    said.textContent = "The node does not answer.";
+  }
+  button.ariaBusy = "false";
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-request]");
+  if (button) ask(button);
+});
+document.addEventListener("visibilitychange", () => {  // a page that nobody sees costs the node nothing
+  if (!document.hidden) return listen();
+  events?.close();
+  events = null;
+});
+dark.addEventListener("change", redraw);
+new ResizeObserver(() => { if (chart && chart.width !== place.clientWidth) chart.setSize({ width: place.clientWidth, height: 220 }); }).observe(place);
+if (!document.hidden) listen();

@@ -1,0 +1,104 @@
+"""The page in a real headless Chromium: narrow and wide, light and dark, by keyboard, with hostile texts.
+
+With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of axe are run as well.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.cli.test_view import document
+from tests.page.chromium import Tab, binary, chromium
+from tests.page.served import PEERS, Node, served
+from tests.page.test_page import GIVEN, HOSTILE, USAGE, poisoned
+
+pytestmark = [pytest.mark.net, pytest.mark.slow, pytest.mark.skipif(binary() is None, reason="needs Chromium")]
+
+NOISY = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled", "Page.javascriptDialogOpening")
+
+
+async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> list[dict[str, Any]]:
+    """Run `look` on a tab while the page is served. Returns what the browser complained of."""
+
+    def browse() -> list[dict[str, Any]]:
+        with chromium(profile) as tab:
+            look(tab)
+            asked = [event["params"]["request"]["url"] for event in tab.events if event.get("method") == "Network.requestWillBeSent"]
+            assert asked and all(address.startswith(node.origin + "/") for address in asked)  # and nothing else, anywhere
+            return [event for event in tab.events if event.get("method") in NOISY]
+
+    async with served(node):
+        return await trio.to_thread.run_sync(browse)
+
+
+def full() -> Node:
+    trouble, external = {"cause": "c", "remedy": "r"}, [0] * 60 + [4] * 60
+    return Node(document(advice={"bad signature": "update"}, usage=USAGE, given=GIVEN, trouble=trouble, external=external))
+
+
+async def test_it_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> None:
+    node = full()
+    axe = Path(os.environ["AXE"]).read_text(encoding="utf-8") if "AXE" in os.environ else None
+
+    def look(tab: Tab) -> None:
+        for width in (320, 390, 1280):
+            for dark in (False, True):
+                tab.open(node.address, width=width, height=844, dark=dark)
+                tab.until("document.querySelector('#chart canvas')")
+                assert tab.run("document.documentElement.scrollWidth <= innerWidth")  # nothing to scroll sideways
+                paper = tab.run("getComputedStyle(document.body).backgroundColor")
+                assert (paper == "rgb(17, 17, 19)") == dark
+                if axe is not None:
+                    tab.run(axe + ";0")
+                    passed, found = tab.run("axe.run().then(r => [r.passes.length, r.violations.map(v => [v.impact, v.id])])")
+                    assert passed > 20 and found == []
+
+    assert await in_browser(node, tmp_path, look) == []
+
+
+async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: Path) -> None:
+    node = full()
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        buttons = tab.run("[...document.querySelectorAll('button')].map(b => b.id)")
+        reached = []
+        for _ in buttons:
+            tab.press("Tab")
+            reached.append(tab.run("document.activeElement.id"))
+            assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        assert reached == buttons
+        tab.run("document.getElementById('do-pause').focus()")
+        tab.press("Enter")
+        tab.until("document.getElementById('do-pause').ariaBusy === 'false'")
+        node.document = {**node.document, "state": "paused", "cause": "you paused it"}
+        tab.until("document.getElementById('do-resume')")
+        assert tab.run("document.activeElement.id") == "do-resume"  # where Pause was
+        assert "paused" in tab.run("document.title") and "you paused it" in tab.run("document.getElementById('state').textContent")
+
+    assert await in_browser(node, tmp_path, look) == []
+    assert [name for name, _ in node.told] == ["pause"]
+
+
+async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
+    node = full()
+    node.document = poisoned(node.document) | {"usage": USAGE, "given": GIVEN}
+    node.peers = poisoned(PEERS)
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        node.document = {**node.document, "cause": HOSTILE * 2}
+        tab.until("document.getElementById('state').textContent.split('onerror').length > 3")
+        assert tab.run("document.images.length + document.scripts.length") == 2  # our two scripts
+        tab.run("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=document.title=1>'), 0")  # would escaping fail:
+        tab.until("document.images[0].complete")
+        assert tab.run("document.title") != "1"  # the policy holds
+
+    complaints = await in_browser(node, tmp_path, look)
+    assert [c["params"]["entry"]["source"] for c in complaints] == ["network", "security"]  # no x there; and the handler was blocked

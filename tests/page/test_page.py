@@ -1,0 +1,126 @@
+"""What the page shows, and when it asks the node for it."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import trio
+
+from swarmd.daemon.page import page, rendering
+from swarmd.daemon.page.http import PATIENCE
+from tests.cli.test_view import PEER, document
+from tests.page.served import PEERS, Node, served
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\" ' onmouseover=alert(2) <b>\x1b[31m\u202e&quot;"
+USAGE = {
+    "today": {"cpu_seconds": 5400.0, "energy_wh": None, "bytes_up": 1_500_000, "bytes_down": 2_000_000, "bytes_written": 10**9},
+    "total": {"cpu_seconds": 36_000.0, "energy_wh": None, "bytes_up": 10**7, "bytes_down": 10**8, "bytes_written": 3 * 10**9},
+}  # fmt: skip
+GIVEN = {"rollouts": 120, "used": 30, "by": 3}
+
+
+class Tags(HTMLParser):
+    """Tags with their attributes' names, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: set[tuple[str, tuple[str, ...]]] = set()
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add((tag, tuple(name for name, _ in attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def poisoned(value: Any) -> Any:
+    """`value` with every text in it replaced by a hostile one, names in tables too."""
+    match value:
+        case str():
+            return HOSTILE
+        case dict():
+            return {key if key in _OURS else HOSTILE: poisoned(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [poisoned(inner) for inner in value]
+    return value
+
+
+_OURS = {*document(), *document()["last"], *PEERS["peers"][0], "peers", "left_out", *document()["swarm"], *document()["model"],
+         *document()["judge"], *document()["engine"], *document()["trainer"], "size", "fresh", "external_share"}  # fmt: skip
+
+
+def whole(of: dict[str, Any], peers: dict[str, Any] | None = None) -> Tags:
+    return Tags(rendering.page(rendering.parts(of, peers or dict(PEERS), now=1_700_000_100.0), rendering.title_of(of)))
+
+
+def test_texts_of_peers_and_files_stay_texts() -> None:
+    full = document(advice={"bad signature": "x"}, usage=USAGE, given=GIVEN, trouble={"cause": "c", "remedy": "r"})
+    hostile = whole(poisoned(full) | {"usage": USAGE, "given": GIVEN}, poisoned(PEERS))
+    assert hostile.tags == whole(full).tags  # not a tag or an attribute more
+    assert "\x1b" not in hostile.text and "\u202e" not in hostile.text and hostile.text.count("onerror=alert(1)") > 10
+
+
+def test_the_page_says_what_the_status_says() -> None:
+    shown = whole(document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})).text
+    facts = (
+        "training", "120 of 300", "0.429, mean of the last 10 rounds", "of 60 rounds with others' rollouts 0.379, of 60 alone 0.259",
+        "120 rollouts; used 30 times, by 3 other nodes", "1.50", "10.00", "/ip4/192.0.2.9/tcp/4001", "and 3 more", "bad signature",
+        "update", "score 0.310", PEER,
+    )  # fmt: skip
+    for fact in facts:
+        assert fact in shown, fact
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    bare = rendering.parts({}, {}, now=0.0)
+    assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
+    assert set(bare) == set(rendering.PARTS)
+    assert "Resume" in rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"]
+    assert rendering.parts(document(state="stopping"), PEERS, now=0.0)["controls"] == ""
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    html = rendering.page(rendering.parts(document(), PEERS, now=0.0), "t")
+    for source in re.findall(r'(?:src|href)="([^"]*)"', html):
+        assert source.startswith("/static/") and (page.STATIC / source.removeprefix("/static/")).is_file()
+    assert "<script>" not in html and "style=" not in html and "<style" not in html
+    for file in ("page.js", "page.css"):
+        assert "://" not in (page.STATIC / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.net
+async def test_events_bring_everything_and_then_what_changed_and_end_with_the_reader(autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.05  # of real sockets
+    async with served() as node:
+        async with node.watching() as events:
+            first = await events.next()
+            assert set(first["parts"]) == set(rendering.PARTS) and first["curve"]["rewards"] == node.document["rewards"]
+            node.document = {**node.document, "state": "paused", "cause": "on battery"}
+            changed = await events.next()
+            assert set(changed["parts"]) == {"state", "controls"} and "on battery" in changed["parts"]["state"] and "curve" not in changed
+            looks = node.looks
+            await trio.sleep(10 * page.REFRESH)
+            assert node.looks >= looks + 9
+        await trio.sleep(2 * page.REFRESH)
+        looks = node.looks
+        await trio.sleep(100 * page.REFRESH)
+        assert node.looks == looks  # nobody looks: the node is not asked
+
+
+@pytest.mark.net
+async def test_who_asks_for_nothing_is_hung_up_on(autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    async with served() as node:
+        begun = trio.current_time()
+        assert await node.send(b"GET / HTTP/1.1\r\nHost: 127") == b""
+        assert trio.current_time() - begun == pytest.approx(PATIENCE, abs=1)
+
+
+async def test_the_node_is_not_asked_before_somebody_looks() -> None:
+    async with served(Node()) as node:
+        await trio.testing.wait_all_tasks_blocked()
+        assert node.looks == 0
