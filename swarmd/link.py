@@ -116,6 +116,7 @@ class TrainerState(_Message, frozen=True):
     state: str
     cause: str = ""
     remedy: str = ""
+    download: dict[str, Any] | None = None  # the model's, while it is under way: `Download.document`
 
 
 class Alive(_Message, frozen=True):

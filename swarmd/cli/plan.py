@@ -27,5 +27,5 @@ def replay(
     from swarmd.trainer.replay_plan import document, lines, plan_replay
 
     node_config = load(config_file(config), os.environ, {"model": model, "device": device})
-    made = plan_replay(node_config, rounds, rho, alpha, lambda text: print(text, file=sys.stderr))
+    made = plan_replay(node_config, rounds, rho, alpha, lambda download: print(download.words, file=sys.stderr))
     answer(document(made), "\n".join(lines(made)), as_json)

@@ -232,8 +232,8 @@ class Daemon:
             case link.Vouch(author, useful):
                 self.member.vouch(PeerId(author), useful)
                 self.status.roster.useful(PeerId(author))
-            case link.TrainerState(state, cause, remedy):
-                self.status.state, self.status.cause, self.status.remedy = state, cause, remedy
+            case link.TrainerState():
+                self.status.trainer_says(message)
             case link.TrainerReady():
                 self._on_trainer_ready(message)
             case link.RoundDone():

@@ -30,6 +30,7 @@ class StatusBoard:
         self.round = 0
         self.saved = 0  # rounds in a checkpoint: kill -9 loses those after it
         self.verifier_pid: int | None = None
+        self.download: Mapping[str, Any] | None = None  # the model's, while it is under way
         self.last: Mapping[str, Any] | None = None
         self.kl: Mapping[str, Any] | None = None  # the last that was measured, and in which round
         self.rewards: deque[float | None] = deque(maxlen=REWARDS_KEPT)
@@ -38,6 +39,10 @@ class StatusBoard:
 
     def say(self, state: str, cause: str, remedy: str) -> None:
         self.state, self.cause, self.remedy = state, cause, remedy
+
+    def trainer_says(self, said: link.TrainerState) -> None:
+        self.say(said.state, said.cause, said.remedy)
+        self.download = said.download
 
     def replay(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Take up the rounds of earlier runs, from metrics.jsonl."""
@@ -92,6 +97,7 @@ class StatusBoard:
             "round": self.round,
             "rounds": self.config.round.rounds or None,
             "saved": self.saved,
+            "download": self.download,
             "last": self.last,
             "rewards": list(self.rewards),
             "external": list(self.external),

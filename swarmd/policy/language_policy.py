@@ -22,6 +22,7 @@ from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.models.device import dtype_name, free_memory, keep_freed_memory, seeded, use_threads
 from swarmd.policy.models.fit import LORA_FROM, measures_start, work_of
 from swarmd.policy.models.load import Loaded, load_model
+from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.training import checkpoint as saved
 from swarmd.policy.training.learner import Learner, Learning
@@ -67,7 +68,7 @@ class LanguagePolicy:
         config: NodeConfig,
         seed: int,
         free: Callable[[torch.device], int] = free_memory,
-        report: Callable[[str], None] = lambda _: None,
+        report: Callable[[Download], None] = lambda _: None,
     ) -> "LanguagePolicy":
         """Load the configured model and its engine and make them ready. NoModel, Unreachable, NoEngine, EngineFailed.
 

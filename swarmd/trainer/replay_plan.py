@@ -15,6 +15,7 @@ from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.replay_theory import PAYS_FROM, Reuse, best_reuse, compute_ratio, cost
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.progress import Download
 from swarmd.protocols import Policy, TaskSource
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import open_tasks
@@ -121,7 +122,9 @@ def plan(measured: Measured, new: int, batch: int, rho: float = RHO, alpha: floa
     )
 
 
-def plan_replay(config: NodeConfig, rounds: int, rho: float, alpha: float, report: Callable[[str], None] = lambda _: None) -> ReplayPlan:
+def plan_replay(
+    config: NodeConfig, rounds: int, rho: float, alpha: float, report: Callable[[Download], None] = lambda _: None
+) -> ReplayPlan:
     """Load the configured model, measure, plan. Nothing is saved: what the measuring taught the model is gone. NoModel, Unreachable."""
     policy = LanguagePolicy.open(config, seed=0, report=report)
     new = max(1, config.round.local)

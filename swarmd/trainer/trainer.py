@@ -19,6 +19,7 @@ from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.experience.replay_theory import compute_ratio
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.progress import Download
 from swarmd.policy.training.checkpoint import FILES
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.logs import log_with
@@ -255,8 +256,12 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
     checkpoints = Checkpoints(state_dir / "checkpoints", FILES)
     daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
 
-    def report(download: str) -> None:
-        daemon.tell(link.TrainerState("starting", download, "wait; Ctrl-C leaves at once, and the next start goes on from there"))
+    def report(download: Download) -> None:
+        if download.seconds_left == 0:
+            daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
+        else:
+            remedy = "wait; Ctrl-C leaves at once, and the next start goes on from there"
+            daemon.tell(link.TrainerState("starting", download.words, remedy, download.document()))
 
     with Saver(checkpoints) as saver, closing(_open_policy(config, start.seed, report)) as policy:
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
@@ -272,7 +277,7 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
             yield trainer
 
 
-def _open_policy(config: NodeConfig, seed: int, report: Callable[[str], None]) -> LanguagePolicy:
+def _open_policy(config: NodeConfig, seed: int, report: Callable[[Download], None]) -> LanguagePolicy:
     if not is_apart(config):
         return LanguagePolicy.open(config, seed, report=report)
     check_workers(config)

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from swarmd.policy.models.download import Progress, progress_words
+from swarmd.policy.models.progress import Download, Progress
 from swarmd.testing import wait_until
 from tests.policy.conftest import make_model
 
@@ -28,7 +28,7 @@ from swarmd.errors import SwarmdError
 from swarmd.policy.models import hub
 try:
     place = hub.locate(sys.argv[1], sys.argv[2] or None)
-    told = lambda text: print(text, flush=True)
+    told = lambda download: print(download.words, flush=True)
     files = sorted(p.name for p in hub.with_weights(place, told).iterdir())
     assert "torch" not in sys.modules
     print(json.dumps({"source": place.source, "revision": place.revision, "files": files}))
@@ -45,6 +45,7 @@ class Hub(BaseHTTPRequestHandler):
     root: Path
     fetched: list[str]
     ranges: list[str]
+    broken: list[int]  # for each an answer with weights in which a byte is another
     held: list[int]  # bytes after which the sending of weights stops, once, until `go_on`
     go_on: threading.Event
 
@@ -75,11 +76,15 @@ class Hub(BaseHTTPRequestHandler):
             self.ranges.append(self.headers["Range"])
             body = body[int(wanted[1]) :]
         self.send_response(206 if wanted else 200)
-        for key, value in {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(path)}"', "Content-Length": str(len(body))}.items():
+        size = 10**15 if path.parent.name == "huge" and path.suffix == ".safetensors" else len(body)
+        for key, value in {"X-Repo-Commit": COMMIT, "ETag": f'"{oid(path)}"', "Content-Length": str(size)}.items():
             self.send_header(key, value)
         self.end_headers()
         if self.command == "GET":
             self.fetched.append(path.name)
+            if path.suffix == ".safetensors" and self.broken:
+                self.broken.pop()
+                body = body[:-1] + bytes([body[-1] ^ 1])
             with contextlib.suppress(OSError):  # who fetched it was killed
                 if path.suffix == ".safetensors" and self.held:
                     first = self.held.pop()
@@ -109,7 +114,9 @@ class Hub(BaseHTTPRequestHandler):
 
 
 def oid(path: Path) -> str:
-    return hashlib.sha1(path.read_bytes()).hexdigest()
+    """Git's, as the hub names small files."""
+    content = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +128,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadingHTTPServe
     (whole / "pytorch_model.bin").write_bytes(b"a pickle")
     large = make_model(root / "owner" / "large", "llama")
     (large / "model-2.safetensors").write_bytes(random.Random(0).randbytes(LARGE))  # for `with_weights`, any bytes are weights
+    make_model(root / "owner" / "huge", "llama")
     pickled = make_model(root / "owner" / "pickled", "llama")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     (root / "owner" / "gated").mkdir()
     (root / "owner" / "empty").mkdir()
     (root / "owner" / "empty" / "README.md").write_text("nothing")
-    handler = type("Handler", (Hub,), {"root": root, "fetched": [], "ranges": [], "held": [], "go_on": threading.Event()})
+    handler = type("Handler", (Hub,), {"root": root, "fetched": [], "ranges": [], "broken": [], "held": [], "go_on": threading.Event()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -237,17 +245,40 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
     assert process.returncode == 130 and "Traceback" not in rest
 
 
-def test_progress_in_words() -> None:
-    assert progress_words("qwen2.5-0.5b", 312_000_000, 988_000_000, 5e6) == "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"
-    assert progress_words("a/b", 0, 988_000_000, 0.0) == "downloading a/b: 0 of 988 MB"
-    assert progress_words("a/b", 900_000_000, 988_000_000, 2e6) == "downloading a/b: 900 of 988 MB, 44 s left"
+def test_progress_in_words_and_as_a_document() -> None:
+    def words(*figures: float) -> str:
+        return Download("a/b", "model.safetensors", *figures).words  # type: ignore[arg-type]
+
+    assert words(312_000_000, 988_000_000, 5e6) == "downloading a/b: 312 of 988 MB, 2 min left"
+    assert words(0, 988_000_000, 0.0) == "downloading a/b: 0 of 988 MB"
+    assert words(900_000_000, 988_000_000, 2e6) == "downloading a/b: 900 of 988 MB, 44 s left"
+    there = {"file": "model.safetensors", "done": 900_000_000, "total": 988_000_000, "rate": 2_000_000, "seconds_left": 44}
+    assert Download("a/b", "model.safetensors", 900_000_000, 988_000_000, 2e6).document() == there
+    assert Download("a/b", "x", 5, 10, 0.0).seconds_left is None and Download("a/b", "x", 10, 10, 0.0).seconds_left == 0
 
 
-def test_progress_is_said_now_and_then() -> None:
+def test_progress_is_reported_now_and_then_and_at_the_end() -> None:
     now, told = [0.0], []
     progress = Progress("a/b", 100_000_000, told.append, lambda: now[0])
-    progress.found(50_000_000)
+    progress.found("model.safetensors", 50_000_000)
     for _ in range(50):
         now[0] += 1
         progress.got(1_000_000)
-    assert told[0] == "downloading a/b: 50 of 100 MB" and told[1] == "downloading a/b: 55 of 100 MB, 45 s left" and len(told) == 11
+    assert [download.done for download in told] == [*range(50_000_000, 100_000_001, 5_000_000)]
+    assert told[1].words == "downloading a/b: 55 of 100 MB, 45 s left" and told[-1].seconds_left == 0
+
+
+def test_what_is_not_what_the_hub_says_is_refused_and_not_kept(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    handler = hub.RequestHandlerClass
+    handler.broken.append(1)
+    answer = find(hub, tmp_path, "owner/small")
+    assert "model.safetensors of owner/small does not match the hub's hash" in str(answer["error"]) and answer["exit"] == 3
+    assert "model.safetensors" in find(hub, tmp_path, "owner/small")["files"]  # type: ignore[operator]
+
+
+def test_a_disk_that_is_too_small_is_told_before(hub: ThreadingHTTPServer, tmp_path: Path) -> None:
+    fetched = hub.RequestHandlerClass.fetched
+    fetched.clear()
+    answer = find(hub, tmp_path, "owner/huge")
+    assert "owner/huge needs 1,000,000,000 MB more on the disk" in str(answer["error"]) and answer["exit"] == 3
+    assert "model.safetensors" not in fetched

@@ -10,14 +10,14 @@ import hashlib
 import io
 import os
 import re
-import time
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import httpx2
-from huggingface_hub import DryRunFileInfo, get_hf_file_metadata, hf_hub_url, snapshot_download
+from huggingface_hub import DryRunFileInfo, constants, get_hf_file_metadata, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
@@ -30,11 +30,11 @@ from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from swarmd.errors import NoModel, Unreachable
+from swarmd.policy.models.progress import Download, Progress
 
-Report = Callable[[str], None]  # how far a download is, in words
-
-EVERY: Final = 5.0  # seconds between two words about a download
 PART: Final = ".swarmd-part"
+CHUNK: Final = 2**20  # bytes that `http_get` hands on at once, and that are lost with the process; by itself it takes ten times as many
+constants.DOWNLOAD_CHUNK_SIZE = CHUNK
 
 
 def fetch(repository: str, revision: str | None, patterns: Sequence[str], choices: str) -> Path:
@@ -43,52 +43,19 @@ def fetch(repository: str, revision: str | None, patterns: Sequence[str], choice
         return Path(snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*"]))
 
 
-def fetch_weights(repository: str, commit: str, folder: Path, patterns: Sequence[str], choices: str, report: Report) -> Path:
+def fetch_weights(
+    repository: str, commit: str, folder: Path, patterns: Sequence[str], choices: str, report: Callable[[Download], None]
+) -> Path:
     """The same for large files. folder: where `fetch` has put the small ones of this commit."""
+    blobs = folder.parents[1] / "blobs"
     with _explained(repository, commit, choices):
         missing = _missing(repository, commit, patterns)
-        progress = Progress(repository, sum(file.file_size or 0 for file in missing), report)
+        total = sum(file.file_size or 0 for file in missing)
+        _require_room(repository, total, blobs)
+        progress = Progress(repository, total, report)
         for file in missing:
-            _fetch_one(repository, commit, file, folder.parents[1] / "blobs", progress)
+            _fetch_one(repository, commit, file, blobs, progress)
     return fetch(repository, commit, patterns, choices)
-
-
-class Progress:
-    """Says how far a download is: when it begins, and then every few seconds."""
-
-    def __init__(self, source: str, total: int, report: Report, clock: Callable[[], float] = time.monotonic) -> None:
-        """source: what is downloaded, in words. total: bytes of all files."""
-        self._source, self._total, self._report, self._clock = source, total, report, clock
-        self._there = self._got = 0  # bytes on the disk, and of them those that came since we began
-        self._begun = self._said = clock()
-
-    def found(self, size: int) -> None:
-        """An earlier run left so much."""
-        self._there += size
-        self._say()
-
-    def lost(self, size: int) -> None:
-        """So much has to be fetched again."""
-        self._there = max(0, self._there - size)
-
-    def got(self, size: int) -> None:
-        self._there, self._got = self._there + size, self._got + size
-        if self._clock() >= self._said + EVERY:
-            self._say()
-
-    def _say(self) -> None:
-        self._said = self._clock()
-        rate = self._got / max(1e-9, self._said - self._begun)
-        self._report(progress_words(self._source, self._there, self._total, rate))
-
-
-def progress_words(source: str, there: int, total: int, rate: float) -> str:
-    """ "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left". rate: bytes a second; 0: not known yet."""
-    words = f"downloading {source}: {there / 1e6:.0f} of {total / 1e6:.0f} MB"
-    if rate <= 0 or there >= total:
-        return words
-    left = (total - there) / rate
-    return words + (f", {left / 60:.0f} min left" if left >= 90 else f", {left:.0f} s left")
 
 
 def _missing(repository: str, commit: str, patterns: Sequence[str]) -> list[DryRunFileInfo]:
@@ -99,13 +66,23 @@ def _missing(repository: str, commit: str, patterns: Sequence[str]) -> list[DryR
     return [file for file in files if file.will_download]
 
 
+def _require_room(repository: str, total: int, blobs: Path) -> None:
+    """NoModel where the disk cannot hold `total` bytes, less those of parts that are there."""
+    blobs.mkdir(parents=True, exist_ok=True)
+    needed, free = total - sum(part.stat().st_size for part in blobs.glob("*" + PART)), shutil.disk_usage(blobs).free
+    if needed > free:
+        raise NoModel(
+            f"{repository} needs {needed / 1e6:,.0f} MB more on the disk of {blobs}, which has {free / 1e6:,.0f} MB free. "
+            "Free some space, or set HF_HOME to another disk."
+        )
+
+
 def _fetch_one(repository: str, commit: str, file: DryRunFileInfo, blobs: Path, progress: Progress) -> None:
     """One file into `blobs`, from where an earlier run left off."""
     url = hf_hub_url(repository, file.filename, revision=commit)
     found = get_hf_file_metadata(url)
     if found.etag is None or not re.fullmatch(r"[0-9A-Za-z-]{8,128}", found.etag):
         return  # no name of the cache: huggingface_hub will say why
-    blobs.mkdir(parents=True, exist_ok=True)
     whole, part = blobs / found.etag, blobs / (found.etag + PART)
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with _Counted(io.FileIO(descriptor, "r+b"), progress) as out:
@@ -116,11 +93,14 @@ def _fetch_one(repository: str, commit: str, file: DryRunFileInfo, blobs: Path, 
         size = out.seek(0, os.SEEK_END)
         if found.size is not None and size > found.size:
             size = out.truncate(0)
-        progress.found(size)
+        progress.found(file.filename, size)
         http_get(url, out, resume_size=size, headers=build_hf_headers(), expected_size=found.size)
         if size and not _is(out, found.etag):
             out.truncate(0)
             http_get(url, out, headers=build_hf_headers(), expected_size=found.size)
+        if not _is(out, found.etag):
+            out.truncate(0)
+            raise NoModel(f"{file.filename} of {repository} does not match the hub's hash: it was damaged on its way. Start again.")
         out.flush()
         os.fsync(out.fileno())
         part.replace(whole)
@@ -148,12 +128,19 @@ class _Counted(io.BufferedRandom):
 
 
 def _is(file: io.BufferedRandom, etag: str) -> bool:
-    """Whether the content is what the hub has. Only its large files are named by their SHA-256; of the rest their size is all we know."""
-    if not re.fullmatch(r"[0-9a-f]{64}", etag):
-        return True
+    """Whether the content is what the hub has: it names large files by their SHA-256, others by git's SHA-1. True for other names."""
     file.flush()
+    size = file.seek(0, os.SEEK_END)
+    if re.fullmatch(r"[0-9a-f]{64}", etag):
+        found = hashlib.sha256()
+    elif re.fullmatch(r"[0-9a-f]{40}", etag):
+        found = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    else:
+        return True
     file.seek(0)
-    return hashlib.file_digest(file, "sha256").hexdigest() == etag
+    while block := file.read(CHUNK):
+        found.update(block)
+    return found.hexdigest() == etag
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from swarmd.errors import NoModel
+from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 
 REPOSITORIES: Mapping[str, str] = MappingProxyType(
@@ -80,7 +81,7 @@ def _no_model_in(folder: Path) -> str:
     )
 
 
-def with_weights(place: Place, report: Callable[[str], None] = lambda _: None) -> Path:
+def with_weights(place: Place, report: Callable[[Download], None] = lambda _: None) -> Path:
     """The folder once the weights are in it. NoModel where there are none safe to load. report: gets the progress of a download."""
     folder = place.folder
     if place.repository is not None and place.revision is not None:

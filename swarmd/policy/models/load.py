@@ -18,6 +18,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.device import free_memory, is_out_of_memory
 from swarmd.policy.models.fit import fit, require
 from swarmd.policy.models.memory_plan import Plan, Workload
+from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def load_model(
     seed: int,
     free: Callable[[torch.device], int] = free_memory,
     work: Workload = ORDINARY_WORK,
-    report: Callable[[str], None] = lambda _: None,
+    report: Callable[[Download], None] = lambda _: None,
 ) -> Loaded:
     """Load what the configuration names. NoModel or Unreachable with cause and remedy; nothing large is fetched before it is known to fit.
 
     seed: of the adapter's first weights. free: bytes free on a device. work: what a round will ask; see `swarmd.policy.models.fit.work_of`.
-    report: called with the progress of a download, in words.
+    report: called with the progress of a download.
     """
     transformers_logging.disable_progress_bar()
     found = fit(config, work, free)

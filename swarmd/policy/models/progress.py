@@ -1,0 +1,75 @@
+"""How far a download is: bytes, rate and seconds left, as words and as a document."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+EVERY: Final = 5.0  # seconds between two reports
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    source: str  # what is downloaded, in words
+    file: str  # the one in hand
+    done: int  # bytes of all files that are here
+    total: int
+    rate: float  # bytes a second; 0: not known yet
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None while the rate is not known; 0 once all is here."""
+        left = max(0, self.total - self.done)
+        return left / self.rate if self.rate > 0 else None if left else 0.0
+
+    @property
+    def words(self) -> str:
+        """ "downloading qwen2.5-0.5b: 312 of 988 MB, 2 min left"."""
+        words, left = f"downloading {self.source}: {self.done / 1e6:.0f} of {self.total / 1e6:.0f} MB", self.seconds_left
+        if not left:
+            return words
+        return words + (f", {left / 60:.0f} min left" if left >= 90 else f", {left:.0f} s left")
+
+    def document(self) -> dict[str, Any]:
+        """For `swarmd status --json`: bytes, bytes a second, seconds."""
+        left = self.seconds_left
+        return {
+            "file": self.file,
+            "done": self.done,
+            "total": self.total,
+            "rate": round(self.rate),
+            "seconds_left": round(left) if left is not None else None,
+        }
+
+
+class Progress:
+    """Reports how far a download is: when a file begins, every few seconds, and when all is here."""
+
+    def __init__(
+        self, source: str, total: int, report: Callable[[Download], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """source: what is downloaded, in words. total: bytes of all files."""
+        self._source, self._total, self._report, self._clock = source, total, report, clock
+        self._file = ""
+        self._there = self._got = 0  # bytes on the disk, and of them those that came since we began
+        self._begun = self._said = clock()
+
+    def found(self, file: str, size: int) -> None:
+        """A file begins. An earlier run left so much of it."""
+        self._file = file
+        self._there += size
+        self._say()
+
+    def lost(self, size: int) -> None:
+        """So much has to be fetched again."""
+        self._there = max(0, self._there - size)
+
+    def got(self, size: int) -> None:
+        self._there, self._got = self._there + size, self._got + size
+        if self._there >= self._total or self._clock() >= self._said + EVERY:
+            self._say()
+
+    def _say(self) -> None:
+        self._said = self._clock()
+        rate = self._got / max(1e-9, self._said - self._begun)
+        self._report(Download(self._source, self._file, self._there, self._total, rate))
