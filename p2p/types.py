@@ -152,6 +152,7 @@ class PeerRequest(IntEnum):
     CENSUS = 5  # `p2p.peers.census`
     TWINS = 6  # `p2p.peers.twins`
     USED = 7  # `swarmd.exchange.acknowledgements`
+    INTRODUCTION = 8  # `p2p.peers.introduction`
 
     def message(self, content: bytes = b"") -> bytes:
         return bytes([self]) + content

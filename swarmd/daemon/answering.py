@@ -27,11 +27,12 @@ import trio
 
 from p2p.engines import choose
 from p2p.identity import Identity, nickname
+from p2p.peers.introduction import TRAINING
 from p2p.types import PeerRequest, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.isolation_watch import IsolationWatch
-from swarmd.daemon.membership import nearby, run, sharing_member, topic_of
+from swarmd.daemon.membership import introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.roster import Roster
 from swarmd.daemon.status import peers_document
 from swarmd.errors import ConfigError
@@ -84,7 +85,8 @@ class AnsweringPeer:
         self._rng = random.Random(secrets.randbits(64) if config.seed is None else config.seed)
         self._roster, self._started_at = Roster(), time.time()
         self._shared_at = -math.inf
-        self._isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self._roster, time.time, talk)
+        runs = introduce(self.member, curriculum, lambda: TRAINING)
+        self._isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs)
         self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=HELD)
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
         self._ready, self._scope = threading.Event(), trio.CancelScope()

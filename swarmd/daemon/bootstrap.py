@@ -20,6 +20,7 @@ from p2p.address import parse_endpoint
 from p2p.engines import Choice, choose
 from p2p.identity import Identity, nickname
 from p2p.member import Member
+from p2p.peers.introduction import HELPING
 from p2p.sequence import SequenceFile
 from p2p.types import PeerRequest, Started
 from swarmd.config.config import NodeConfig
@@ -27,7 +28,7 @@ from swarmd.daemon import control
 from swarmd.daemon.inviting import PLACES, invite, place
 from swarmd.daemon.isolation import twin_trouble
 from swarmd.daemon.judge_discovery import JudgeAdvertiser
-from swarmd.daemon.membership import engine_builder, nearby, run, topic_of
+from swarmd.daemon.membership import engine_builder, introduce, nearby, run, topic_of
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.roster import Roster
 from swarmd.daemon.status import peers_document
@@ -92,6 +93,7 @@ class BootstrapNode:
             folder=folder,
             also=[topic_of(config.swarm, other) for other in others],
         )
+        introduce(self.member, curriculum, lambda: HELPING)
         self._advertiser = JudgeAdvertiser(self.member, judges) if judges else None
         if self._advertiser is not None:
             self.member.answers[PeerRequest.JUDGES] = self._advertiser.answer
@@ -133,7 +135,7 @@ class BootstrapNode:
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         connected = len(self.member.peers())
-        document, twin = self._self.document(), self.member.twin()
+        document = self._self.document()
         return document | {
             "role": "bootstrap",
             "state": "helping",
@@ -142,7 +144,7 @@ class BootstrapNode:
             "started_at": self._started_at,
             "peers": len(self._roster.present(time.time())),
             "connected": connected,
-            "trouble": twin_trouble(twin.later).document() if twin is not None else None,
+            "trouble": self._trouble(),
             "addresses": [entry["address"] for entry in document["addresses"]],
             "rejected": {reason.value: count for reason, count in self.member.rejected.items() if count},
             "last": None,
@@ -152,7 +154,11 @@ class BootstrapNode:
         return peers_document(self._roster, self.member.peers(), time.time())
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await survey(self.member, self._engine, self._config)
+        return await survey(self.member, self._engine, self._config) | {"trouble": self._trouble()}
+
+    def _trouble(self) -> Mapping[str, str] | None:
+        twin = self.member.twin()
+        return twin_trouble(twin.later).document() if twin is not None else None
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return invite(self._config, None, self.member.addresses(), self._self.judges)

@@ -17,11 +17,11 @@ from typing import Any
 
 import trio
 
-from p2p.address import parse_bootstrap
 from p2p.engines import choose
 from p2p.engines.common.traffic import Traffic
 from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
+from p2p.peers.introduction import PAUSED, TRAINING
 from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
 from swarmd import link
 from swarmd.config.config import NodeConfig
@@ -29,9 +29,8 @@ from swarmd.daemon import control
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.isolation_watch import IsolationWatch
-from swarmd.daemon.judge_client import Evaluation, Resolve
-from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
-from swarmd.daemon.membership import nearby, run, sharing_member, topic_of
+from swarmd.daemon.judging import Judging
+from swarmd.daemon.membership import introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import StatusBoard
@@ -113,11 +112,9 @@ class Daemon:
         self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE))
-        self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk)
-        self._make_evaluation = partial(Evaluation, identity=self.identity, curriculum_digest=curriculum.digest)
-        named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
-        self.judge_search = JudgeSearch(self.member, named) if config.judge.url == AUTO else None
-        self.evaluation = self._evaluation_by(config.judge.url) if config.judge.url and self.judge_search is None else None
+        runs = introduce(self.member, curriculum, lambda: PAUSED if self.paused else TRAINING)
+        self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs)
+        self.judging = Judging(self.member, config, curriculum, self.child.tell, view.talk)
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
@@ -155,10 +152,9 @@ class Daemon:
         if self.engine is not None:
             if self.config.swarm.mdns == "on":
                 nursery.start_soon(nearby(self.member).run)
-            if self.judge_search is not None:
-                nursery.start_soon(self._find_judge, self.judge_search)
             nursery.start_soon(self.isolation.run)
             nursery.start_soon(self.acknowledger.run)
+        nursery.start_soon(self.judging.run)
         nursery.start_soon(self.guest.run)
         nursery.start_soon(self.gatherer.run)
         nursery.start_soon(self._report_swarm)
@@ -184,7 +180,7 @@ class Daemon:
             modality = wire.modality_of(envelope.kind)
             if modality is None:
                 continue  # a kind of a later version
-            self.status.roster.heard(envelope.author, time.time())
+            self.status.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
             if modality != wire.TEXT:
                 self.member.ignore(Reason.OTHER_MODALITY)
             elif envelope.kind == offers.KIND:
@@ -240,9 +236,8 @@ class Daemon:
                 self._on_round_done(message)
             case link.Note(text):
                 self.view.talk(text)
-            case link.JudgeAnswer(question_id, text, ended):
-                if self.evaluation is not None and self._nursery is not None:
-                    self._nursery.start_soon(self.evaluation.answer, question_id, text, ended)
+            case link.JudgeAnswer() if self._nursery is not None:
+                self._nursery.start_soon(self.judging.answer, message)
             case link.TrainerFailed() | link.Stopped():
                 self.status.say("stopping", "the trainer has finished", "nothing to do")
 
@@ -278,9 +273,8 @@ class Daemon:
             remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough
             self._advised.add(reason)
             self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
-        judged = done.affordable and done.line["round"] % self.config.judge.every == 0  # what is judged is saved first
-        if judged and self.evaluation is not None and self._nursery is not None:
-            self._nursery.start_soon(self.evaluation.ask, done.line["round"], self.config.model.name)
+        if done.affordable and self._nursery is not None:  # what is judged is saved first
+            self._nursery.start_soon(self.judging.ask, done.line["round"])
 
     def _on_trainer_exit(self, death: Death) -> None:
         self._behind = None
@@ -300,24 +294,6 @@ class Daemon:
             self.view.talk(f"stuck: {stuck.cause}; {stuck.remedy}")
         self.status.say("stuck", stuck.cause, stuck.remedy)
 
-    def _evaluation_by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
-        return self._make_evaluation(
-            url,
-            ask_trainer=lambda question_id, text: self.child.tell(link.JudgeQuestion(question_id, text)),
-            judged=lambda score, n: self.child.tell(link.JudgeScore(score, n)),
-            talk=self.view.talk,
-            resolve=resolve,
-        )
-
-    async def _find_judge(self, judge_search: JudgeSearch) -> None:
-        found = await judge_search.run()
-        self.view.talk(f"found the judge {found.url}, advertised by {', '.join(map(nickname, found.by))}")
-        self.evaluation = self._evaluation_by(found.url, public_addresses)
-
-    def _judge_document(self) -> dict[str, Any] | None:
-        documents = [part.document() for part in (self.judge_search, self.evaluation) if part is not None]
-        return {key: value for document in documents for key, value in document.items()} if documents else None
-
     # The operator's side.
 
     def _peers(self) -> int:
@@ -335,7 +311,7 @@ class Daemon:
             given=self.given.document(),
             isolation=self.isolation.document(),
             guest=self.guest.document(),
-            judge=self._judge_document(),
+            judge=self.judging.document(),
         )
 
     async def _on_status(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -349,7 +325,9 @@ class Daemon:
         return document
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await survey(self.member, self.engine, self.config) if self.engine is not None else {"schema": 1, "engine": None}
+        if self.engine is None:
+            return {"schema": 1, "engine": None}
+        return await survey(self.member, self.engine, self.config) | {"trouble": self.isolation.document()["trouble"]}
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return invite(self.config, curriculum_of(self.config), self.member.addresses())

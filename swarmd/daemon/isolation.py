@@ -1,13 +1,20 @@
-"""Diagnoses isolation: why a node hears no peer, or what else is wrong with its swarm, and what to do. Pure."""
+"""Diagnoses isolation: why a node hears no peer, or what else is wrong with its swarm, and what to do. Pure.
 
-from collections.abc import Mapping, Sequence
+`certain` says what needs no waiting; `why_alone` adds what only silence tells, and silence may be the long rounds of others.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from p2p.peers.introduction import HELPING, PAUSED, SHOWN, Introduced
 from p2p.types import Reason
 from swarmd.daemon.reachability_report import bootstrap_remedy
+from swarmd.terminal import printable
 
-_NOT_A_CAUSE = (Reason.DUPLICATE, Reason.OWN_ECHO)  # of every swarm
+CLOCK = 240.0  # seconds between two clocks that are too many; frames are refused from 300 on (`AdmissionLimits.window`)
+_NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO}  # of every swarm
+_SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)  # one such frame tells what its author is
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,41 +28,59 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `isolation_watch` found out about a node that has heard no peer for a minute."""
+    """What `isolation_watch` found out."""
 
     name: str  # the swarm's
     curriculum: str
+    digest: str = ""  # of our swarm
+    runs: str = ""  # version of swarmd, and of what makes the tasks
+    heard: bool = False  # somebody is heard
     connected: int = 0  # members
     helpers: int = 0  # of them, those that say that they train nothing
+    unknown: int = 0  # of them, those that said nothing when asked: they may train
     companions: int = 0  # other members of our curriculum that somebody sees, at least
     others: Mapping[str, int] = field(default_factory=dict)  # another curriculum -> nodes of it that somebody sees
-    bootstrap: Sequence[Mapping[str, Any]] = ()  # `network_survey.who_answers` of each address, with "address"
+    introduced: Sequence[Introduced] = ()  # what peers say of themselves
+    bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, with "address"
+    hung_up: Sequence[str] = ()  # bootstrap addresses that answer, and end each connection of ours
     refused: Mapping[Reason, int] = field(default_factory=dict)  # frames, since somebody was heard last
     shards: int = 1
+    settled: bool = True  # there was time to connect, and to be seen by others
 
 
-def why_alone(facts: Facts) -> Trouble:
-    """The most likely cause of hearing no peer."""
-    if facts.others and not facts.companions:
+def certain(facts: Facts) -> Trouble | None:
+    """A cause that holds whatever comes later. While somebody is heard: only that clocks differ, or that we are refused."""
+    if (found := _clock(facts) or _refused(facts)) is not None or facts.heard:
+        return found
+    if not facts.settled:
+        return _nobody_answers(facts)
+    if facts.others and not facts.companions and not facts.unknown:
         return _another_curriculum(facts)
     if not facts.connected:
         return _nobody_connected(facts)
-    if (found := _main_reason(facts)) is not None:
-        return found
+    if facts.companions or facts.unknown:
+        return _main_reason(facts, _SURE_OF) or _all_paused(facts)
     if facts.helpers >= facts.connected:
         return Trouble(
-            f"no peer is heard: {_nodes(facts.connected, 'bootstrap node')} is connected, which trains nothing, and no other node of "
+            f"no peer is heard: {_nodes(facts.connected, 'bootstrap node')} connected, which train nothing, and no other node of "
             f"{facts.curriculum}",
             "wait: others are found as they come",
         )
+    return None
+
+
+def why_alone(facts: Facts) -> Trouble:
+    """The most likely cause of hearing no peer for long."""
+    if (found := certain(facts) or _main_reason(facts)) is not None:
+        return found
     if facts.shards > 1:
         return Trouble(
             f"no peer is heard in our part of the swarm, one of {facts.shards}: {_nodes(facts.connected, 'member')} connected",
             "wait: the node looks for the others by itself, which may take some minutes",
         )
     return Trouble(
-        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a minute",
-        "wait: their rounds may be long, or they are paused; swarmd peers shows who they are",
+        f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a quarter of an hour",
+        "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who they are",
     )
 
 
@@ -77,14 +102,68 @@ def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
     return Trouble(f"bootstrap address {entry['address']} does not answer: {entry['says']}", bootstrap_remedy(entry))
 
 
+def _clock(facts: Facts) -> Trouble | None:
+    """All whom we asked are wrong in the same way: so it is our clock."""
+    ahead = [said.ahead for said in facts.introduced]
+    if not ahead or not (all(seconds > CLOCK for seconds in ahead) or all(seconds < -CLOCK for seconds in ahead)):
+        return None
+    least = min(ahead, key=abs)
+    off = f"{abs(least) / 60:.0f} minutes {'behind' if least > 0 else 'ahead'}"
+    if len(ahead) > 1:
+        return Trouble(
+            f"this machine's clock is {off}, say all {len(ahead)} peers asked: they refuse what this node sends, and it what they send",
+            "set the clock, best by NTP; the node needs no restart",
+        )
+    if facts.heard:
+        return None  # one peer's word; another one's frames were in time
+    return Trouble(
+        f"this machine's clock is {off} of that of the only peer that could be asked: each refuses what the other sends",
+        "let NTP set this clock; if it was right, the other's has to be set",
+    )
+
+
+def _refused(facts: Facts) -> Trouble | None:
+    """Where we pass for one that misbehaved. One peer's word counts while nobody is heard."""
+    ours = [one for one in facts.introduced if one.digest == facts.digest and one.doing != HELPING] or facts.introduced
+    if ours and all(one.refuses for one in ours) and (len(ours) > 1 or not facts.heard):
+        who = f"all {len(ours)} peers asked" if len(ours) > 1 else "the only peer that could be asked"
+        return Trouble(
+            f"what this node sends is refused by {who}: for them it is one that misbehaves",
+            "wait: half of what they hold against it is forgotten in half an hour. If it comes again, update swarmd; docs/admission.md "
+            "says what counts",
+        )
+    if facts.hung_up and not facts.connected and not facts.heard:
+        return Trouble(
+            f"bootstrap address {facts.hung_up[0]} answers, and ends each connection of this node: it has banned this node, or has no room",
+            "wait: a ban ends by itself, most within 16 minutes; or ask for another bootstrap address",
+        )
+    return None
+
+
 def _another_curriculum(facts: Facts) -> Trouble:
     there = ", ".join(f"{_nodes(count, 'node')} of {name}" for name, count in sorted(facts.others.items()))
     known = [name for name in facts.others if " " not in name]
     remedy = f'wait for nodes of {facts.curriculum}, or train with those that are there: swarm.curriculum = "{known[0]}"' if known else ""
+    ours = facts.curriculum if known or not facts.runs else f"{facts.curriculum} with {facts.runs}"
     return Trouble(
-        f"no peer is heard: in swarm {facts.name} there is only {there}, and this node is of {facts.curriculum}",
+        f"no peer is heard: in swarm {facts.name} there is only {there}, and this node is of {ours}",
         remedy or f"wait for nodes of {facts.curriculum}, or see that all run the same version of swarmd and have the same tasks",
     )
+
+
+def another(said: Introduced) -> str:
+    """What to call a swarm whose digest this version of swarmd does not know."""
+    return f"{printable(said.trains)[:SHOWN]} with {printable(said.runs)[:SHOWN]}"
+
+
+def _nobody_answers(facts: Facts) -> Trouble | None:
+    """Not one of the bootstrap addresses."""
+    dead = [entry for entry in facts.bootstrap if not entry["answers"]]
+    if facts.connected or not dead or len(dead) < len(facts.bootstrap):
+        return None
+    trouble = dead_bootstrap(dead[0])
+    more = f", and {_nodes(len(dead) - 1, 'other')} neither" if len(dead) > 1 else ""
+    return Trouble(f"no peer is heard: {trouble.cause}{more}", trouble.remedy)
 
 
 def _nobody_connected(facts: Facts) -> Trouble:
@@ -93,19 +172,21 @@ def _nobody_connected(facts: Facts) -> Trouble:
             "no peer is heard: no bootstrap address is set, and no member was found on the local network",
             "ask the swarm's people for an address, and start with --bootstrap",
         )
-    dead = [entry for entry in facts.bootstrap if not entry["answers"]]
-    if len(dead) == len(facts.bootstrap):
-        trouble = dead_bootstrap(dead[0])
-        more = f", and {_nodes(len(dead) - 1, 'other')} neither" if len(dead) > 1 else ""
-        return Trouble(f"no peer is heard: {trouble.cause}{more}", trouble.remedy)
-    return Trouble(
+    return _nobody_answers(facts) or Trouble(
         f"no peer is heard: the bootstrap address answers, and no member of swarm {facts.name}, {facts.curriculum}, is connected",
         "wait for others, or check that they have the same swarm.name, curriculum and version of swarmd: swarmd doctor network",
     )
 
 
-def _main_reason(facts: Facts) -> Trouble | None:
-    refused = {reason: count for reason, count in facts.refused.items() if count and reason not in _NOT_A_CAUSE}
+def _all_paused(facts: Facts) -> Trouble | None:
+    doing = [said.doing for said in facts.introduced if said.doing != HELPING]
+    if facts.unknown or not doing or any(what != PAUSED for what in doing):
+        return None
+    return Trouble(f"no peer is heard: {_nodes(len(doing), 'node')} connected, and paused", "wait: they share again when they are resumed")
+
+
+def _main_reason(facts: Facts, of: Collection[Reason] = frozenset(Reason) - _NOT_A_CAUSE) -> Trouble | None:
+    refused = {reason: count for reason, count in facts.refused.items() if count and reason in of}
     if not refused:
         return None
     reason = max(refused, key=lambda reason: (refused[reason], reason.value))

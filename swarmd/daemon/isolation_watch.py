@@ -1,73 +1,95 @@
-"""Isolation detection: notices that a node hears no peer, and collects the facts: what peers see, and which bootstrap addresses answer.
+"""Isolation detection: notices that a node is alone, and collects the facts: what peers say and see, and which bootstrap addresses answer.
 
 `isolation` turns the facts into cause and remedy.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import trio
 
 from p2p.address import parse_bootstrap
 from p2p.member import Member
+from p2p.peers.outbound import TARGET
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig
-from swarmd.daemon.isolation import Facts, Trouble, dead_bootstrap, twin_trouble, why_alone
-from swarmd.daemon.reachability_survey import count_others, who_answers
+from swarmd.daemon.isolation import Facts, Trouble, certain, dead_bootstrap, twin_trouble, why_alone
+from swarmd.daemon.reachability_survey import ask_around, who_answers, whom_to_ask
 from swarmd.daemon.roster import Roster
 
 CHECK_EVERY = 2.0  # seconds
-QUIET = 60.0  # seconds without anybody after which the node says so
 KNOCK_FIRST = 5.0  # seconds after the start at which bootstrap addresses that are not connected are tried by themselves
-INQUIRE = 30.0  # seconds between two searches for the cause, while no peer is heard
 KNOCK_EVERY = 600.0  # seconds, while somebody is heard
+SETTLED = 18.0  # seconds alone after which others had time to be found
+SEARCH_EVERY, SEARCH_LATER, LATER = 10.0, 30.0, 300.0  # seconds between two searches, and from LATER seconds alone on
+CALM, CALM_ASKED = 25.0, 2  # the same while somebody is heard, and how many peers are asked
+PATIENT = 900.0  # seconds alone after which silence itself is told: as long as the longest gap that the roster allows
+JUMP = 60.0  # seconds by which the clock is set forward or back, so that it is worth a search at once
+LEFT = 10.0  # seconds without a connection after which a peer of a small swarm counts as gone
+HUNG_UP = 2  # searches in a row in which a bootstrap address answered, and its peer would not be asked
 CONNECTED = {"answers": True, "says": "connected", "refused": False}
 
 log = logging.getLogger(__name__)
 
 
 class IsolationWatch:
-    """talk: told when a bootstrap address stops or begins to answer. trouble: what to tell the operator, None while somebody is heard."""
+    """talk: told when a bootstrap address stops or begins to answer. trouble: what to tell the operator, None where all is well.
+
+    clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
+    """
 
     def __init__(
-        self, member: Member, config: SwarmConfig, curriculum: str, roster: Roster, clock: Callable[[], float], talk: Callable[[str], None]
+        self,
+        member: Member,
+        config: SwarmConfig,
+        curriculum: str,
+        roster: Roster,
+        clock: Callable[[], float],
+        talk: Callable[[str], None],
+        runs: str = "",
     ) -> None:
-        self._member, self._config, self._curriculum, self._roster = member, config, curriculum, roster
-        self._clock, self._talk = clock, talk
+        self.member, self._config, self._curriculum, self._roster = member, config, curriculum, roster
+        self._clock, self._talk, self._runs = clock, talk, runs
         self._bootstrap = {text: parse_bootstrap(text)[0] for text in config.bootstrap}
         self._knocked: dict[str, Mapping[str, Any]] = {}  # address -> who answers there
-        self._alone_since = clock()
+        self._would_not: Counter[str] = Counter()  # address -> searches in a row in which it answered, and its peer would not be asked
         self._refused_before: Counter[Reason] = Counter()  # up to the moment at which somebody was heard last
+        self._connected: frozenset[PeerId] = frozenset()
+        self._lost: dict[PeerId, float] = {}  # peers whose connection ended, and when
         self.trouble: Trouble | None = None
 
     async def run(self) -> None:
-        await trio.sleep(KNOCK_FIRST)
-        await self._knock()
-        inquired = knocked = self._clock()
+        alone_since = searched = trio.current_time()
+        knock_at, heard_before, offset = alone_since + KNOCK_FIRST, False, self._offset()
         while True:
-            now = self._clock()
-            if self._roster.present(now):
-                self._alone_since, self._refused_before = now, Counter(self._member.rejected)
-            alone = now - self._alone_since >= QUIET
-            if (twin := self._member.twin()) is not None:
+            now = trio.current_time()
+            if self._note_connections(now):
+                knock_at = min(knock_at, now + KNOCK_FIRST)
+            heard = self._roster.any_usable(self._clock())
+            if heard:
+                alone_since, self._refused_before = now, Counter(self.member.rejected)
+            if now >= knock_at:
+                await self._knock()
+                knock_at = now + KNOCK_EVERY
+            alone, jumped = now - alone_since, abs(self._offset() - offset) > JUMP
+            every = CALM if heard else SEARCH_EVERY if alone < LATER else SEARCH_LATER
+            if (twin := self.member.twin()) is not None:
                 self._say(twin_trouble(twin.later))
-            elif not alone:
-                self._say(None)
-                inquired = now - INQUIRE
-                if now - knocked >= KNOCK_EVERY:
-                    knocked = now
-                    await self._knock()
-            elif now - inquired >= INQUIRE:
-                inquired = knocked = now
-                self._say(why_alone(await self._facts()))
+            elif jumped or heard != heard_before or now - searched >= every:
+                offset, searched = self._offset(), now
+                self._say(await self._search(heard, alone))
+            heard_before = heard
             await trio.sleep(CHECK_EVERY)
 
     def document(self) -> dict[str, Any]:
         """For the status: the problem, and the bootstrap addresses that do not answer."""
         dead = [dead_bootstrap(entry) for entry in self._knocked.values() if not entry["answers"]]
         return {"trouble": self.trouble.document() if self.trouble else None, "bootstrap": [found.document() for found in dead]}
+
+    def _offset(self) -> float:
+        return self._clock() - trio.current_time()
 
     def _say(self, trouble: Trouble | None) -> None:
         if trouble != self.trouble and trouble is not None:
@@ -76,21 +98,65 @@ class IsolationWatch:
             log.info("no problem with the swarm any more")
         self.trouble = trouble
 
-    async def _facts(self) -> Facts:
-        await self._knock()
+    def _note_connections(self, now: float) -> bool:
+        """Peers that left a small swarm are no longer heard. (In a large one connections end because there are enough.) Returns whether
+        the connection to a bootstrap peer ended.
+        """
+        connected = frozenset(self.member.engine.connected())
+        ended, self._connected = self._connected - connected, connected
+        self._lost = {peer: since for peer, since in self._lost.items() if peer not in connected} | dict.fromkeys(ended, now)
+        for peer in [peer for peer, since in self._lost.items() if now - since >= LEFT]:
+            del self._lost[peer]
+            if len(connected) < TARGET:
+                self._roster.gone(peer)
+        return not ended.isdisjoint(self._bootstrap.values())
+
+    async def _search(self, heard: bool, alone: float) -> Trouble | None:
+        if heard:
+            asked = whom_to_ask(self.member, [], CALM_ASKED)
+            if certain(await self._facts(asked, heard=True)) is None:
+                return None
+            return certain(await self._facts(whom_to_ask(self.member, []), heard=True))
+        facts = await self._facts(whom_to_ask(self.member, [*self._bootstrap.values()]), settled=alone >= SETTLED)
+        return certain(facts) if alone < PATIENT else why_alone(facts)
+
+    async def _facts(self, asked: Sequence[PeerId], *, heard: bool = False, settled: bool = True) -> Facts:
+        said: dict[str, Any] = {}
+
+        async def ask() -> None:
+            said.update(await ask_around(self.member, asked, self._clock))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            if not heard:
+                nursery.start_soon(self._knock)
+        if not heard:
+            self._note_hung_up()
         return Facts(
             name=self._config.name,
             curriculum=self._curriculum,
-            connected=len(self._member.peers()),
+            digest=self.member.topic.digest,
+            runs=self._runs,
+            heard=heard,
+            settled=settled,
+            connected=len(self.member.peers()),
             bootstrap=list(self._knocked.values()),
-            refused=Counter(self._member.rejected) - self._refused_before,
-            shards=self._member.sharding.shards,
-            **await count_others(self._member, list(self._bootstrap.values())),
+            hung_up=[address for address, times in self._would_not.items() if times >= HUNG_UP],
+            refused=Counter(self.member.rejected) - self._refused_before,
+            shards=self.member.sharding.shards,
+            **said,
         )
+
+    def _note_hung_up(self) -> None:
+        """After all bootstrap peers were asked: those that answer a stranger should be connected."""
+        connected = self.member.engine.connected()
+        for address, peer in self._bootstrap.items():
+            hangs_up = self._knocked[address]["answers"] and peer not in connected and peer != self.member.identity.peer_id
+            self._would_not[address] = self._would_not[address] + 1 if hangs_up else 0
 
     async def _knock(self) -> None:
         """Try the bootstrap addresses whose peer is not connected. A change is reported once."""
-        connected = {peer.id for peer in self._member.peers()} | {self._member.identity.peer_id}
+        connected = {*self.member.engine.connected(), self.member.identity.peer_id}
 
         async def one(address: str, peer: PeerId) -> None:
             there = peer in connected

@@ -23,6 +23,7 @@ import trio
 from p2p.identity import Identity
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
+from swarmd.tasks.curriculum import CURRICULA
 from swarmd.types import Completion
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class _Grade(msgspec.Struct, frozen=True):
     total: Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
     score: Annotated[float, msgspec.Meta(ge=0, le=1)]
     n: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+
+
+class _Health(msgspec.Struct, frozen=True):
+    curriculum: Annotated[str, msgspec.Meta(max_length=64)]  # digest
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -176,6 +181,18 @@ class JudgeClient:
             return self._failed(asked)
         return Question(asked.evaluation, asked.question, self._clock() + asked.seconds)
 
+    async def check(self) -> NotJudged | None:
+        """Why the judge would refuse us, as it asks another curriculum. None where it does not, or cannot be asked now: `ask` says that."""
+        health = await self._call("/healthz", None, 200, _Health)
+        if isinstance(health, NotJudged) or health.curriculum == self._digest:
+            return None
+        its = next((of.name for of in CURRICULA.values() if of.digest == health.curriculum), None)
+        return NotJudged(
+            f"the judge at {self.origin} asks {its or 'tasks that are not known here'}, and this node trains on another curriculum",
+            "set judge.url to a judge of this node's curriculum"
+            + (f', or swarm.curriculum to "{its}"' if its else ", or see that both have the same version of swarmd and the same tasks"),
+        )
+
     async def answer(self, question: Question, completion: Completion) -> Graded | NotJudged:
         """Hand the one answer in. Never raises for what a judge does."""
         if question.expired(self.now()):
@@ -200,9 +217,9 @@ class JudgeClient:
     def _lie(self, what: str) -> NotJudged:
         return NotJudged(f"the judge at {self.origin} sent {what}", "check that judge.url names a swarmd judge; if so, tell its operator")
 
-    async def _call(self, path: str, document: dict[str, Any], success: int, kind: type[Any]) -> Any:
-        """What the judge answered, as `kind`, or a NotJudged."""
-        body = msgspec.json.encode(document)
+    async def _call(self, path: str, document: dict[str, Any] | None, success: int, kind: type[Any]) -> Any:
+        """What the judge answered, as `kind`, or a NotJudged. document: None to read, unsigned."""
+        body = None if document is None else msgspec.json.encode(document)
         with trio.move_on_after(self._timeouts.whole):
             async with self._turn:
                 try:
@@ -224,13 +241,13 @@ class JudgeClient:
         cause = f"the judge at {self.origin} took longer than {self._timeouts.whole:g} s"
         return NotJudged(cause, "nothing to do; it is asked again later")
 
-    async def _exchange(self, path: str, body: bytes) -> tuple[int, bytes | None]:
+    async def _exchange(self, path: str, body: bytes | None) -> tuple[int, bytes | None]:
         """Status and body; None: the body is over the limit. No redirect is followed, no cookie kept, no environment read."""
         *firsts, last = await self._targets()
         for target in firsts:
             with suppress(httpx2.ConnectError, httpx2.ConnectTimeout):
-                return await self._post(target, path, body)
-        return await self._post(last, path, body)
+                return await self._send(target, path, body)
+        return await self._send(last, path, body)
 
     async def _targets(self) -> Sequence[httpx2.URL]:
         """Where to dial: the origin itself, or the addresses that its name was found to have, so that no second look-up says otherwise."""
@@ -240,15 +257,16 @@ class JudgeClient:
         port = origin.port or (443 if origin.scheme == "https" else 80)
         return [origin.copy_with(host=address) for address in await self._resolve(origin.host, port)]
 
-    async def _post(self, target: httpx2.URL, path: str, body: bytes) -> tuple[int, bytes | None]:
+    async def _send(self, target: httpx2.URL, path: str, body: bytes | None) -> tuple[int, bytes | None]:
         origin = httpx2.URL(self.origin)
-        timeout = httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect)
-        headers = {**self.signed(path, body), "content-type": "application/json", "accept-encoding": "identity", "user-agent": "swarmd"}
-        headers["host"] = origin.netloc.decode("ascii")
+        method, timeout = "GET" if body is None else "POST", httpx2.Timeout(self._timeouts.read, connect=self._timeouts.connect)
+        headers = {"accept-encoding": "identity", "user-agent": "swarmd", "host": origin.netloc.decode("ascii")}
+        if body is not None:
+            headers |= {**self.signed(path, body), "content-type": "application/json"}
         named = {"sni_hostname": origin.host.removesuffix(".")}  # also the name that the certificate must have
         async with (
             httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=timeout) as client,
-            client.stream("POST", target.join(path), content=body, headers=headers, extensions=named) as response,
+            client.stream(method, target.join(path), content=body, headers=headers, extensions=named) as response,
             contextlib.aclosing(response.aiter_raw()) as parts,  # raw: nothing is inflated
         ):
             received = bytearray()
@@ -313,6 +331,11 @@ class Evaluation:
         self._open: Question | None = None
         self._last: Graded | None = None
         self._silence: NotJudged | None = None
+
+    async def check(self) -> None:
+        """See whether the judge asks what we train on. What it says of that is told at once."""
+        if (mismatch := await self._client.check()) is not None:
+            self._on_failure(mismatch)
 
     async def ask(self, round_number: int, model: str) -> None:
         """Get a question and give it to the trainer. Does nothing while one is on its way, being answered, or not yet due."""

@@ -14,14 +14,16 @@ from p2p.engines.common.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member
+from p2p.peers.introduction import Introducer
 from p2p.peers.mdns import Mdns
 from p2p.sequence import SequenceFile
 from p2p.shards.shards import Shards
 from p2p.topic import Topic
-from p2p.types import Handlers, P2pEngine
+from p2p.types import Handlers, P2pEngine, PeerRequest
 from swarmd.config.config import SwarmConfig
 from swarmd.exchange import offers, wire
 from swarmd.exchange.swarm_id import swarm_digest
+from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
 
 ADDRESS_BOOK = "peers.json"
@@ -92,6 +94,15 @@ def sharing_member(
         shards=Shards(random.Random(secrets.randbits(64)), time.time()),
         kinds=(offers.KIND, wire.KIND),
     )
+
+
+def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) -> str:
+    """Have the member say what it is, when asked (`p2p.peers.introduction`). Returns what it says that it runs."""
+    runs = f"swarmd {installed_version()}, reasoning-gym {installed_version('reasoning-gym')}"
+    member.answers[PeerRequest.INTRODUCTION] = Introducer(
+        member.topic, curriculum.name, runs, doing, lambda peer: member.reputation.shunned(peer, time.time()), time.time
+    )
+    return runs
 
 
 def nearby(member: Member) -> Mdns:

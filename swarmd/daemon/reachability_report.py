@@ -55,7 +55,7 @@ def diagnose(found: Survey) -> Diagnosis:
         _listening(found, reachable),
         _addresses(found, reachable),
         *_bootstrap(found),
-        _members(found, bool(answering)),
+        _trouble(found) or _members(found, bool(answering)),
         _reached(found, reachable),
         *_relayed(found, reachable),
     ]
@@ -151,6 +151,11 @@ def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
     if entry["refused"]:
         return "the machine is there and the node is not running, or has another port: ask its people"
     return "check that this machine is online and that no firewall stops outgoing TCP connections to that port; otherwise that node is down"
+
+
+def _trouble(found: Survey) -> Finding | None:
+    trouble = found.get("trouble")
+    return Finding("swarm", False, trouble["cause"], trouble["remedy"]) if trouble else None
 
 
 def _members(found: Survey, bootstrap_answers: bool) -> Finding:

@@ -6,7 +6,7 @@ The process with the engine makes it: the running node; if none runs, a member s
 import ipaddress
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ from p2p.member import Member
 from p2p.nat.dial_back import ask_members
 from p2p.nat.noise_probe import Silent, Stranger, knock
 from p2p.netgroup import LOCAL, group_of_host, only_here
-from p2p.peers import census
+from p2p.peers import census, introduction
+from p2p.peers.introduction import Introduced
 from p2p.types import Peer, PeerId
 from swarmd.config.config import NodeConfig
+from swarmd.daemon.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 
@@ -51,8 +53,11 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
         "bootstrap": [],
         "verdicts": [],
         "curriculum": curriculum_of(config).name,
+        "trouble": None,
         "seen": {"helpers": 0, "companions": 0, "others": {}},  # as `count_others` says
     }
+
+    said: dict[str, Any] = {}
 
     async def dial_back() -> None:
         for port in ports[:1]:
@@ -64,7 +69,8 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
 
     async def see() -> None:
         named = [parse_bootstrap(address)[0] for address in config.swarm.bootstrap]
-        found["seen"] = await count_others(member, named)
+        said.update(await ask_around(member, whom_to_ask(member, named), time.time))
+        found["seen"] = {key: said[key] for key in found["seen"]}
 
     async def knock_at(address: str) -> None:
         found["bootstrap"].append({"address": address, **await who_answers(address)})
@@ -76,16 +82,21 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
             if parse_bootstrap(address)[0] != member.identity.peer_id:
                 nursery.start_soon(knock_at, address)
     found["bootstrap"].sort(key=lambda entry: config.swarm.bootstrap.index(entry["address"]))
+    facts = Facts(
+        config.swarm.name, found["curriculum"], member.topic.digest, connected=len(peers), bootstrap=found["bootstrap"], **said
+    )
+    trouble = certain(facts)
+    found["trouble"] = trouble.document() if trouble else None
     return found
 
 
-async def count_others(member: Member, named: Sequence[PeerId]) -> dict[str, Any]:
-    """How many of the connected members only help, and at least how many other nodes of our and of other curricula our members see.
-    named: asked too, connected or not.
+async def count_others(member: Member, asked: Sequence[PeerId], introduced: Mapping[PeerId, Introduced]) -> dict[str, Any]:
+    """How many of the connected members only help, how many may train as they said nothing, and at least how many other nodes of our and
+    of other curricula our members see. asked: connected or not. introduced: what peers say of themselves.
     """
-    peers = [peer.id for peer in member.peers()]
-    asked = [peer for peer in dict.fromkeys([*named, *peers]) if peer != member.identity.peer_id]
+    peers = {peer.id for peer in member.peers()}
     said = await census.ask(member.engine.request, asked, member.topic.name)
+    names = {one.digest: another(one) for one in introduced.values()}
     others: Counter[str] = Counter()
     companions = 0
     for peer, answer in said.items():
@@ -95,10 +106,24 @@ async def count_others(member: Member, named: Sequence[PeerId]) -> dict[str, Any
             if ours:
                 companions = max(companions, count)
             elif count > 0:
-                name = curriculum_named(seen.digest) or "an unknown curriculum"
+                name = curriculum_named(seen.digest) or names.get(seen.digest, "an unknown curriculum")
                 others[name] = max(others[name], count)
     helpers = sum(peer in peers and not answer.trains for peer, answer in said.items())
-    return {"helpers": helpers, "companions": companions, "others": dict(others)}
+    unknown = len(peers - said.keys())
+    return {"helpers": helpers, "unknown": unknown, "companions": companions, "others": dict(others)}
+
+
+def whom_to_ask(member: Member, named: Sequence[PeerId], most: int = census.ASKED) -> Sequence[PeerId]:
+    """Named peers, then members, then others that are connected."""
+    asked = dict.fromkeys([*named, *(peer.id for peer in member.peers()), *sorted(member.engine.connected())])
+    asked.pop(member.identity.peer_id, None)
+    return [*asked][:most]
+
+
+async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[], float]) -> dict[str, Any]:
+    """What these peers say of themselves, of us, and of whom they see; as `Facts` has it."""
+    said = await introduction.ask(member.engine.request, asked, member.topic.name, clock)
+    return {"introduced": [*said.values()], **await count_others(member, asked, said)}
 
 
 async def who_answers(bootstrap: str) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class AuthorRecord:
     rejected: int = 0  # let in, and then found bad by the trainer
     round: int | None = None  # as it says itself
     model: str | None = None
+    usable: bool = False  # it has sent what this node can use
+    gone: bool = False  # its connection ended and did not come back, and it was not heard since
 
 
 class Roster:
@@ -41,16 +43,17 @@ class Roster:
     def get(self, peer: PeerId) -> AuthorRecord | None:
         return self._useful.get(peer) or self._others.get(peer)
 
-    def heard(self, peer: PeerId, now: float) -> None:
-        """One of its rollout sets or offers was admitted."""
+    def heard(self, peer: PeerId, now: float, *, usable: bool = True) -> None:
+        """One of its rollout sets or offers was admitted. usable: by us."""
         author = self.get(peer)
         if author is None:
             author = self._others[peer] = AuthorRecord(now)
         else:
             author.quiet += _SHARE * (min(MOST, max(LEAST, GAPS * (now - author.last))) - author.quiet)
-            author.last = now
+            author.last, author.gone = now, False
             (self._useful if peer in self._useful else self._others).move_to_end(peer)
         author.frames += 1
+        author.usable |= usable
         while len(self) > self._kept:
             self._others.popitem(last=False)
 
@@ -70,6 +73,20 @@ class Roster:
         if (author := self.get(peer)) is not None:
             author.round, author.model = round_number, model
 
+    def gone(self, peer: PeerId) -> None:
+        """It has left: it is no longer heard, however long its rounds are."""
+        if (author := self.get(peer)) is not None:
+            author.gone = True
+
     def present(self, now: float) -> Sequence[PeerId]:
         """Authors that are heard, the useful ones first."""
-        return [peer for those in (self._useful, self._others) for peer, author in those.items() if now - author.last <= author.quiet]
+        both = [*self._useful.items(), *self._others.items()]
+        return [peer for peer, author in both if _present(author, now)]
+
+    def any_usable(self, now: float) -> bool:
+        """Whether one of them sends what we can use."""
+        return any(author.usable and _present(author, now) for those in (self._useful, self._others) for author in those.values())
+
+
+def _present(author: AuthorRecord, now: float) -> bool:
+    return not author.gone and abs(now - author.last) <= author.quiet  # abs: where the clock is set back, all that was heard is old

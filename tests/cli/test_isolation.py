@@ -4,11 +4,20 @@ from typing import Any
 
 import pytest
 
+from p2p.peers.introduction import Introduced
 from p2p.types import Reason
-from swarmd.daemon.isolation import Facts, why_alone
+from swarmd.daemon.isolation import CLOCK, Facts, another, certain, why_alone
 
 DEAD = {"address": "/ip4/192.0.2.1/tcp/4001/p2p/x", "answers": False, "says": "nothing listens on that port", "refused": True}
 LIVE = {"address": "/ip4/192.0.2.2/tcp/4001/p2p/y", "answers": True, "says": "answers in 9 ms", "refused": False}
+
+
+def peer(ahead: float = 0.0, *, refuses: bool = False, doing: str = "training", digest: str = "ours") -> Introduced:
+    return Introduced(digest, "sapo-9", "swarmd 9", doing, refuses, ahead)
+
+
+LATE, EARLY = peer(-CLOCK - 60), peer(CLOCK + 60)
+REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
 
 
 @pytest.mark.parametrize(
@@ -20,13 +29,54 @@ LIVE = {"address": "/ip4/192.0.2.2/tcp/4001/p2p/y", "answers": True, "says": "an
         ({"bootstrap": [DEAD, LIVE]}, "the bootstrap address answers", "same swarm.name, curriculum and version"),
         ({"bootstrap": [LIVE], "others": {"tiny-9": 3}}, "only 3 nodes of tiny-9, and this node is of sapo-9", '"tiny-9"'),
         ({"connected": 1, "helpers": 1, "others": {"an unknown curriculum": 1}}, "1 node of an unknown", "same version"),
-        ({"connected": 1, "helpers": 1}, "1 bootstrap node is connected, which trains nothing", "wait"),
+        ({"connected": 1, "helpers": 1}, "1 bootstrap node connected, which train nothing", "wait"),
         ({"connected": 2, "helpers": 1, "companions": 1, "others": {"tiny-9": 3}}, "2 members connected, and none has", "swarmd peers"),
         ({"connected": 2, "refused": {Reason.STALE: 3, Reason.DUPLICATE: 9}}, "refused: 3 outside the time window", "NTP"),
         ({"connected": 2, "refused": {Reason.BAD_SIGNATURE: 1}}, "refused: 1 bad signature", "docs/admission.md"),
+        ({"connected": 2, "companions": 1, "refused": {Reason.OTHER_MODALITY: 1}}, "a kind that this node cannot use", "nothing to do"),
+        ({"connected": 2, "introduced": [EARLY, EARLY]}, "clock is 5 minutes behind, say all 2 peers", "NTP"),
+        ({"connected": 2, "introduced": [LATE]}, "clock is 5 minutes ahead of that of the only peer", "NTP"),
+        ({"connected": 2, "introduced": [REFUSES, REFUSES, HELPS]}, "refused by all 2 peers asked", "wait"),
+        ({"connected": 1, "introduced": [REFUSES]}, "refused by the only peer that could be asked", "wait"),
+        ({"bootstrap": [LIVE], "hung_up": ["/ip4/192.0.2.2"]}, "192.0.2.2 answers, and ends each connection", "a ban ends by itself"),
+        ({"connected": 1, "companions": 1, "introduced": [peer(doing="paused")]}, "1 node connected, and paused", "resumed"),
         ({"connected": 2, "refused": {Reason.OWN_ECHO: 9}, "shards": 4}, "our part of the swarm, one of 4", "wait"),
     ],
 )
 def test_the_cause_and_what_to_do(facts: dict[str, Any], cause: str, remedy: str) -> None:
-    found = why_alone(Facts(name="main", curriculum="sapo-9", **facts))
+    found = why_alone(Facts(name="main", curriculum="sapo-9", digest="ours", **facts))
     assert cause in found.cause and remedy in found.remedy and "\n" not in found.cause + found.remedy
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"connected": 1, "companions": 1},  # its rounds may be long
+        {"connected": 1, "unknown": 1, "others": {"tiny-9": 3}},  # an earlier version, which cannot say what it trains
+        {"connected": 2, "companions": 1, "refused": {Reason.STALE: 9, Reason.BAD_SIGNATURE: 9}},  # frames from before the start
+        {"connected": 2, "companions": 1, "introduced": [LATE, EARLY]},  # they differ: it is not ours
+        {"connected": 2, "companions": 1, "introduced": [LATE, peer()]},
+        {"connected": 2, "companions": 1, "introduced": [REFUSES, peer()]},
+        {"connected": 2, "companions": 1, "introduced": [peer(doing="paused"), peer()]},
+        {"settled": False},  # not yet
+        {"settled": False, "bootstrap": [DEAD, LIVE]},
+        {"settled": False, "bootstrap": [LIVE], "others": {"tiny-9": 3}},
+        {"heard": True, "introduced": [EARLY]},  # another one's frames are in time
+        {"heard": True, "introduced": [REFUSES]},
+        {"heard": True, "bootstrap": [DEAD], "others": {"tiny-9": 3}},
+    ],
+)
+def test_what_may_be_well_is_no_trouble(facts: dict[str, Any]) -> None:
+    assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"settled": False, "bootstrap": [DEAD]}, {"heard": True, "introduced": [LATE, LATE]}, {"heard": True, "introduced": [REFUSES] * 2}],
+)
+def test_what_is_certain_at_once(facts: dict[str, Any]) -> None:
+    assert certain(Facts(name="main", curriculum="sapo-9", digest="ours", **facts)) is not None
+
+
+def test_what_a_stranger_calls_itself_cannot_move_the_cursor() -> None:
+    assert another(Introduced("d", "x\x1b[2J" + "y" * 500, "z\r", "", False, 0.0)) == "x\\x1b[2J" + "y" * 56 + " with z\\r"

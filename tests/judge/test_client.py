@@ -28,6 +28,7 @@ from swarmd.daemon.judge_client import (
     judge_origin,
 )
 from swarmd.errors import SwarmdError
+from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import Clock
 from swarmd.types import Completion
 
@@ -461,3 +462,33 @@ async def test_a_silent_judge_is_in_the_status() -> None:
         assert document["remedy"]
         assert document["asked_again_in"] > 0
         assert (document["score"], document["n"]) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    "answer, said",
+    [
+        (reply({"status": "ok", "curriculum": TINY_9.digest}, 200), "asks tiny-9, and this node trains on another curriculum"),
+        (reply({"curriculum": "0123456789abcdef"}, 200), "asks tasks that are not known here"),
+        (reply({"curriculum": "digest"}, 200), None),
+        (reply({"error": "not found"}, 404), None),  # an earlier version
+        (b"nonsense", None),
+    ],
+)
+def test_a_judge_of_another_curriculum_is_named_before_the_first_question(answer: bytes, said: str | None) -> None:
+    requests: list[bytes] = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        requests.append(request)
+        await stream.send_all(answer)
+
+    async def main() -> None:
+        told: list[str] = []
+        async with judge(handle) as url:
+            evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: None, client(url), told.append)
+            await evaluation.check()
+            document = evaluation.document()
+        assert requests[0].startswith(b"GET /healthz ") and b"swarmd-signature" not in requests[0]
+        assert (said in document["cause"] and said in told[0] and document["remedy"]) if said else (document["cause"], told) == ("", [])
+        assert document["asked_again_in"] == 0.0  # it is asked as ever
+
+    trio.run(main)

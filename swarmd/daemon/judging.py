@@ -1,0 +1,69 @@
+"""The node's judge: configured or found in the swarm, its questions on their way to the trainer, and its grades."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import trio
+
+from p2p.address import parse_bootstrap
+from p2p.identity import nickname
+from p2p.member import Member
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.judge_client import Evaluation, Resolve
+from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
+from swarmd.tasks.curriculum import Curriculum
+
+CHECK_EVERY = 600.0  # seconds between two questions whether the judge is of our curriculum
+
+
+class Judging:
+    """tell: the trainer. talk: the operator."""
+
+    def __init__(
+        self,
+        member: Member,
+        config: NodeConfig,
+        curriculum: Curriculum,
+        tell: Callable[[link.ToTrainer], None],
+        talk: Callable[[str], None],
+    ) -> None:
+        self._config, self._talk = config, talk
+        self._make = partial(
+            Evaluation,
+            identity=member.identity,
+            curriculum_digest=curriculum.digest,
+            ask_trainer=lambda question_id, text: tell(link.JudgeQuestion(question_id, text)),
+            judged=lambda score, n: tell(link.JudgeScore(score, n)),
+            talk=talk,
+        )
+        named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
+        self._search = JudgeSearch(member, named) if config.judge.url == AUTO else None
+        self._evaluation = self._by(config.judge.url) if config.judge.url and self._search is None else None
+
+    async def run(self) -> None:
+        """Find the judge, where it is to be found, and see now and then whether it asks what we train on."""
+        if self._search is not None:
+            found = await self._search.run()
+            self._talk(f"found the judge {found.url}, advertised by {', '.join(map(nickname, found.by))}")
+            self._evaluation = self._by(found.url, public_addresses)
+        while self._evaluation is not None:
+            await self._evaluation.check()
+            await trio.sleep(CHECK_EVERY)
+
+    async def ask(self, round_number: int) -> None:
+        """Have it ask a question, where a round calls for one."""
+        if self._evaluation is not None and round_number % self._config.judge.every == 0:
+            await self._evaluation.ask(round_number, self._config.model.name)
+
+    async def answer(self, answer: link.JudgeAnswer) -> None:
+        if self._evaluation is not None:
+            await self._evaluation.answer(answer.id, answer.text, answer.ended)
+
+    def document(self) -> dict[str, Any] | None:
+        documents = [part.document() for part in (self._search, self._evaluation) if part is not None]
+        return {key: value for document in documents for key, value in document.items()} if documents else None
+
+    def _by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
+        return self._make(url, resolve=resolve)

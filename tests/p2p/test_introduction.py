@@ -1,0 +1,57 @@
+"""What a peer says of itself when asked, and what becomes of answers that are none."""
+
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.engines.memory import MemorySwarm
+from p2p.peers.introduction import MAX_ANSWER, SHOWN, TRAINING, Introduced, Introducer, answered, ask, question
+from p2p.types import PeerId, PeerRequest
+from swarmd.testing import NOW, TOPIC, Clock, identity, memory_member
+
+ASKER = identity(9).peer_id
+
+
+def introducer(trains: str = "tiny-9", refused: bool = False) -> Introducer:
+    return Introducer(TOPIC, trains, "swarmd 9", lambda: TRAINING, lambda _: refused, Clock())
+
+
+def test_a_peer_says_what_it_is_what_time_it_has_and_whether_it_takes_our_frames() -> None:
+    for refused in (False, True):
+        said = answered(introducer(refused=refused)(ASKER, question(TOPIC.name)), NOW - 90)
+        assert said == Introduced(TOPIC.digest, "tiny-9", "swarmd 9", "training", refused, 90.0)
+
+
+def test_it_says_nothing_to_whoever_does_not_know_the_swarms_name() -> None:
+    assert introducer()(ASKER, question("other")) == b"" == introducer()(ASKER, PeerRequest.INTRODUCTION.message(b"\xff"))
+
+
+def test_a_long_name_is_cut_and_the_answer_fits() -> None:
+    message = introducer(trains="ä" * 1000)(ASKER, question(TOPIC.name))
+    said = answered(message, NOW)
+    assert said is not None and said.trains == "ä" * SHOWN and len(message) <= MAX_ANSWER
+
+
+def test_a_later_answer_may_have_more_fields_and_another_version_is_left_out() -> None:
+    message = introducer()(ASKER, question(TOPIC.name))
+    assert message[:2] == bytes([0x97, 1])
+    assert answered(bytes([0x98]) + message[1:] + b"\x05", NOW) == answered(message, NOW)
+    assert answered(bytes([0x97, 2]) + message[2:], NOW) is None
+
+
+@given(st.binary(max_size=200) | st.binary(min_size=1, max_size=8).map(lambda b: introducer()(ASKER, question(TOPIC.name))[: -len(b)] + b))
+def test_any_bytes_are_an_answer_or_none(message: bytes) -> None:
+    said = answered(message, NOW)
+    assert said is None or isinstance(said.ahead, float)
+
+
+def test_peers_that_do_not_answer_are_left_out() -> None:
+    async def main() -> None:
+        swarm, clock = MemorySwarm(), Clock()
+        us, other, old = (memory_member(swarm, n, clock) for n in (1, 2, 3))
+        other.answers[PeerRequest.INTRODUCTION] = introducer()
+        gone = PeerId("12D3KooWGone")
+        said = await ask(us.engine.request, [gone, old.identity.peer_id, other.identity.peer_id], TOPIC.name, clock)
+        assert list(said) == [other.identity.peer_id]
+
+    trio.run(main)
