@@ -153,6 +153,12 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
 
 
+def pause_words(pause: Mapping[str, Any]) -> str:
+    """Why the node pauses, when that ends, and what to do about it."""
+    ends = f"it goes on {pause['ends']}" if pause.get("ends") else ""
+    return printable("; ".join(filter(None, (pause.get("cause"), ends, pause.get("remedy")))))
+
+
 def given_words(given: Mapping[str, Any]) -> str:
     """Rollouts that we shared, and what others say that they used of them."""
     if not given.get("rollouts"):

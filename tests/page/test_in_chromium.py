@@ -73,9 +73,9 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: P
             reached.append(tab.run("document.activeElement.id"))
             assert tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
         assert reached == buttons
-        tab.run("document.getElementById('do-pause').focus()")
+        tab.run("document.getElementById('do-pause-for-1-h').focus()")
         tab.press("Enter")
-        tab.until("document.getElementById('do-pause').ariaBusy === 'false'")
+        tab.until("document.getElementById('do-pause-for-1-h').ariaBusy === 'false'")
         node.document = {**node.document, "state": "paused", "cause": "you paused it"}
         tab.until("document.getElementById('do-resume')")
         assert tab.run("document.activeElement.id") == "do-resume"  # where Pause was

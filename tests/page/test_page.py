@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from swarmd.daemon.page import page, rendering
 from swarmd.daemon.page.http import PATIENCE
@@ -17,6 +18,7 @@ USAGE = {
     "today": {"cpu_seconds": 5400.0, "energy_wh": None, "bytes_up": 1_500_000, "bytes_down": 2_000_000, "bytes_written": 10**9},
     "total": {"cpu_seconds": 36_000.0, "energy_wh": None, "bytes_up": 10**7, "bytes_down": 10**8, "bytes_written": 3 * 10**9},
 }  # fmt: skip
+PAUSE = {"kind": "hours", "cause": "not at this hour", "until": 1.0, "ends": "at 18:00", "remedy": "swarmd resume"}
 GIVEN = {"rollouts": 120, "used": 30, "by": 3}
 
 
@@ -50,7 +52,8 @@ def poisoned(value: Any) -> Any:
 
 
 _OURS = {*document(), *document()["last"], *PEERS["peers"][0], "peers", "left_out", *document()["swarm"], *document()["model"],
-         *document()["judge"], *document()["engine"], *document()["trainer"], "size", "fresh", "external_share"}  # fmt: skip
+         *document()["judge"], *document()["engine"], *document()["trainer"], "size", "fresh", "external_share",
+         *PAUSE, "pauses", "away", "download", "file", "done", "total", "rate", "seconds_left"}  # fmt: skip
 
 
 def whole(of: dict[str, Any], peers: dict[str, Any] | None = None) -> Tags:
@@ -58,7 +61,8 @@ def whole(of: dict[str, Any], peers: dict[str, Any] | None = None) -> Tags:
 
 
 def test_texts_of_peers_and_files_stay_texts() -> None:
-    full = document(advice={"bad signature": "x"}, usage=USAGE, given=GIVEN, trouble={"cause": "c", "remedy": "r"})
+    full = document(pauses=[PAUSE] * 2, away=[PAUSE], download={"file": "f", "done": 3, "total": 9, "rate": 1, "seconds_left": 6},
+                    advice={"bad signature": "x"}, usage=USAGE, given=GIVEN, trouble={"cause": "c", "remedy": "r"})
     hostile = whole(poisoned(full) | {"usage": USAGE, "given": GIVEN}, poisoned(PEERS))
     assert hostile.tags == whole(full).tags  # not a tag or an attribute more
     assert "\x1b" not in hostile.text and "\u202e" not in hostile.text and hostile.text.count("onerror=alert(1)") > 10
@@ -75,11 +79,19 @@ def test_the_page_says_what_the_status_says() -> None:
         assert fact in shown, fact
 
 
+def test_each_pause_says_why_and_when_it_ends() -> None:
+    paused = document(state="paused", cause="first", pauses=[PAUSE | {"cause": "first"}, PAUSE], away=[PAUSE | {"cause": "no bytes left"}])
+    shown = whole(paused).text
+    assert "not at this hour; it goes on at 18:00; swarmd resume" in shown and "no bytes left" in shown and shown.count("first") == 1
+
+
 def test_what_is_not_known_is_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
     assert set(bare) == set(rendering.PARTS)
-    assert "Resume" in rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"]
+    assert re.findall(">([^<]+)</button>", rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"]) == ["Resume", "Stop"]
+    running = re.findall(">([^<]+)</button>", rendering.parts(document(), PEERS, now=0.0)["controls"])
+    assert running == ["Pause for 1 h", "Pause for 2 h", "Pause until resumed", "Stop"]
     assert rendering.parts(document(state="stopping"), PEERS, now=0.0)["controls"] == ""
 
 

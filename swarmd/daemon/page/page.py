@@ -39,7 +39,7 @@ class Page:
     def __init__(self, handlers: Mapping[str, control.Handler], clock: Callable[[], float] = time.time) -> None:
         self.token = secrets.token_urlsafe(32)
         self._handlers, self._clock = handlers, clock
-        self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED}
+        self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | {"pause": self._pause}
 
     async def respond(self, request: Request) -> Response:
         if (why := access.foreign(request.headers)) is not None:
@@ -59,6 +59,11 @@ class Page:
                 return _plain(403, _REFUSED)
             return Response(200, "application/json", await control.answer(request.body, self._allowed), HEADERS)
         return _plain(404, "There is nothing here.\n")
+
+    async def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`for`: seconds from now, by the node's clock; the browser's may be another machine's."""
+        seconds = arguments.get("for")
+        return await self._handlers["pause"]({"until": self._clock() + seconds} if isinstance(seconds, int) else {})
 
     async def _look(self) -> tuple[dict[str, str], str, dict[str, Any]]:
         document = await self._handlers["status"]({})

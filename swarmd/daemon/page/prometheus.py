@@ -6,6 +6,14 @@ from typing import Any
 CONTENT_TYPE = "text/plain; version=0.0.4"
 STATES = ("starting", "training", "waiting", "paused", "stuck", "restarting", "stopping")
 
+_USED = (
+    ("cpu_seconds", "cpu_seconds_total", "CPU time of all processes of the node"),
+    ("energy_wh", "energy_wh_total", "energy, estimated"),
+    ("bytes_up", "sent_bytes_total", "bytes to other nodes"),
+    ("bytes_down", "received_bytes_total", "bytes from other nodes"),
+    ("bytes_written", "written_bytes_total", "bytes written to disk"),
+)
+
 Sample = tuple[Mapping[str, str], float | None]
 
 
@@ -47,6 +55,15 @@ def _metrics(document: Mapping[str, Any]) -> Iterator[tuple[str, str, list[Sampl
     yield "exchange_bytes_total", "bytes of rollouts fetched and served", [
         ({"direction": "in"}, exchange.get("bytes_in")), ({"direction": "out"}, exchange.get("bytes_out")),
     ]  # fmt: skip
+    given, download = document.get("given") or {}, document.get("download") or {}
+    yield one("rollouts_given_total", "rollouts shared", given.get("rollouts"))
+    yield one("rollouts_used_total", "times that others said that they used one of them", given.get("used"))
+    yield one("rollouts_users", "other nodes that said so", given.get("by"))
+    total = (document.get("usage") or {}).get("total") or {}
+    for key, name, what in _USED:
+        yield one(name, what, total.get(key))
+    yield "pauses", "1 for each cause of a pause that holds", [({"kind": str(p.get("kind"))}, 1) for p in document.get("pauses") or ()]
+    yield "download_bytes", "the model's download", [({"part": part}, download.get(part)) for part in ("done", "total")]
     yield one("judge_score", "the judge's last score", judge.get("score"))
     yield one("trainer_restarts_total", "times that the trainer died and was started again", trainer.get("restarts"))
 

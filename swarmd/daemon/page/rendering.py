@@ -13,6 +13,7 @@ from swarmd.daemon.status_words import (
     given_words,
     judge_words,
     model_words,
+    pause_words,
     peers_words,
     reward_words,
     round_sentence,
@@ -23,8 +24,10 @@ from swarmd.terminal import printable
 
 PEERS_SHOWN = 40
 PARTS = ("state", "controls", "round", "given", "cost", "peers", "refused", "judge", "node")
-_BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "Pause": ("pause", {}),
+_BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # operation of the control API and its arguments; "for": seconds
+    "Pause for 1 h": ("pause", {"for": 3600}),
+    "Pause for 2 h": ("pause", {"for": 7200}),
+    "Pause until resumed": ("pause", {}),
     "Resume": ("resume", {}),
     "Stop": ("stop", {}),
 }
@@ -35,6 +38,7 @@ _COSTS = (  # title, key of the usage, what it is divided by, digits
     ("MB received", "bytes_down", 1e6, 1),
     ("GB written", "bytes_written", 1e9, 2),
 )
+_NO_COMPARISON = "Rounds alone come at other times of the training, so the two means are no fair comparison; swarmd demo makes one."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
 Document = Mapping[str, Any]
@@ -92,8 +96,17 @@ def _state(document: Document) -> str:
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
         f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(_cause(document))}</p>'
+        + _download(document.get("download") or {})
+        + "".join(_paragraph(pause_words(pause)) for pause in [*list(document.get("pauses") or ())[1:], *(document.get("away") or ())])
         + (f'<p class="trouble">{_text(trouble)}</p>' if trouble else "")
     )
+
+
+def _download(download: Mapping[str, Any]) -> str:
+    """A bar; how many bytes and how long is in the state's cause."""
+    if not download.get("total"):
+        return ""
+    return f'<progress aria-label="Download" value="{_text(download.get("done") or 0)}" max="{_text(download["total"])}"></progress>'
 
 
 def _cause(document: Document) -> str:
@@ -102,8 +115,10 @@ def _cause(document: Document) -> str:
 
 def _controls(document: Document) -> str:
     state = document.get("state")
-    shown = () if state == "stopping" else ("Resume", "Stop") if state == "paused" else ("Pause", "Stop")
-    return "".join(_button(name, *_BUTTONS[name]) for name in shown)
+    if state == "stopping":
+        return ""
+    held = state == "paused" or document.get("pauses")
+    return "".join(_button(name, *_BUTTONS[name]) for name in _BUTTONS if name == "Stop" or (name == "Resume") == bool(held))
 
 
 def _button(name: str, operation: str, arguments: Mapping[str, Any]) -> str:
@@ -120,7 +135,8 @@ def _round(document: Document) -> str:
         ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
         ("Workers", workers_words(last.get("workers") or {}) if last else ""),
     ]
-    return _facts(facts)
+    both = len({bool(others) for others in document.get("external") or ()}) == 2
+    return _facts(facts) + (f"<p><small>{_NO_COMPARISON}</small></p>" if both else "")
 
 
 def _cost(usage: Mapping[str, Any]) -> str:
@@ -205,7 +221,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Cells are HTML. On a narrow screen each cell carries its column's name."""
     head = "".join(f'<th scope="col">{_text(name)}</th>' for name in heads)
     cells = (
-        "".join(f'<td data-name="{_text(name)}">{cell}</td>' for name, cell in zip(heads, row, strict=True)) for row in rows
+        "".join(f'<td data-name="{_text(name)}"><span>{cell}</span></td>' for name, cell in zip(heads, row, strict=True)) for row in rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
