@@ -1,4 +1,4 @@
-"""`swarmd doctor model` and `swarmd export`: what a model needs on this machine, and the trained model as files."""
+"""`swarmd models`, `swarmd doctor model` and `swarmd export`: what models need on this machine, and the trained model as files."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from swarmd.cli.inspect import config_file
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, answer, as_state_dir
 
+RECORDED = 50  # rounds whose median says how long one takes
 doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
 
 
@@ -50,3 +51,26 @@ def export(
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
+
+
+def models(
+    device: DeviceName = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the models that have a short name: memory, disk and seconds a round on this machine. Downloads nothing."""
+    from swarmd.config.sources import load
+    from swarmd.daemon.choices import trained_from
+    from swarmd.policy.models.hub import REPOSITORIES
+    from swarmd.policy.models.listing import lines, list_models
+    from swarmd.state.folder import METRICS_FILE
+    from swarmd.state.metrics import read_metrics
+
+    folder = as_state_dir(state_dir)
+    trained, _ = trained_from(folder)
+    name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
+    seconds = [sum(line["seconds"].values()) for line in read_metrics(folder / METRICS_FILE)[-RECORDED:] if "seconds" in line]
+    where, listed = list_models(load(config_file(config), os.environ, {"device": device}), {name: seconds} if name else {})
+    document = {"schema": 1, "device": where, "models": [model.document() for model in listed]}
+    answer(document, "\n".join(lines(where, listed)), as_json)

@@ -75,13 +75,18 @@ def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int]
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)
     shape = shape_of(skeleton, place.source)
+    dtype, plan = plan_on(config, shape, device, free(device), work)
+    return Fit(place, architecture, skeleton, shape, device, dtype, work, plan)
+
+
+def plan_on(config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload) -> tuple[torch.dtype, Plan]:
+    """Precision and plan of a model of this shape on a device with `free` bytes."""
     rank = _lora_rank(config, shape)
     # A large model is trained in bfloat16 where the device is quick at it, whole too: its steps are taken in float32.
     dtype = choose_dtype(config.dtype, device, trained_whole=rank is None and shape.parameters <= LORA_FROM)
     # The copy of the start lies in main memory, which on CUDA is another.
     on_device = replace(work, start_copy=False) if device.type == "cuda" else work
-    plan = make_plan(shape, dtype_name(dtype), rank, free(device), on_device)
-    return Fit(place, architecture, skeleton, shape, device, dtype, work, plan)
+    return dtype, make_plan(shape, dtype_name(dtype), rank, free, on_device)
 
 
 def measures_start(plan: Plan, device: torch.device) -> bool:
@@ -130,13 +135,13 @@ def _alternatives(fit: Fit) -> Iterator[str]:
             changes += [f"generate.max_new_tokens = {length}"] * (length != work.new_tokens)
             changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
             yield f"this model with {' and '.join(changes)}"
-    for name, its_work, shape in _named(replace(work, micro_batch_tokens=0)):
+    for name, its_work, shape in named(replace(work, micro_batch_tokens=0)):
         smaller = shape.parameters < fit.shape.parameters
         if smaller and make_plan(shape, plan.dtype, _lora_rank(ModelConfig(), shape), plan.free, its_work).fits:
             yield f"--model {name}"
 
 
-def _named(work: Workload) -> Iterator[tuple[str, Workload, Shape]]:
+def named(work: Workload) -> Iterator[tuple[str, Workload, Shape]]:
     """What has a short name, largest first."""
     for name, settings in _NAMED.items():
         yield name, work, shape_of(skeleton_of(AutoConfig.for_model(**settings), name))

@@ -1,0 +1,62 @@
+"""`swarmd models`: what is listed, and whether the arithmetic agrees with what was measured."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from swarmd.config.config import NodeConfig
+from swarmd.policy.models.architecture import shape_of, skeleton_of
+from swarmd.policy.models.listing import DeviceSpeed, estimate, lines, list_models, measure_speed
+from swarmd.policy.models.memory_plan import Workload, make_plan
+from tests.cli.conftest import Run, run  # noqa: F401  a fixture
+from tests.policy.conftest import QWEN_05B
+
+GB = 10**9
+SPEED = DeviceSpeed(60e9, 8e9)  # of the machine of docs/performance.md, one core
+
+
+def listed(free: int, recorded: dict[str, list[float]] | None = None) -> dict[str, object]:
+    config = NodeConfig.model_validate({"model": {"device": "cpu", "dtype": "float32"}})
+    where, models = list_models(config, recorded or {}, lambda _: free, lambda *_: SPEED)
+    assert where == "cpu"
+    assert len(lines(where, models)) == len(models) + 5
+    return {model.name: model for model in models}
+
+
+def test_what_fits_is_what_the_plan_says_smallest_first() -> None:
+    models = listed(6 * GB)
+    assert list(models) == ["tiny", "qwen2.5-0.5b", "qwen3-0.6b", "qwen2.5-1.5b"]
+    assert [model.plan.fits for model in models.values()] == [True, True, False, False]  # type: ignore[attr-defined]
+    assert not any(model.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
+
+
+def test_a_recorded_round_counts_more_than_an_estimate() -> None:
+    models = listed(6 * GB, {"tiny": [0.3, 0.1, 0.2]})
+    assert models["tiny"].document()["seconds_a_round"] == {"value": 0.2, "measured_rounds": 3}  # type: ignore[attr-defined]
+    assert models["qwen2.5-0.5b"].document()["seconds_a_round"]["measured_rounds"] == 0  # type: ignore[attr-defined]
+    assert models["tiny"].download == 0 and models["qwen2.5-0.5b"].download in (0, 2 * 494_032_768)  # type: ignore[attr-defined]
+
+
+def test_the_estimate_is_near_what_half_a_billion_weights_took() -> None:
+    """docs/performance.md: 97 CPU seconds answering and 234 updating, with questions of about 60 tokens."""
+    shape = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
+    work = Workload(questions=8, completions=8, new_tokens=64, prompt_tokens=60)
+    plan = make_plan(shape, "float32", 16, 16 * GB, work)
+    assert 331 / 2 < estimate(shape, plan, work, 8, SPEED) < 331 * 2
+    slower = replace(SPEED, flops=SPEED.flops / 10)
+    assert estimate(shape, plan, work, 8, slower) == pytest.approx(10 * estimate(shape, plan, work, 8, SPEED))
+
+
+def test_the_speed_of_this_machine_is_measured() -> None:
+    speed = measure_speed(torch.device("cpu"), torch.float32)
+    assert speed.flops > 1e6 and speed.bandwidth > 1e6
+
+
+def test_the_command(run: Run) -> None:  # noqa: F811
+    said = run("models", "--device", "cpu", "--json")
+    document = json.loads(said.out)
+    assert (said.code, document["schema"], document["device"]) == (0, 1, "cpu")
+    assert document["models"][0]["name"] == "tiny" and document["models"][0]["fits"]
