@@ -30,7 +30,7 @@ def run(
     jobs: Annotated[int, typer.Option(help="Runs at a time, one core each.", min=1, max=256)] = 1,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
     executor: Annotated[str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")] = "local",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder: finished runs stay.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder: finished runs stay, others go on from their last save.")] = False,
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report. Ctrl-C stops; --resume goes on, with the same results."""
     from dataclasses import replace
@@ -55,7 +55,7 @@ def run(
             play_all(results, jobs, _Teller())
     except KeyboardInterrupt:
         again = f"swarmd lab run {experiment} --out {folder} --resume"
-        print(f"\nstopped; finished runs stay. To go on: {again} (and the same --seeds and --rounds)", file=sys.stderr)
+        print(f"\nstopped; what was saved stays. To go on: {again} (and the same --seeds and --rounds)", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         if len(results.missing) < len(results.runs):

@@ -16,6 +16,15 @@ class Useless:
     def __init__(self) -> None:
         self._since: OrderedDict[PeerId, int] = OrderedDict()  # least recently heard first
 
+    @property
+    def state(self) -> Mapping[PeerId, int]:
+        """Least recently heard first."""
+        return dict(self._since)
+
+    @state.setter
+    def state(self, state: Mapping[PeerId, int]) -> None:
+        self._since = OrderedDict(state)
+
     def charge(self, theirs: Sequence[Scored], earned: Mapping[PeerId, int]) -> list[PeerId]:
         """Whom to charge for a round's rollouts: once for each PATIENCE useless ones in a row. earned: the authors of useful ones."""
         charged = []

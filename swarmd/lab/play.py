@@ -4,14 +4,15 @@ Each node has its own weights, optimizer, questions, pool, identity and inbox; i
 Nodes take turns, in another order each round; what one shares, those after it may collect in the same round. Sets of rollouts are gossiped
 whole, so the run measures what is learnt, not what is fetched.
 
-`python -m swarmd.lab.play FOLDER SETTING SEED` plays one run of a results folder (`swarmd.lab.results`) and prints a line for each round.
+`python -m swarmd.lab.play FOLDER SETTING SEED [SECONDS]` plays one run of a results folder (`swarmd.lab.results`) and prints a line for
+each round. A run that was cut off goes on from its last save (`swarmd.lab.saving`). SECONDS: between two saves.
 """
 
 import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,16 @@ from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.hostile import MARK, HostilePeer
 from swarmd.lab.results import Results, Run
+from swarmd.lab.saving import EVERY, RunSaves, Said, Saying
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
 from swarmd.tasks.own import OwnCurriculum
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
-from swarmd.trainer.node import build
+from swarmd.trainer.checkpoint import Checkpoints
+from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import Node, run_round
-from swarmd.types import RoundReport, Task, UpdateReport
+from swarmd.types import Rollout, RoundReport, Task, UpdateReport
 
 EPOCH = 1_700_000_000.0  # seconds since 1970 at which every run begins, by its nodes' clocks
 ROUND_SECONDS = 5.0  # of virtual time
@@ -61,20 +64,23 @@ class PlayedSwarm:
         self._memory, self._topic, self._seed = MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum)), seed
         self._absences = Absences(len(configs), setting.present, setting.away, random.Random(f"{seed} absences"))
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
+        self.said: Saying = []  # in the last round
         self.nodes: list[Node] = []
         self.policies: list[LanguagePolicy] = []
+        self._exchanges: list[NotedExchange] = []
         for number, config in enumerate(configs):
             me, exchange = self._join(number, config.model.name)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
             self.nodes.append(build(config, seed * 1000 + number, me, exchange, policy, reward))
             self.policies.append(policy)
+            self._exchanges.append(exchange)
         self.hostile = [self._hostile(len(configs) + i, i < setting.poisoners) for i in range(setting.poisoners + setting.liars)]
 
-    def _join(self, number: int, model: str) -> tuple[PeerId, RolloutExchange]:
+    def _join(self, number: int, model: str) -> tuple[PeerId, "NotedExchange"]:
         identity = Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
         join = partial(self._memory.join, identity.peer_id)
         member = Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now)
-        return identity.peer_id, RolloutExchange(member, model, self.curriculum, whole=WHOLE)
+        return identity.peer_id, NotedExchange(member, model, self.curriculum, whole=WHOLE)
 
     def _hostile(self, number: int, poisons: bool) -> HostilePeer:
         me, exchange = self._join(number, "tiny")
@@ -83,17 +89,50 @@ class PlayedSwarm:
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node: its line of the results, lists by node."""
+        reports: list[RoundReport] = [NOTHING] * len(self.nodes)
+
+        def turn(place: int) -> Said:
+            reports[place] = run_round(number, self.nodes[place])
+            return self._exchanges[place].take_said(reports[place].informative)
+
+        self._turns(number, turn)
+        return _line(number, reports, {peer.me for peer in self.hostile})
+
+    def replay(self, number: int, said: Saying) -> None:
+        """Play one round again as far as the network is concerned: the nodes say what they said in it."""
+
+        def turn(place: int) -> Said:
+            again = said[place]
+            if again is None:
+                raise ValueError(f"node {place} was away in round {number}")
+            self._exchanges[place].say(number, again)
+            return again
+
+        self._turns(number, turn)
+
+    def _turns(self, number: int, turn: Callable[[int], Said]) -> None:
+        """All that a round is but for what its nodes do: `turn` is called with the place of each that is there, in the round's order."""
         self._now += ROUND_SECONDS
         gone = self._absences.next_round()
         self._memory.partition(*({self.nodes[place].me} for place in sorted(gone)))
         for peer in self.hostile:
             peer.act(number, self._loudness)
-        reports: list[RoundReport] = [NOTHING] * len(self.nodes)
+        said: list[Said | None] = [None] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
-                reports[place] = run_round(number, self.nodes[place])
-        self._loudness = sum(report.informative for report in reports) / len(reports)
-        return _line(number, reports, {peer.me for peer in self.hostile})
+                said[place] = turn(place)
+        self._loudness = sum(each.informative for each in said if each) / len(said)
+        self.said = said
+
+    def save(self, number: int, folders: Iterable[Path]) -> None:
+        """A checkpoint of each node, after so many rounds. DiskFull."""
+        for place, (node, policy, folder) in enumerate(zip(self.nodes, self.policies, folders, strict=True)):
+            Checkpoints(folder).save(run_state(number, self._seed * 1000 + place, node), policy.files())
+
+    def restore(self, folders: Iterable[Path]) -> None:
+        """Go on from `save`, once the rounds before it were replayed."""
+        for node, policy, folder in zip(self.nodes, self.policies, folders, strict=True):
+            resume(Checkpoints(folder), node, policy)
 
     def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
         """Held-out answers of every node, sampled: of each question how many of `answers` are right, lists by node. Trains nothing."""
@@ -108,6 +147,36 @@ class PlayedSwarm:
     def close(self) -> None:
         for policy in self.policies:
             policy.close()
+
+
+class NotedExchange(RolloutExchange):
+    """Notes what its node gives to the network in a round, so that it can be given again."""
+
+    _said = Said()
+
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        self._said = Said(rollouts)
+        super().share(rollouts, round_number)
+
+    def vouch(self, useful: Mapping[PeerId, int]) -> None:
+        self._said.vouched = useful
+        super().vouch(useful)
+
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        self._said.charged = list(authors)
+        super().charge(self._said.charged)
+
+    def take_said(self, informative: int) -> Said:
+        """In the round that is over. informative: own rollouts with an advantage."""
+        self._said.informative = informative
+        return self._said
+
+    def say(self, number: int, said: Said) -> None:
+        """As `round.run_round` does."""
+        self.share(said.shared, number)
+        self.collect()
+        self.vouch(said.vouched)
+        self.charge(said.charged)
 
 
 def _line(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerId]) -> dict[str, Any]:
@@ -134,39 +203,46 @@ def _line(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerI
     return line
 
 
-def lines_of(experiment: Experiment, setting: Setting, seed: int) -> Iterator[dict[str, Any]]:
-    """The lines of one run, round after round. An evaluation is a key of its round's line; round 0 is before training."""
+def lines_of(experiment: Experiment, setting: Setting, seed: int, saves: RunSaves | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of one run, round after round. An evaluation is a key of its round's line; round 0 is before training.
+
+    saves: a line is written when the next is asked for. Where there is one, the lines behind it do not come again.
+    """
     with Verifier(curriculum_of(setting.nodes[0])) as verifier:
         swarm = PlayedSwarm(setting, seed, verifier)
         questions = open_tasks(swarm.curriculum, verifier).draw_held_out(experiment.evaluate_questions, random.Random(QUESTIONS_SEED))
-        cpu = time.process_time()
         try:
-            if questions:
+            behind, spent = saves.resume(swarm) if saves else (0, 0.0)
+            begun = time.process_time() - spent
+            if questions and not behind:
                 yield {"round": 0, "evaluation": swarm.evaluate(questions, experiment.evaluate_answers, 0)}
-            for number in range(1, experiment.rounds + 1):
+            for number in range(behind + 1, experiment.rounds + 1):
                 line = swarm.round(number)
                 every = experiment.evaluate_every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
                     line["evaluation"] = swarm.evaluate(questions, experiment.evaluate_answers, number)
-                line["cpu"] = round(time.process_time() - cpu, 3)  # seconds so far: the only figure that another run would not have
+                cpu = time.process_time() - begun
+                line["cpu"] = round(cpu, 3)  # seconds so far: the only figure that another run would not have
                 yield line
+                if saves:
+                    saves.after(number, swarm, cpu)
         finally:
             swarm.close()
 
 
-def play(results: Results, run: Run, told: Callable[[int], None]) -> None:
-    """Play a run into its file. told: the number of each finished round. What is there of it already is begun anew."""
+def play(results: Results, run: Run, told: Callable[[int], None], save_every: float = EVERY) -> None:
+    """Play a run into its file. told: the number of each finished round. One that was cut off goes on from its last save."""
     experiment = results.experiment
-    with results.writing(run) as write:
-        for line in lines_of(experiment, experiment.setting(run.setting), run.seed):
-            write(line)
+    with results.writing(run) as lines, RunSaves(results.saves(run), lines, save_every) as saves:
+        for line in lines_of(experiment, experiment.setting(run.setting), run.seed, saves):
+            lines.append(line)
             told(line["round"])
 
 
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
-    folder, setting, seed = arguments
+    folder, setting, seed, *every = arguments
     try:
-        play(Results.open(Path(folder)), Run(setting, int(seed)), lambda number: print(number, flush=True))
+        play(Results.open(Path(folder)), Run(setting, int(seed)), lambda number: print(number, flush=True), *map(float, every))
     except OperatorError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -9,6 +9,7 @@ from typing import Any
 
 from swarmd.errors import SwarmdError
 from swarmd.lab.experiment import Experiment
+from swarmd.lab.journal import Mark
 from swarmd.lab.play import lines_of
 from swarmd.lab.results import Results, Run
 from swarmd.lab.runs import RunsFailed, RunsProgress
@@ -29,7 +30,6 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
         ray = importlib.import_module("ray")
     except ImportError:
         raise NoRay from None
-    results.clear_parts()
     missing = results.missing
     progress = RunsProgress(len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing))
     failures: dict[Run, str] = {}
@@ -46,9 +46,10 @@ def play_on_ray(results: Results, told: Callable[[RunsProgress], None], **cluste
                 failures[run] = str(error).strip().splitlines()[-1]
                 progress.failed += 1
             else:
-                with results.writing(run) as write:
+                with results.writing(run) as file:
+                    file.back_to(Mark())
                     for line in lines:
-                        write(line)
+                        file.append(line)
                 progress.done += 1
             told(progress)
     finally:

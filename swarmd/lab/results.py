@@ -1,16 +1,16 @@
 """The results folder of an experiment: its whole configuration, the versions that played it, and one file for each run.
 
-OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
-OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
-OUT/runs/<setting>/seed-<n>.part    a run under way, or one that was cut off: it is begun anew
-OUT/report.html, *.png              made by `swarmd lab report`
+    OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
+    OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
+    OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
+    OUT/runs/<setting>/seed-<n>.saved/  what it goes on from then (`swarmd.lab.saving`)
+    OUT/report.html, *.png              made by `swarmd lab report`
 """
 
 import json
-import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,7 @@ from swarmd.config.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.experiment import Experiment, Setting
+from swarmd.lab.journal import Journal
 from swarmd.tasks.own import OwnCurriculum
 
 SCHEMA = 1
@@ -97,26 +98,28 @@ class Results:
     def path(self, run: Run) -> Path:
         return self.folder / "runs" / run.setting / f"seed-{run.seed}.jsonl"
 
+    def saves(self, run: Run) -> Path:
+        """The folder of a run's saves; it goes when the run is whole."""
+        return self.path(run).with_suffix(".saved")
+
     @contextmanager
-    def writing(self, run: Run) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-        """Write a run's lines; the file gets its name when the block ends well. BadResults where it cannot be written."""
+    def writing(self, run: Run) -> Iterator[Journal]:
+        """The file of a run's lines; it gets its name when the block ends well. BadResults where it cannot be written."""
         final = self.path(run)
         part = final.with_suffix(".part")
         try:
             part.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("w") as file:
-
-                def write(line: Mapping[str, Any]) -> None:
-                    file.write(json.dumps(line, separators=(",", ":")) + "\n")
-                    file.flush()
-
-                yield write
-                os.fsync(file.fileno())
+            with Journal(part) as lines:
+                if final.exists():
+                    raise BadResults(f"{final} is finished: another process has played this run meanwhile.")
+                yield lines
+                lines.mark()
             part.replace(final)
         except OSError as error:
             raise BadResults(
                 f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some space, then use --resume."
             ) from error
+        shutil.rmtree(self.saves(run), ignore_errors=True)
 
     def lines(self, run: Run) -> Sequence[Mapping[str, Any]]:
         """Of a finished run. BadResults where the file is damaged."""
@@ -125,10 +128,6 @@ class Results:
             return [json.loads(line) for line in path.read_text().splitlines()]
         except (OSError, ValueError) as error:
             raise BadResults(f"{path} is damaged ({error}). Remove it and go on with --resume: that run is played again.") from error
-
-    def clear_parts(self) -> None:
-        for part in self.folder.glob("runs/*/*.part"):
-            part.unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free

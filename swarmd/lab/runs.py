@@ -1,6 +1,7 @@
 """Plays the runs of an experiment, several at a time, each in a process of its own; with progress and an estimate of the time left."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,7 +40,7 @@ class RunsProgress:
         if self._begun is None:  # the first round of all ends the start of its process: from here on the pace is that of rounds
             self._begun = self.clock()
         else:
-            self._played += number - self.playing.get(run, 0)
+            self._played += number - self.playing.get(run, number - 1)  # it may have gone on from a save
         self.playing[run] = number
 
     @property
@@ -64,9 +65,9 @@ class RunsProgress:
 def play_all(results: Results, jobs: int, told: Callable[[RunsProgress], None], command: Sequence[str] = ()) -> None:
     """Play what is missing. RunsFailed names each run that failed and what it said; the others are played all the same.
 
-    jobs: runs at a time. told: called after each round of any run. Ctrl-C ends the runs under way; finished ones stay.
+    jobs: runs at a time. told: called after each round of any run. Ctrl-C and SIGTERM end the runs under way, which go on from their
+    last saves the next time (`swarmd.lab.saving`).
     """
-    results.clear_parts()
     missing = results.missing
     progress = RunsProgress(len(results.runs), results.experiment.rounds, done=len(results.runs) - len(missing))
     failures: dict[Run, str] = {}
@@ -100,9 +101,20 @@ async def _play(
                 failures[run] = said
             told(progress)
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(jobs, len(missing))):
-            nursery.start_soon(work)
+    async with trio.open_nursery() as outer:
+        await outer.start(_interrupt_on_signal)
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(jobs, len(missing))):
+                nursery.start_soon(work)
+        outer.cancel_scope.cancel()
+
+
+async def _interrupt_on_signal(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """SIGTERM, and SIGHUP of a closed terminal, are as Ctrl-C: the runs under way are ended before we are."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            raise KeyboardInterrupt
 
 
 async def _one(

@@ -19,7 +19,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from typing import Any, Self
 import msgspec
 
 from p2p import durable
+from p2p.types import PeerId
 from swarmd.errors import SwarmdError
 from swarmd.experience.outliers import GateState
 from swarmd.experience.replay_schedule import GuardState
@@ -70,6 +71,7 @@ class RunState:
     guard: GuardState = field(default_factory=GuardState)
     gate: GateState = field(default_factory=GateState)  # likewise
     success: Success = field(default_factory=Success)  # likewise
+    useless: Mapping[PeerId, int] = field(default_factory=dict)  # likewise (`credit.Useless`)
 
 
 _encoder = msgspec.msgpack.Encoder()

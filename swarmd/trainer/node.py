@@ -107,6 +107,7 @@ def run_state(rounds: int, seed: int, node: Node) -> RunState:
         guard=node.schedule.state,
         gate=node.gate.state if node.gate else GateState(),
         success=node.sharing.success.copy(),
+        useless=node.useless.state,
     )
 
 
@@ -135,3 +136,4 @@ def _restore(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) 
     if node.gate is not None:
         node.gate.state = state.gate
     node.sharing.success = state.success.copy()
+    node.useless.state = state.useless

@@ -88,8 +88,8 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
 def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(tmp_path: Path) -> None:
     results = Results.create(tmp_path / "out", experiment(seeds=2))
     for run in results.runs[1:]:
-        with results.writing(run) as write:
-            write({"round": 1})
+        with results.writing(run) as lines:
+            lines.append({"round": 1})
     said: list[str] = []
     play_all(results, 2, lambda progress: said.append(progress.sentence()))
     assert not results.missing and said[-1].startswith("4 of 4 runs done")
@@ -100,27 +100,18 @@ def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(t
     assert len(results.missing) == 1
 
 
-def test_ctrl_c_ends_the_processes_and_is_told_as_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(tmp_path: Path, by: signal.Signals) -> None:
     results = Results.create(tmp_path / "out", experiment())
     script = f"import os; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); print(1, flush=True); os.read(os.pipe()[0], 1)"
     endless = [sys.executable, "-c", script]
 
     def interrupt(_: RunsProgress) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), by)
 
     with pytest.raises(KeyboardInterrupt):
         play_all(results, 1, interrupt, endless)
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
-
-
-def test_a_run_that_was_cut_off_is_begun_anew(tmp_path: Path) -> None:
-    results = Results.create(tmp_path / "out", experiment())
-    with pytest.raises(KeyboardInterrupt), results.writing(results.runs[0]) as write:
-        write({"round": 1})
-        raise KeyboardInterrupt
-    assert results.missing == results.runs
-    results.clear_parts()
-    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:
