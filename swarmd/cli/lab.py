@@ -30,7 +30,7 @@ def run(
     jobs: Annotated[int, typer.Option(help="Runs at a time, one core each.", min=1, max=256)] = 1,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
     executor: Annotated[str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")] = "local",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder: finished runs stay, others go on from their last save.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder, and with its runs from their last saves.")] = False,
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report. Ctrl-C stops; --resume goes on, with the same results."""
     from dataclasses import replace
