@@ -11,6 +11,7 @@ from functools import partial
 
 import trio
 
+from p2p.types import Started
 from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
 
@@ -109,10 +110,10 @@ async def _play(
         outer.cancel_scope.cancel()
 
 
-async def _interrupt_on_signal(task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def _interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
     """SIGTERM, and SIGHUP of a closed terminal, are as Ctrl-C: the runs under way are ended before we are."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
-        task_status.started()
+        task_status.started(())
         async for _ in signals:
             raise KeyboardInterrupt
 
