@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import shutil
@@ -23,6 +24,14 @@ def set_aside(path: Path) -> Path:
     """Rename a file that cannot be used, so that it can be looked into; returns where it is now."""
     aside = path.with_name(f"{path.name}.corrupt")
     path.replace(aside)
+    return aside
+
+
+def keep_aside(path: Path) -> Path:
+    """Rename a file or a folder that something else takes the place of, under a name that is free; returns where it is now."""
+    names = (path.with_name(f"{path.name}.old{number or ''}") for number in itertools.count())
+    aside = next(name for name in names if not name.exists() and not name.is_symlink())
+    path.rename(aside)
     return aside
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, invite, lab, model, network, page, person, plan, tasks
+from swarmd.cli import inspect, invite, lab, model, network, page, person, plan, service, tasks
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ app.command(epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p
 app.command(epilog="Example: swarmd models")(model.models)
 app.command(epilog="Example: swarmd invite --qr")(invite.invite)
 app.command(epilog="Example: swarmd ui --no-browser")(page.ui)
+app.add_typer(service.app, name="service")
 app.add_typer(plan.app, name="plan")
 app.add_typer(lab.app, name="lab")
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from swarmd.daemon.daemon import GRACE
-from tests.packaging.checkout import ROOT, node_config
+from swarmd.state.service import UNITS
+from tests.packaging.checkout import node_config
 
-UNIT = ROOT / "packaging" / "swarmd.service"
-AGENT = ROOT / "packaging" / "org.swarmd.node.plist"
+UNIT, AGENT = UNITS / "swarmd.service", UNITS / "org.swarmd.node.plist"
 
 
 def read_unit() -> dict[str, list[str]]:
@@ -72,11 +72,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 def test_the_agent_starts_a_node_the_parser_accepts() -> None:
     program = agent()["ProgramArguments"]
-    assert isinstance(program, list) and program[:2] == ["/bin/sh", "-c"]
-    exec_word, *words = shlex.split(program[2].replace("$HOME", "/Users/ada"))
-    assert exec_word == "exec"  # else the shell, and not the daemon, would be sent launchd's SIGTERM
-    assert words[:2] == ["/Users/ada/.local/bin/swarmd", "join"]
-    node_config(words)
+    assert isinstance(program, list) and program[1] == "join"
+    node_config(program)
 
 
 def test_the_agent_is_kept_alive_only_after_failures_and_left_time_to_stop() -> None:

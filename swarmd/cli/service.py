@@ -1,0 +1,68 @@
+"""`swarmd service`: run the node whenever this user's machine runs, by systemd or launchd."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarmd.cli.options import AsJson, StateDir, answer, print_json
+from swarmd.terminal import printable
+
+if TYPE_CHECKING:
+    from swarmd.state.service import UserService
+
+app = typer.Typer(help="Run the node as a service of this user: systemd on Linux, launchd on macOS.", no_args_is_help=True)
+
+
+@app.command(epilog="Example: swarmd service install --print")
+def install(
+    state_dir: StateDir = None,
+    show: Annotated[bool, typer.Option("--print", help="Only print the file that would be written.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start `swarmd join` now and whenever you log in. It goes on with what this state folder has joined, or with the configuration."""
+    service = _service(state_dir)
+    if show:
+        print(service.content.decode(), end="")
+        return
+    new = service.install()
+    if as_json:
+        print_json({"schema": 1, "file": str(service.file), "new": new})
+        return
+    print(printable(f"{service.file}: " + ("installed and started" if new else "was installed already; started")), file=sys.stderr)
+    if service.note:
+        print(service.note, file=sys.stderr)
+
+
+@app.command(epilog="Example: swarmd service uninstall")
+def uninstall(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Stop the service, after its round, and remove its file. The state folder stays."""
+    service = _service(state_dir)
+    aside = service.uninstall()
+    kept = f"; it was changed by hand, so it is kept as {aside}" if aside else ""
+    document = {"schema": 1, "file": str(service.file), "kept": str(aside) if aside else None}
+    answer(document, printable(f"{service.file}: stopped and removed{kept}"), as_json)
+
+
+@app.command(epilog="Example: swarmd service status --json")
+def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
+    """Say whether the service is installed, whether its file is this version's, and whether it runs."""
+    service = _service(state_dir)
+    installed, current, active = service.file.exists(), service.is_current, service.is_active
+    document = {"schema": 1, "file": str(service.file), "installed": installed, "current": current, "active": active}
+    if not installed:
+        text = f"not installed: there is no {service.file}. `swarmd service install` makes it."
+    else:
+        differs = "" if current else "; its file differs from what this version would write (`swarmd service install --print`)"
+        text = f"{service.file}: installed, {'running' if active else 'not running'}{differs}"
+    answer(document, printable(text), as_json)
+
+
+def _service(state_dir: Path | None) -> "UserService":
+    from swarmd.state.service import user_service
+
+    home = os.environ.get("XDG_CONFIG_HOME")
+    given = state_dir.expanduser().absolute() if state_dir else None
+    return user_service(sys.platform, given, Path.home(), Path(home) if home else None)

@@ -1,0 +1,150 @@
+"""The node as a service of the user: systemd on Linux, launchd on macOS. Writes the unit, and has the service manager take it up.
+
+The units are files beside this one (units/); only the command line in them is put in here.
+"""
+
+import os
+import plistlib
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from p2p import durable
+from swarmd.errors import ConfigError, Unreachable
+
+UNITS: Final = Path(__file__).parent / "units"
+UNIT, AGENT = "swarmd.service", "org.swarmd.node.plist"
+STOPPING: Final = 720.0  # seconds that stopping a node may take: the unit gives it 660
+
+
+@dataclass(frozen=True, slots=True)
+class UserService:
+    """A service of one user: its file, its contents, and the commands of its manager."""
+
+    manager: str  # the program: systemctl or launchctl
+    file: Path
+    content: bytes
+    start: Sequence[Sequence[str]]
+    stop: Sequence[str]
+    active: Sequence[str]  # exit code 0 where it runs, or is loaded
+    note: str = ""  # what else to do
+
+    def install(self) -> bool:
+        """Write the file and start the service; False where the file was there already. ConfigError, Unreachable."""
+        self._require_manager()
+        new = not self.file.exists()
+        if not new and not self.is_current:
+            raise ConfigError(
+                f"{self.file}: there is a service with other contents. `swarmd service install --print` shows what would be written; "
+                "`swarmd service uninstall` stops the old one and keeps its file aside. Then install again."
+            )
+        if new:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            durable.replace(self.file, self.content)
+        for command in self.start:
+            if fault := self._call(command):
+                if new:
+                    self.file.unlink()
+                left = "Nothing is left of it" if new else "Its file is where it was"
+                raise Unreachable(f"the service does not start: `{' '.join(command)}` says: {fault}. {left}.")
+        return new
+
+    def uninstall(self) -> Path | None:
+        """Stop the service and remove its file; one that was changed is kept aside under the path that is returned."""
+        if not self.file.exists():
+            raise ConfigError(f"{self.file}: there is no such service. `swarmd service install` makes one.")
+        self._require_manager()
+        fault = self._call(self.stop)
+        if fault and not self._call(self.active):
+            raise Unreachable(f"`{' '.join(self.stop)}` says: {fault}. The service runs, and its file is where it was.")
+        if self.is_current:
+            self.file.unlink()
+            return None
+        return durable.keep_aside(self.file)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file is what this version would write."""
+        try:
+            return self.file.read_bytes() == self.content
+        except OSError:
+            return False
+
+    @property
+    def is_active(self) -> bool:
+        return shutil.which(self.manager) is not None and not self._call(self.active)
+
+    def _require_manager(self) -> None:
+        if shutil.which(self.manager) is None:
+            raise ConfigError(
+                f"there is no {self.manager} here, so no service of a user. Start `swarmd join` by what your system has; "
+                "`swarmd service install --print` shows what it needs."
+            )
+
+    def _call(self, command: Sequence[str]) -> str:
+        """What went wrong, in words; "" where nothing did."""
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=STOPPING, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        said = (done.stderr or done.stdout).strip().splitlines()
+        return "" if done.returncode == 0 else said[-1] if said else f"it ended with {done.returncode}"
+
+
+def user_service(platform: str, state_dir: Path | None, home: Path, config_home: Path | None = None) -> UserService:
+    """The node's service on a platform (`sys.platform`). state_dir: where it is not the user's own. ConfigError."""
+    command = [*_program(), "join", *(("--state-dir", str(state_dir)) if state_dir else ())]
+    if platform == "darwin":
+        return _launchd(command, home)
+    if platform == "linux":
+        return _systemd(command, config_home or home / ".config")
+    raise ConfigError(f"services are known for Linux (systemd) and macOS (launchd), not for {platform}.")
+
+
+def _program() -> Sequence[str]:
+    program = Path(sys.executable).with_name("swarmd")
+    return (str(program),) if program.exists() else (sys.executable, "-m", "swarmd")
+
+
+def _systemd(command: Sequence[str], config_home: Path) -> UserService:
+    lines = (UNITS / UNIT).read_text(encoding="utf-8").splitlines(keepends=True)
+    words = " ".join(_quoted(word) for word in command)
+    content = "".join(f"ExecStart={words}\n" if line.startswith("ExecStart=") else line for line in lines)
+    user = ("systemctl", "--user")
+    return UserService(
+        "systemctl",
+        config_home / "systemd" / "user" / UNIT,
+        content.encode(),
+        start=((*user, "daemon-reload"), (*user, "enable", "--now", UNIT)),
+        stop=(*user, "disable", "--now", UNIT),
+        active=(*user, "is-active", UNIT),
+        note="`loginctl enable-linger` lets it go on when you are logged out",
+    )
+
+
+def _quoted(word: str) -> str:
+    """A word of ExecStart as systemd reads it (systemd.service(5), systemd.syntax(7))."""
+    if not word.isprintable():
+        raise ConfigError(f"{word!r} cannot stand in a unit file. Use a path without control characters.")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return escaped if escaped.isascii() and not set(escaped) & set(" \t'\";") else f'"{escaped}"'
+
+
+def _launchd(command: Sequence[str], home: Path) -> UserService:
+    agent = plistlib.loads((UNITS / AGENT).read_bytes())
+    agent["ProgramArguments"] = list(command)
+    domain = f"gui/{os.getuid()}"
+    label = f"{domain}/{agent['Label']}"
+    file = home / "Library" / "LaunchAgents" / AGENT
+    return UserService(
+        "launchctl",
+        file,
+        plistlib.dumps(agent),
+        start=(("launchctl", "bootstrap", domain, str(file)),),
+        stop=("launchctl", "bootout", label),
+        active=("launchctl", "print", label),
+    )
