@@ -15,10 +15,9 @@ from swarmd.config.messages import shown
 from swarmd.config.sources import FLAGS, INVITED, Resolved, flatten, is_valid
 from swarmd.errors import ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
-from swarmd.state.folder import write_atomically
+from swarmd.state.folder import CHOICES_FILE, write_atomically
 from swarmd.trainer.checkpoint import saved_in
 
-FILE: Final = "choices.json"
 REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge", "model")  # by their flags
 
 
@@ -38,7 +37,7 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
             )
     again = []
     remembered, damaged = _remembered(folder)
-    notes += [f"{flag} {shown(value)} in {folder / FILE} cannot be used any more, and is not" for flag, value in damaged.items()]
+    notes += [f"{flag} {shown(value)} in {folder / CHOICES_FILE} cannot be used any more, and is not" for flag, value in damaged.items()]
     for flag, before in remembered.items():
         key = FLAGS[flag]
         now, origin = flatten(config)[key], resolved.origins[key]
@@ -61,14 +60,15 @@ def remember(resolved: Resolved, folder: Path) -> None:
     if chosen.items() <= kept.items():
         return
     try:
-        write_atomically(folder / FILE, {"schema": 1, **kept, **chosen})
+        write_atomically(folder / CHOICES_FILE, {"schema": 1, **kept, **chosen})
     except OSError as error:
-        raise ConfigError(f"{folder / FILE}: cannot be written: {error.strerror or error}. Mend the folder's permissions.") from None
+        why = error.strerror or error
+        raise ConfigError(f"{folder / CHOICES_FILE}: cannot be written: {why}. Mend the folder's permissions.") from None
 
 
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What choices.json says, by flag: what can be used, and what cannot."""
-    document = _read(folder / FILE)
+    document = _read(folder / CHOICES_FILE)
     found = {flag: document[flag] for flag in REMEMBERED if flag in document}
     usable = {flag: value for flag, value in found.items() if is_valid(FLAGS[flag], value)}
     return usable, {flag: value for flag, value in found.items() if flag not in usable}

@@ -26,6 +26,7 @@ LOCK_FILE = "lock"
 IDENTITY_FILE = "identity.key"
 METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
+CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
 _LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner
 

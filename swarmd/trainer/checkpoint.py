@@ -254,6 +254,16 @@ def saved_in(folder: Path) -> Sequence[Path]:
     return sorted(p for p in folder.glob("round-*") if p.name.removeprefix("round-").isdecimal() and p.is_dir())
 
 
+def require_whole(folder: Path) -> None:
+    """SwarmdError or ValueError where a `checkpoints` folder does not hold checkpoints that are whole. It is left as it is."""
+    for path in saved_in(folder):
+        try:
+            _verify(path, {"run.msgpack"})
+            _check(_decoder.decode((path / "run.msgpack").read_bytes()), path)
+        except _DAMAGE as error:
+            raise ValueError(f"{path.name}: {error}") from error
+
+
 def _verify(folder: Path, needs: Set[str]) -> None:
     """Raises something of _DAMAGE where the folder is not what its manifest says, or that names less than is needed."""
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=_Manifest)

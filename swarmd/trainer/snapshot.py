@@ -6,16 +6,17 @@ read whole and compared with its manifest; where it went away in between, the ne
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from swarmd.errors import SwarmdError
 from swarmd.state.folder import METRICS_FILE
 from swarmd.state.metrics import read_metrics
 from swarmd.trainer.checkpoint import SCHEMA, saved_in
 
+Result = TypeVar("Result")
 _TRIES: Final = 5  # each needs the node to have saved twice while one was being read
 
 
@@ -32,6 +33,17 @@ class Snapshot:
 
 def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
     """names: of files in the checkpoint. NothingSaved where there is none; SwarmdError where none is whole."""
+
+    def read(folder: Path) -> Snapshot:
+        files = {name: _read(folder, name) for name in names}
+        behind = int(folder.name.removeprefix("round-"))
+        return Snapshot(behind, files, [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= behind])
+
+    return newest_of(state_dir, read)
+
+
+def newest_of(state_dir: Path, read: Callable[[Path], Result]) -> Result:
+    """What `read` makes of the newest checkpoint's folder for which it does not fail. NothingSaved where there is none; SwarmdError."""
     notes: list[str] = []
     for _ in range(_TRIES):
         notes = []
@@ -42,13 +54,9 @@ def read_snapshot(state_dir: Path, names: Sequence[str]) -> Snapshot:
             )
         for folder in folders:
             try:
-                files = {name: _read(folder, name) for name in names}
+                return read(folder)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:  # removed meanwhile, damaged, or of another version
                 notes.append(f"{folder.name}: {error}")
-                continue
-            behind = int(folder.name.removeprefix("round-"))
-            lines = [line for line in read_metrics(state_dir / METRICS_FILE) if line["round"] <= behind]
-            return Snapshot(behind, files, lines)
     raise SwarmdError(f"no checkpoint in {state_dir} is whole ({'; '.join(notes)}). Let the node save once more, or restore the folder.")
 
 

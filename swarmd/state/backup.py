@@ -1,0 +1,200 @@
+"""Backups of a node: the key, and on request the training. One zip file, stored and not packed; read as if a stranger had made it.
+
+    backup.json                          peer id; size and SHA-256 of every other file. Written last
+    identity.key                         the key: whoever has it is this node
+    node.json, choices.json              seed, and what was joined      } with the training
+    metrics.jsonl                        the rounds                     }
+    checkpoints/round-00000012/…         weights or adapter, optimizer, run; safetensors, msgpack and JSON
+
+A restore unpacks beside the old files, checks everything, and only then takes their place. The old ones are kept aside.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from p2p import durable
+from p2p.errors import OperatorError
+from p2p.identity import Identity
+from swarmd.errors import ConfigError, SwarmdError
+from swarmd.state.folder import CHOICES_FILE, IDENTITY_FILE, METRICS_FILE, SEED_FILE, StateFolder
+
+INDEX: Final = "backup.json"
+BESIDE: Final = (SEED_FILE, CHOICES_FILE, METRICS_FILE)
+CHECKPOINTS: Final = "checkpoints"
+_IN_CHECKPOINT: Final = re.compile(r"checkpoints/(round-[0-9]{8,12})/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_LARGEST: Final = {INDEX: 2**16, IDENTITY_FILE: 2**10, SEED_FILE: 2**16, CHOICES_FILE: 2**16, METRICS_FILE: 2**30}
+_MOST_FILES: Final = 64
+_BLOCK: Final = 2**20
+_NOT_A_ZIP: Final = (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile, MemoryError, OverflowError)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    bytes: int
+    sha256: str
+
+
+class _Index(msgspec.Struct, frozen=True):
+    schema: int
+    peer_id: str
+    files: dict[str, _Entry]
+
+
+class BadBackup(SwarmdError):
+    """The backup cannot be used. Nothing was changed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    peer_id: str
+    round: int | None  # of the checkpoint; None: only the key
+    kept: Sequence[Path]  # where the old files are
+
+
+def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:
+    """A new file, mode 0600, with the key, and with the training of a checkpoint. OSError where that went away meanwhile; ConfigError."""
+    identity = Identity.load(folder / IDENTITY_FILE)
+    if to.exists() or to.is_symlink():
+        raise ConfigError(f"{to} exists already, and a backup never replaces a file. Name a new one.")
+    draft, files = to.with_name(f".{to.name}.{os.getpid()}"), dict[str, _Entry]()
+    sources = {name: folder / name for name in (IDENTITY_FILE, *BESIDE) if (folder / name).is_file()}
+    sources |= {f"{CHECKPOINTS}/{checkpoint.name}/{path.name}": path for path in sorted(checkpoint.iterdir())}
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name, path in sources.items():
+                    with path.open("rb") as source, archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as target:
+                        files[name] = _copy(source, target)
+                archive.writestr(zipfile.ZipInfo(INDEX), msgspec.json.encode(_Index(1, identity.peer_id, files)))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(to)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def restore(state: StateFolder, file: Path, check: Callable[[Path], object]) -> Restored:
+    """Put a backup, or a copied key file, in the place of what the folder has. BadBackup, and nothing is changed where it cannot be used.
+
+    check: raises where the folder it is given is not a whole `checkpoints` folder.
+    """
+    folder = state.path
+    draft = folder / f"restoring-{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(mode=0o700)
+    try:
+        if zipfile.is_zipfile(file):
+            names, peer_id = _unpack(file, draft)
+        else:
+            names, peer_id = [IDENTITY_FILE], None
+            _copy_key(file, draft / IDENTITY_FILE)
+        try:
+            identity = Identity.load(draft / IDENTITY_FILE)
+        except OperatorError:
+            raise BadBackup(f"{file}: it holds no whole key. Nothing was changed.") from None
+        if peer_id not in (None, identity.peer_id):
+            raise BadBackup(f"{file}: its key is not that of the peer id it names. Nothing was changed.")
+        rounds = {found[1] for name in names if (found := _IN_CHECKPOINT.fullmatch(name))}
+        if len(rounds) > 1:
+            raise BadBackup(f"{file}: it has more than one checkpoint. Nothing was changed.")
+        if rounds:
+            try:
+                check(draft / CHECKPOINTS)
+            except (OperatorError, OSError, ValueError) as error:
+                raise BadBackup(f"{file}: its checkpoint is not whole: {error}. Nothing was changed.") from None
+        kept = _take_place(draft, folder, with_training=bool(rounds))
+        return Restored(identity.peer_id, int(next(iter(rounds)).removeprefix("round-")) if rounds else None, kept)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _take_place(draft: Path, folder: Path, *, with_training: bool) -> list[Path]:
+    """Move what was unpacked into the folder; returns where the old files are. A key that is the same stays."""
+    kept = []
+    for name in (IDENTITY_FILE, *((CHECKPOINTS, *BESIDE) if with_training else ())):
+        old, new = folder / name, draft / name
+        if name == IDENTITY_FILE and old.is_file() and old.read_bytes() == new.read_bytes():
+            continue
+        if old.exists():
+            kept.append(durable.keep_aside(old))
+        if new.is_dir():
+            durable.name_folder(new, old)
+        elif new.exists():
+            durable.replace(old, new.read_bytes())
+    return kept
+
+
+def _unpack(file: Path, draft: Path) -> tuple[list[str], str]:
+    """Unpack into `draft`; the names, and the peer id that the backup says. BadBackup."""
+    with _explained(file), zipfile.ZipFile(file) as archive:
+        entries = {entry.filename: entry for entry in archive.infolist()}
+        _require_plain(file, archive, entries)
+        with archive.open(INDEX) as source:
+            index = msgspec.json.decode(source.read(_LARGEST[INDEX] + 1), type=_Index)
+        names = sorted(entries.keys() - {INDEX})
+        if index.schema != 1 or sorted(index.files) != names or IDENTITY_FILE not in names:
+            raise ValueError("its list of files is not what it holds")
+        for name in names:
+            path = draft / name
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with archive.open(name) as source, os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
+                if _copy(source, target) != index.files[name]:
+                    raise ValueError(f"{name} is not what was written")
+        return names, index.peer_id
+
+
+def _require_plain(file: Path, archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> None:
+    """ValueError where an entry has a name, a size or a packing that a backup never has. Nothing packed, so nothing grows."""
+    if len(entries) != len(archive.infolist()) or len(entries) > _MOST_FILES or INDEX not in entries:
+        raise ValueError("it is not a backup of swarmd")
+    for name, entry in entries.items():
+        if name not in _LARGEST and not _IN_CHECKPOINT.fullmatch(name):
+            raise ValueError(f"it holds {name[:80]!r}, which no backup does")
+        if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.file_size != entry.compress_size:
+            raise ValueError(f"{name} is packed or encrypted, which no backup is")
+        if entry.file_size > _LARGEST.get(name, entry.file_size):
+            raise ValueError(f"{name} has {entry.file_size} bytes, more than it may")
+    total = sum(entry.file_size for entry in entries.values())
+    if total > file.stat().st_size:
+        raise ValueError("its files overlap")
+
+
+@contextmanager
+def _explained(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (*_NOT_A_ZIP, msgspec.MsgspecError) as error:
+        raise BadBackup(f"{file}: not a backup that can be used: {str(error) or type(error).__name__}. Nothing was changed.") from None
+
+
+def _copy_key(file: Path, to: Path) -> None:
+    try:
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as source:
+            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+                raise BadBackup(f"{file}: not a regular file. Nothing was changed.")
+            content = source.read(_LARGEST[IDENTITY_FILE])
+    except OSError as error:
+        raise BadBackup(f"{file}: cannot be read: {error.strerror}. Nothing was changed.") from None
+    durable.create(to, content)
+
+
+def _copy(source: IO[bytes], target: IO[bytes]) -> _Entry:
+    found, size = hashlib.sha256(), 0
+    while block := source.read(_BLOCK):
+        target.write(block)
+        found.update(block)
+        size += len(block)
+    return _Entry(size, found.hexdigest())
