@@ -1,8 +1,10 @@
-"""The command line of the judge: `swarmd-judge serve`."""
+"""The command line of the judge: `swarmd-judge serve`, and what is done with its database."""
 
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +16,14 @@ from p2p.errors import OperatorError
 
 SCHEMA = 1
 INTERRUPTED = 130
-EXTRA = ("fastapi", "uvicorn")  # the packages of the `judge` extra
+DIFFERS = 1
+EXTRA = ("alembic", "fastapi", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+class CannotWrite(OperatorError):
+    """The file cannot be written."""
 
 
 class NotInstalled(OperatorError):
@@ -39,16 +46,19 @@ def root(
     """The judge of a swarm: asks nodes held-out questions, scores their answers, keeps a leaderboard."""
 
 
+DATABASE = typer.Option(
+    envvar="SWARMD_JUDGE_DATABASE",
+    help="SQLite file, or postgresql://user@host/name; by default a file per curriculum in the state folder.",
+)
+CURRICULUM = typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.")
+
+
 @app.command()
 def serve(
     host: Annotated[str, typer.Option(envvar="SWARMD_JUDGE_HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="SWARMD_JUDGE_PORT", min=0, max=65_535, help="0 takes any free port.")] = 8400,
-    database: Annotated[
-        Path | None, typer.Option(envvar="SWARMD_JUDGE_DATABASE", help="SQLite file; by default one per curriculum in the state folder.")
-    ] = None,
-    curriculum: Annotated[
-        str, typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.")
-    ] = "sapo-9",
+    database: Annotated[str | None, DATABASE] = None,
+    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
     deadline: Annotated[
         float, typer.Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")
     ] = 120.0,
@@ -67,28 +77,89 @@ def serve(
     ] = False,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM."""
-    try:
-        from judge.serving import serve as serve_until_stopped  # FastAPI and ReasoningGYM take a second that --help need not
+    with _its_packages():  # they take a second that --help need not
+        from judge.database import database_url, shown
+        from judge.serving import serve as serve_until_stopped
         from swarmd.tasks.own import find_curriculum
-    except ModuleNotFoundError as missing:
-        if missing.name not in EXTRA:
-            raise
-        raise NotInstalled from None
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     origins, proxies = frozenset(o.rstrip("/") for o in origin or ()), tuple(proxy or ())
     found = find_curriculum(curriculum)
-    settings = JudgeSettings(database or default_database(found.name), curriculum, deadline, host, port, origins, proxies)
+    kept = database or str(default_database(found.name))
+    name = shown(database_url(kept))
+    settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, proxies)
 
     def announce(url: str) -> None:
         if as_json:
             line = {"schema": SCHEMA, "url": url, "curriculum": found.name, "digest": found.digest}
-            print(json.dumps({**line, "database": str(settings.database)}), flush=True)
+            print(json.dumps({**line, "database": name}), flush=True)
         else:
-            print(f"Judging {found.name} at {url} (answers kept in {settings.database}). Stop with Ctrl-C.", flush=True)
+            print(f"Judging {found.name} at {url} (answers kept in {name}). Stop with Ctrl-C.", flush=True)
 
     if serve_until_stopped(settings, announce):
         raise typer.Exit(INTERRUPTED)
+
+
+@app.command()
+def backup(
+    to: Annotated[str, typer.Argument(help="A new SQLite file, or an empty postgresql:// database.")],
+    database: Annotated[str | None, DATABASE] = None,
+    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+) -> None:
+    """Copy the database, while the judge goes on. To restore: serve the copy, or copy it back."""
+    with _its_packages():
+        from judge import archive
+    rows = archive.backup(database or default_database(curriculum), to)
+    print(f"{rows:,} rows copied.")
+
+
+@app.command()
+def export(
+    to: Annotated[Path, typer.Argument(help="A CSV file; - is standard output.")],
+    database: Annotated[str | None, DATABASE] = None,
+    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+) -> None:
+    """Write every question and answer as CSV. Names and answers are strangers' text: mind what your spreadsheet makes of it."""
+    with _its_packages():
+        from judge import archive
+    if str(to) == "-":
+        archive.export(database or default_database(curriculum), sys.stdout)
+        return
+    try:
+        with to.open("x", newline="", encoding="utf-8") as file:
+            rows = archive.export(database or default_database(curriculum), file)
+    except OSError as error:
+        raise CannotWrite(f"cannot write {to}: {error.strerror}; name another file") from None
+    print(f"{rows:,} questions written.")
+
+
+@app.command()
+def verify(database: Annotated[str | None, DATABASE] = None, curriculum: Annotated[str, CURRICULUM] = "sapo-9") -> None:
+    """Score every stored answer again, and add up the figures again. Exit code 1: something differs."""
+    with _its_packages():
+        from judge import archive
+        from swarmd.tasks.own import find_curriculum
+        from swarmd.tasks.scoring import Verifier
+    lessons = find_curriculum(curriculum)
+    with Verifier(lessons) as verifier:
+        answers, differences = archive.verify(
+            database or default_database(lessons.name), f"{lessons.name} {lessons.digest}", verifier.judge
+        )
+    for difference in differences:
+        print(f"{difference.what}: stored {difference.stored}, found {difference.found}")
+    print(f"{answers:,} answers scored again, {len(differences)} differences.")
+    if differences:
+        raise typer.Exit(DIFFERS)
+
+
+@contextmanager
+def _its_packages() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name not in EXTRA:
+            raise
+        raise NotInstalled from None
 
 
 def main() -> None:

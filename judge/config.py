@@ -32,7 +32,7 @@ BOARDS_KEPT = 16  # pages
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    database: Path
+    database: Path | str  # a SQLite file, or the address of a PostgreSQL database
     curriculum: str = "sapo-9"
     deadline: float = 120.0  # seconds from question to answer
     host: str = "127.0.0.1"

@@ -10,7 +10,6 @@ import logging
 import math
 import random
 import secrets
-import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,14 @@ from typing import Any, TypeVar
 
 from judge import config
 from judge.config import JudgeSettings
+from judge.database import FAILURES
 from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
 from judge.refusals import BUSY, FAULT, UNHEALTHY, Refusal, Refused
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
+from judge.writer import StoreWriter
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import Curriculum
@@ -92,7 +93,7 @@ class JudgeService:
         self._sessions = Sessions(lambda r: draw(1, r)[0], rng, settings.deadline, room)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
         self._sequences = Sequences()
-        self._ledger = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._writer = StoreWriter(store)
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         self._boards: dict[int, tuple[float, LeaderboardPage]] = {}  # by their first rank less one; each for config.LEADERBOARD_SECONDS
@@ -206,8 +207,8 @@ class JudgeService:
 
     async def close(self) -> None:
         """Wait for writing and scoring to finish. The caller closes the store and the verifier."""
-        for pool in (self._scorer, self._ledger):
-            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._scorer.shutdown, wait=True, cancel_futures=True)
+        await self._writer.close()
 
     async def _claim(self, signed: Signed) -> None:
         floor = -1 if self._sequences.knows(signed.peer) else await self._write(self._store.sequence, signed.peer)
@@ -228,8 +229,8 @@ class JudgeService:
 
     async def _write(self, step: Callable[..., T], *arguments: object) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._ledger, step, *arguments)
-        except sqlite3.Error:  # a full or broken disk; the operator hears of it in the log, the node gets a refusal
-            log.exception("cannot use the database %s", self.settings.database)
+            return await self._writer.run(step, *arguments)
+        except FAILURES:  # a full or broken disk, a server that is gone; the operator hears of it in the log, the node gets a refusal
+            log.exception("cannot use the database")
             self._failed = self._monotonic()
             raise Refused(FAULT) from None

@@ -1,51 +1,58 @@
-"""The judge's database: SQLite, one connection, one thread at a time. A commit survives kill -9 and a power cut (WAL, synchronous=FULL).
+"""What the judge keeps: questions asked, answers graded, and what follows from them. One thread at a time uses it.
 
-Times are seconds since the epoch by the judge's own clock, given by the caller. Errors of the disk reach the caller as sqlite3.Error.
+Each step is one transaction (judge/database.py): it is kept as a whole or undone as a whole. Times are seconds since the epoch by the
+judge's own clock, given by the caller. What a disk or a server does wrong reaches the caller as one of `database.FAILURES`.
 """
 
-import fcntl
 import json
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Record, ScoreTally, Standing, curve_numbers, tally
+from sqlalchemy import Connection, Row, Select, bindparam, case, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from judge.database import Database
+from judge.errors import DatabaseUnusable
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Record, ScoreTally, Standing, curve_numbers
 from judge.sessions import OpenQuestion
+from judge.tables import about, evaluations, listed, peers
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
 
-SCHEMA_VERSION = 2
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
 PROBE_BYTES = 16 * 1024
 HISTORY_PAGE = 500  # answers of a peer, at most,
 HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
 
-_SCHEMA = """
-CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE peers (
-    peer TEXT PRIMARY KEY, model TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL, sequence INTEGER NOT NULL,
-    answered INTEGER NOT NULL DEFAULT 0, unanswered INTEGER NOT NULL DEFAULT 0, reward REAL NOT NULL DEFAULT 0
-) STRICT;
-CREATE TABLE evaluations (
-    id TEXT PRIMARY KEY, peer TEXT NOT NULL REFERENCES peers, round INTEGER NOT NULL, model TEXT NOT NULL,
-    specialty TEXT NOT NULL, n INTEGER NOT NULL, asked_at REAL NOT NULL,
-    state TEXT NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'graded', 'unanswered', 'void')),
-    number INTEGER, reward REAL, reason TEXT, total REAL, seconds REAL, answer TEXT, ended INTEGER,
-    CHECK ((state = 'graded') = (number IS NOT NULL AND reward IS NOT NULL AND answer IS NOT NULL))
-) STRICT;
-CREATE UNIQUE INDEX evaluations_graded ON evaluations (peer, number) WHERE number IS NOT NULL;
-CREATE INDEX evaluations_open ON evaluations (state) WHERE state = 'open';
-"""
-# What counts has a number: graded answers, and since schema 2 questions that lapsed. `low`: the lower end of the score's interval.
-_SCHEMA_2 = f"""
-ALTER TABLE peers ADD COLUMN low REAL NOT NULL DEFAULT 0;
-DROP INDEX IF EXISTS peers_seen;
-CREATE INDEX peers_board ON peers (low DESC, peer) WHERE answered >= {LISTED_ANSWERS};
-"""
+# The statements of an evaluation, made once: making one takes as long as running it.
+_PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
+_HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
+_KNOWN = select(peers.c.sequence, peers.c.answered).where(_PEER)
+_SEEN_AGAIN = update(peers).where(_PEER).values(model=bindparam("name"), last_seen=bindparam("at"), sequence=_HIGHER)
+_SEEN_FIRST = insert(peers).values(low=0.0, answered=0, unanswered=0, reward=0.0)
+_ASKED = insert(evaluations).values(state="open")
+_COUNTS = select(peers.c.answered, peers.c.unanswered, peers.c.reward).where(_PEER)
+_CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
+_ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
+_NOT_ANSWERED = update(peers).where(_PEER)
+_RECENT = (
+    select(evaluations.c.specialty, evaluations.c.reward)
+    .where(evaluations.c.peer == bindparam("of"), evaluations.c.number.is_not(None))
+    .order_by(evaluations.c.number.desc())
+    .limit(WINDOW)
+)
+_newest = _RECENT.subquery()
+_TALLY = select(func.count(), func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)).select_from(_newest)
+
+
+Counts = Row[*tuple[Any, ...]]
+
+
+class NotOpen(SQLAlchemyError):
+    """The evaluation is not open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,163 +72,132 @@ class Grade:
 class Store:
     """Opened in one thread at a time; the caller sees to that (the app gives it a thread of its own)."""
 
-    def __init__(self, path: Path, curriculum: str) -> None:
+    def __init__(self, database: Path | str, curriculum: str) -> None:
         """`curriculum`: name and digest; one database holds one curriculum. Raises DatabaseInUse, DatabaseUnusable."""
-        self._path = path
+        self._database = Database(database)
+        self._together: Connection | None = None  # the transaction that `together` has begun
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = path.with_name(path.name + ".lock").open("w")
-        except OSError as error:
-            raise DatabaseUnusable(f"cannot write the database {path}: {error.strerror}; give another file with --database") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the kernel however this process ends
-        except OSError:
-            self._lock.close()
-            raise DatabaseInUse(f"another judge is using {path}; stop it, or give this one another file with --database") from None
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
             self._prepare(curriculum)
-        except sqlite3.Error as error:
-            self._lock.close()
-            raise DatabaseUnusable(
-                f"{path} cannot be used as the judge's database: {error}; restore it from a backup, or give another file with --database"
-            ) from None
         except DatabaseUnusable:
             self.close()
             raise
 
     def _prepare(self, curriculum: str) -> None:
-        self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute("PRAGMA foreign_keys=ON")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            self._db.executescript(f"BEGIN; {_SCHEMA} {_SCHEMA_2} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        elif version == 1:
-            self._move_to_2()
-        elif version != SCHEMA_VERSION:
-            raise DatabaseUnusable(
-                f"{self._path} was written by another version of the judge (schema {version}, this one knows {SCHEMA_VERSION}); "
-                "run that version, or give another file with --database"
-            )
-        with self._write():
-            self._db.execute("INSERT OR IGNORE INTO about VALUES ('curriculum', ?)", (curriculum,))
-            held = self._db.execute("SELECT value FROM about WHERE name = 'curriculum'").fetchone()[0]
-            if held != curriculum:
+        with self._begin() as db:
+            held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
+            if held is None:
+                db.execute(insert(about).values(name="curriculum", value=curriculum))
+            elif held != curriculum:
                 raise DatabaseUnusable(
-                    f"{self._path} holds answers to {held}, and this judge asks {curriculum}; "
-                    "start it with the same --curriculum, or give another file with --database"
+                    f"{self._database.name} holds answers to {held}, and this judge asks {curriculum}; "
+                    "start it with the same --curriculum, or give another one with --database"
                 )
             # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
-            self._db.execute("UPDATE evaluations SET state = 'void' WHERE state = 'open'")
-
-    def _move_to_2(self) -> None:
-        with self._write():
-            for statement in filter(str.strip, _SCHEMA_2.split(";")):
-                self._db.execute(statement)
-            for (peer,) in self._db.execute("SELECT peer FROM peers").fetchall():
-                self._place(peer)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
     def close(self) -> None:
-        self._db.close()
-        self._lock.close()
+        self._database.close()
+
+    def together(self, steps: Sequence[tuple[Callable[..., Any], Sequence[object]]]) -> list[Any]:
+        """What each of these methods returns or raises, all in one transaction. If one fails, each is done again in one of its own."""
+        try:
+            with self._database.begin() as self._together:
+                return [step(*arguments) for step, arguments in steps]
+        except Exception as error:
+            self._together = None
+            return [error] if len(steps) == 1 else [outcome for step in steps for outcome in self.together([step])]
+        finally:
+            self._together = None
+
+    @contextmanager
+    def _begin(self) -> Iterator[Connection]:
+        if self._together is not None:
+            yield self._together
+        else:
+            with self._database.begin() as db:
+                yield db
 
     def sequence(self, peer: PeerId) -> int:
         """The highest sequence number recorded for this peer; -1: none."""
-        row = self._db.execute("SELECT sequence FROM peers WHERE peer = ?", (peer,)).fetchone()
-        return -1 if row is None else int(row["sequence"])
+        found = self._known(peer)
+        return -1 if found is None else int(found.sequence)
 
     def answered(self, peer: PeerId) -> int:
-        row = self._db.execute("SELECT answered FROM peers WHERE peer = ?", (peer,)).fetchone()
-        return 0 if row is None else int(row["answered"])
+        found = self._known(peer)
+        return 0 if found is None else int(found.answered)
+
+    def _known(self, peer: PeerId) -> Counts | None:
+        with self._begin() as db:
+            return db.execute(_KNOWN, {"of": peer}).one_or_none()
 
     def asked(self, question: OpenQuestion, round_number: int, model: str, sequence: int, at: float) -> None:
-        with self._write():
-            self._db.execute(
-                "INSERT INTO peers (peer, model, first_seen, last_seen, sequence) VALUES (?, ?, ?, ?, ?) ON CONFLICT (peer) "
-                "DO UPDATE SET model = excluded.model, last_seen = excluded.last_seen, sequence = max(sequence, excluded.sequence)",
-                (question.peer, model, at, at, sequence),
-            )
+        with self._begin() as db:
+            seen = {"of": question.peer, "name": model, "at": at, "claimed": sequence}
+            if db.execute(_SEEN_AGAIN, seen).rowcount == 0:
+                first = {"peer": question.peer, "model": model, "first_seen": at, "last_seen": at, "sequence": sequence}
+                db.execute(_SEEN_FIRST, first)
             ref = question.task.ref
-            self._db.execute(
-                "INSERT INTO evaluations (id, peer, round, model, specialty, n, asked_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (question.id, question.peer, round_number, model, ref.specialty, ref.n, at),
-            )
+            row = {"id": question.id, "peer": question.peer, "round": round_number, "model": model}
+            db.execute(_ASKED, {**row, "specialty": ref.specialty, "n": ref.n, "asked_at": at})
 
     def graded(self, question: OpenQuestion, answer: Completion, reason: GradeReason, seconds: float, sequence: int, at: float) -> Grade:
-        """Record a scored answer. `seconds`: from question to answer, by the judge's monotonic clock."""
-        with self._write():
-            peer = self._db.execute(
-                "UPDATE peers SET answered = answered + 1, reward = reward + ?, last_seen = ?, sequence = max(sequence, ?) WHERE peer = ? "
-                "RETURNING answered, answered + unanswered AS number, reward",
-                (reason.reward, at, sequence, question.peer),
-            ).fetchone()
-            done = self._db.execute(
-                "UPDATE evaluations SET state = 'graded', number = ?, reward = ?, reason = ?, total = ?, seconds = ?, answer = ?, "
-                "ended = ? WHERE id = ? AND state = 'open'",
-                (peer["number"], reason.reward, reason.value, peer["reward"], seconds, answer.text, answer.ended, question.id),
-            )
-            if done.rowcount != 1:
-                raise sqlite3.IntegrityError(f"evaluation {question.id} is not open")  # undone as a whole: nothing counts twice
-            recent = self._place(question.peer)
-        specialty, answered, total = question.task.ref.specialty, peer["answered"], peer["reward"]
-        return Grade(question.id, reason.reward, reason.value, specialty, answered, total, recent.share, recent.answers)
+        """Record a scored answer. `seconds`: from question to answer, by the judge's monotonic clock. Raises NotOpen."""
+        with self._begin() as db:
+            peer = db.execute(_COUNTS, {"of": question.peer}).one()
+            answered, total = peer.answered + 1, peer.reward + reason.reward
+            outcome = {"state": "graded", "reward": reason.reward, "reason": reason.value, "seconds": seconds}
+            recent = self._count(db, question, peer, total, {**outcome, "answer": answer.text, "ended": int(answer.ended)})
+            if recent is None:
+                raise NotOpen(f"evaluation {question.id} is not open")
+            seen = {"of": question.peer, "at": at, "claimed": sequence}
+            db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, "low": recent.interval.low})
+        ref = question.task.ref
+        return Grade(question.id, reason.reward, reason.value, ref.specialty, answered, total, recent.share, recent.answers)
 
     def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
         """Record questions that were not answered in time: they count as wrong."""
-        with self._write():
+        with self._begin() as db:
             for question in questions:
-                done = self._db.execute(
-                    "UPDATE evaluations SET state = 'unanswered', reward = 0, reason = ?, (number, total) = "
-                    "(SELECT answered + unanswered + 1, reward FROM peers WHERE peer = ?) WHERE id = ? AND state = 'open'",
-                    (LAPSED, question.peer, question.id),
-                )
-                if done.rowcount == 1:
-                    self._db.execute("UPDATE peers SET unanswered = unanswered + 1 WHERE peer = ?", (question.peer,))
-                    self._place(question.peer)
+                peer = db.execute(_COUNTS, {"of": question.peer}).one()
+                recent = self._count(db, question, peer, peer.reward, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
+                if recent is not None:  # else it is counted already, or counts as nothing
+                    seen = {"of": question.peer, "unanswered": peer.unanswered + 1, "low": recent.interval.low}
+                    db.execute(_NOT_ANSWERED, seen)
 
-    def _place(self, peer: str) -> ScoreTally:
-        """The tally of its newest questions; its place on the board follows from it."""
-        recent = tally(self._recent(peer))
-        self._db.execute("UPDATE peers SET low = ? WHERE peer = ?", (recent.interval.low if recent.answers else 0.0, peer))
-        return recent
-
-    def _recent(self, peer: str) -> Sequence[tuple[str, float]]:
-        """Specialty and reward of the newest questions that count, oldest first."""
-        rows = self._db.execute(
-            "SELECT specialty, reward FROM evaluations WHERE peer = ? AND number IS NOT NULL ORDER BY number DESC LIMIT ?", (peer, WINDOW)
-        ).fetchall()
-        return [(row["specialty"], row["reward"]) for row in reversed(rows)]
+    def _count(self, db: Connection, question: OpenQuestion, peer: Counts, total: float, outcome: Mapping[str, Any]) -> ScoreTally | None:
+        """Close the question as the peer's next one that counts; the tally of its newest questions. None: it was not open."""
+        counted = {"number": peer.answered + peer.unanswered + 1, "total": total, **outcome}
+        if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
+            return None
+        answers, right = db.execute(_TALLY, {"of": question.peer}).one()
+        return ScoreTally(int(right), int(answers))
 
     def probe(self, at: float) -> None:
-        """Write about as much as a question and its answer need; sqlite3.Error where that is not possible."""
-        with self._write():
-            self._db.execute("INSERT OR REPLACE INTO about VALUES ('probe', ?)", (f"{at} ".ljust(PROBE_BYTES, "."),))
+        """Write about as much as a question and its answer need; an error where that is not possible."""
+        value = f"{at} ".ljust(PROBE_BYTES, ".")
+        with self._begin() as db:
+            if db.execute(update(about).where(about.c.name == "probe").values(value=value)).rowcount == 0:
+                db.execute(insert(about).values(name="probe", value=value))
 
     def void(self, question: OpenQuestion) -> None:
         """The judge could not score the answer: the question does not count."""
-        with self._write():
-            self._db.execute("UPDATE evaluations SET state = 'void' WHERE id = ? AND state = 'open'", (question.id,))
+        with self._begin() as db:
+            db.execute(_CLOSED, {"evaluation": question.id, "state": "void"})
 
     def board(self, after: int, limit: int = BOARD_PAGE) -> LeaderboardPage:
         """The peers ranked `after` + 1 and on, best first; of equal ones the first by its id."""
-        rows = self._db.execute(
-            f"SELECT * FROM peers WHERE answered >= {LISTED_ANSWERS} ORDER BY low DESC, peer LIMIT ? OFFSET ?",  # noqa: S608 - a constant
-            (limit, after),
-        ).fetchall()
-        listed, others, answers = self._db.execute(
-            f"SELECT count(*) FILTER (WHERE answered >= {LISTED_ANSWERS}), count(*) FILTER (WHERE answered BETWEEN 1 AND "  # noqa: S608
-            f"{LISTED_ANSWERS - 1}), total(answered) FROM peers"
-        ).fetchone()
-        return LeaderboardPage(
-            [Standing(after + place, self._record(row)) for place, row in enumerate(rows, 1)], after, listed, others, int(answers)
-        )
+        page = select(peers).where(listed).order_by(peers.c.low.desc(), peers.c.peer).limit(limit).offset(after)
+        few = peers.c.answered.between(1, LISTED_ANSWERS - 1)
+        totals = select(func.count().filter(listed), func.count().filter(few), func.coalesce(func.sum(peers.c.answered), 0))
+        with self._begin() as db:
+            standings = [Standing(after + place, self._record(db, row)) for place, row in enumerate(db.execute(page).all(), 1)]
+            many, others, answers = db.execute(totals).one()
+        return LeaderboardPage(standings, after, many, others, int(answers))
 
     def record(self, peer: str) -> Record | None:
-        row = self._db.execute("SELECT * FROM peers WHERE peer = ?", (peer,)).fetchone()
-        return None if row is None else self._record(row)
+        with self._begin() as db:
+            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
+            return None if row is None else self._record(db, row)
 
     def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
         """What counts and has a number below `before`, newest first, and where the next page begins; None: it was the last.
@@ -230,38 +206,28 @@ class Store:
         """
         found: list[Mapping[str, Any]] = []
         size = 0
-        rows = self._db.execute(
-            "SELECT id AS evaluation, number, round, model, specialty, n, asked_at, seconds, answer, ended, reward, reason, total "
-            "FROM evaluations WHERE peer = ? AND number < ? ORDER BY number DESC LIMIT ?",
-            (peer, before, limit + 1),
-        )
-        for row in rows:
-            entry = {**dict(row), "ended": None if row["ended"] is None else bool(row["ended"])}
-            size += len(json.dumps(entry, ensure_ascii=False).encode())
-            if found and (len(found) == limit or size > HISTORY_BYTES):
-                return found, int(found[-1]["number"])
-            found.append(entry)
+        with self._begin() as db:
+            for row in db.execute(_page(peer, before, limit + 1)).mappings():
+                entry = {**row, "ended": None if row["ended"] is None else bool(row["ended"])}
+                size += len(json.dumps(entry, ensure_ascii=False).encode())
+                if found and (len(found) == limit or size > HISTORY_BYTES):
+                    return found, int(found[-1]["number"])
+                found.append(entry)
         return found, None
 
-    def _record(self, row: sqlite3.Row) -> Record:
-        numbers = curve_numbers(row["answered"] + row["unanswered"])
-        marks = ",".join("?" * len(numbers))
-        curve = self._db.execute(
-            f"SELECT number, total FROM evaluations WHERE peer = ? AND number IN ({marks}) ORDER BY number",  # noqa: S608 - marks are ?,?,?
-            (row["peer"], *numbers),
-        ).fetchall()
+    def _record(self, db: Connection, row: Counts) -> Record:
+        c = evaluations.c
+        numbers = curve_numbers(row.answered + row.unanswered)
+        curve = select(c.number, c.total).where(c.peer == row.peer, c.number.in_(numbers)).order_by(c.number)
+        recent = [(specialty, reward) for specialty, reward in db.execute(_RECENT, {"of": row.peer})]
         return Record(
-            row["peer"], row["model"], row["first_seen"], row["last_seen"], row["answered"], row["unanswered"], row["reward"],
-            recent=self._recent(row["peer"]), curve=[(r["number"], r["total"]) for r in curve],
+            row.peer, row.model, row.first_seen, row.last_seen, row.answered, row.unanswered, row.reward,
+            recent=recent[::-1], curve=[(number, total) for number, total in db.execute(curve)],
         )  # fmt: skip
 
-    @contextmanager
-    def _write(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # a full disk may have ended it already
-                self._db.execute("ROLLBACK")
-            raise
+
+def _page(peer: str, before: int, limit: int) -> Select[Any]:
+    c = evaluations.c
+    shown = [c.number, c.round, c.model, c.specialty, c.n, c.asked_at, c.seconds, c.answer, c.ended, c.reward, c.reason, c.total]
+    chosen = select(c.id.label("evaluation"), *shown).where(c.peer == peer, c.number < before)
+    return chosen.order_by(c.number.desc()).limit(limit)

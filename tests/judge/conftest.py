@@ -1,7 +1,7 @@
 """A real judge (database, verifier, HTTP app) behind an in-process transport, with a clock the test moves."""
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import Clock
+from tests.judge.databases import KINDS, cluster
 from tests.judge.peers import ORIGIN, SigningPeer, encode
 
 
@@ -45,11 +46,17 @@ class Court:
 
     async def right_answer(self, peer: SigningPeer, evaluation: str) -> str:
         """Only the judge's own store knows which task it was."""
-        row = self.service._store._db.execute("SELECT specialty, n FROM evaluations WHERE id = ?", (evaluation,)).fetchone()
+        ((specialty, n),) = self.rows(f"SELECT specialty, n FROM evaluations WHERE id = '{evaluation}'")
         tasks = tasks_of("tiny-9")
         task = next(q.task for q in self.service._sessions._open.values() if q.id == evaluation)
-        assert (task.ref.specialty, task.ref.n) == (row["specialty"], row["n"])
+        assert (task.ref.specialty, task.ref.n) == (specialty, n)
         return f"<answer>{solution(tasks, task)}</answer>"
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """Of the judge's own database, which is as the tests of the store have it."""
+        with self.service._store._database.begin() as db:
+            found = db.exec_driver_sql(statement)
+            return [tuple(row) for row in found] if found.returns_rows else []
 
     def forget_leaderboard(self) -> None:
         self.monotonic.now += 3.0  # longer than a leaderboard is kept
@@ -60,11 +67,33 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Callable[[], str]]:
+    with cluster() as make:
+        yield make
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def court_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return new_database(request, tmp_path_factory.mktemp("judge"))
+
+
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new database of each kind."""
+    return new_database(request, tmp_path)
+
+
+def new_database(request: pytest.FixtureRequest, folder: Path) -> str:
+    if request.param == "sqlite":
+        return str(folder / "state" / "judge.sqlite3")
+    return str(request.getfixturevalue("postgresql")())
+
+
 @pytest.fixture(scope="module")
-async def court(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Court]:
-    database: Path = tmp_path_factory.mktemp("judge") / "judge.sqlite3"
+async def court(court_database: str, anyio_backend: str) -> AsyncIterator[Court]:
     monotonic, wall = Clock(1_000.0), Clock(1_800_000_000.0)
-    settings = JudgeSettings(database, "tiny-9", deadline=60.0)
+    settings = JudgeSettings(court_database, "tiny-9", deadline=60.0)
     async with open_service(settings, random.Random(11), monotonic, wall) as service:
         transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:

@@ -290,7 +290,7 @@ def test_plain_line_and_environment(tmp_path: Path) -> None:
         process.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+@pytest.mark.parametrize("package", ["fastapi", "sqlalchemy", "uvicorn"])
 def test_without_its_extra_it_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from judge.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=60, check=False)

@@ -2,17 +2,22 @@
 
 import json
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from alembic.script import ScriptDirectory
+from sqlalchemy.exc import SQLAlchemyError
 
+import judge
 from judge.config import MAX_ANSWER_CHARACTERS
-from judge.errors import DatabaseUnusable
+from judge.database import HEAD, Database
+from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, Record
 from judge.sessions import OpenQuestion, Requester
-from judge.store import Store
+from judge.store import NotOpen, Store
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason
 from swarmd.types import Completion, Task, TaskRef
@@ -22,13 +27,13 @@ ANSWER = Completion("<answer>1</answer>", True)
 RIGHT, WRONG = GradeReason.CORRECT, GradeReason.WRONG
 
 
-def opened(folder: Path, curriculum: str = "tiny-9 0123") -> Store:
-    return Store(folder / "state" / "judge.sqlite3", curriculum)
+def opened(database: Path | str, curriculum: str = "tiny-9 0123") -> Store:
+    return Store(database, curriculum)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(opened(tmp_path)) as store:
+def store(database: str) -> Iterator[Store]:
+    with closing(opened(database)) as store:
         yield store
 
 
@@ -89,10 +94,10 @@ def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
 
 def test_an_evaluation_is_graded_once(store: Store) -> None:
     evaluate(store, 1, 1.0)
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(SQLAlchemyError):
         store.graded(question(1), ANSWER, RIGHT, 0.5, 9, 9.0)
     assert the(store.record(ALICE)).answered == 1  # undone as a whole
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(SQLAlchemyError):
         store.asked(question(1), 1, "tiny", 10, 10.0)
     evaluate(store, 2, 1.0)  # and the next one goes on
 
@@ -105,7 +110,7 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     assert (record.answered, record.unanswered, record.reward) == (1, 1, 1.0)
     assert (record.score.right, record.score.answers) == (1, 2)
     assert record.curve == [(1, 1.0), (2, 1.0)]
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(SQLAlchemyError):
         store.graded(question(2), ANSWER, RIGHT, 0.5, 5, 2.0)
     store.lapsed([question(2)])
     assert store.record(ALICE) == record  # nothing counts twice
@@ -117,10 +122,10 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     assert (the(store.record(ALICE)).score.right, the(store.record(ALICE)).score.answers) == (2, 3)
 
 
-def test_who_is_on_the_board_and_where(tmp_path: Path) -> None:
+def test_who_is_on_the_board_and_where(database: str) -> None:
     """Ten answers are enough to be listed; luck does not beat evidence; equal ones keep their order; pages hold everybody once."""
     right = {"steady": (90, 100), "lucky": (10, 10), "a": (5, 10), "b": (5, 10), "poor": (10, 100), "few": (9, 9)}
-    with closing(opened(tmp_path)) as store:
+    with closing(opened(database)) as store:
         numbers = iter(range(1, 10_000))
         for name, (good, answers) in right.items():
             for i in range(answers):
@@ -140,38 +145,99 @@ def test_who_is_on_the_board_and_where(tmp_path: Path) -> None:
         assert store.board(0).standings[0].record.peer == "lucky"  # steady left sixty out
 
 
-def test_a_database_of_the_last_version_is_moved(tmp_path: Path) -> None:
-    with closing(opened(tmp_path)) as store:
+def as_before_alembic(path: Path, version: int) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        if version == 1:
+            database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
+        database.executescript(f"DROP TABLE alembic_version; PRAGMA user_version={version}")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_database_of_before_alembic_is_moved(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "judge.sqlite3"
+    with closing(opened(path)) as store:
         for number in range(1, 31):
             evaluate(store, number, float(number % 2), BOB if number > 15 else ALICE)
         before = store.board(0)
-    with closing(sqlite3.connect(tmp_path / "state" / "judge.sqlite3")) as database:  # as version 1 had it
-        database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
-        database.execute("PRAGMA user_version=1")
-    with closing(opened(tmp_path)) as store:
+    as_before_alembic(path, version)
+    with closing(opened(path)) as store:
         assert [s.record.peer for s in store.board(0).standings] == [s.record.peer for s in before.standings] == [ALICE, BOB]
         assert the(store.record(ALICE)).score == before.standings[0].record.score  # what lapsed then counts as nothing
         evaluate(store, 31, 1.0, BOB)
         assert the(store.record(BOB)).score.answers == 16
-        assert the(store.record(BOB)).curve[-1] == (18, 8.0)
+        assert the(store.record(BOB)).curve[-1] == (18 if version == 1 else 16, 8.0)
 
 
-def test_what_a_restart_leaves(tmp_path: Path) -> None:
-    with closing(opened(tmp_path)) as store:
+def test_the_newest_migration_is_the_one_that_the_judge_knows() -> None:
+    assert ScriptDirectory(str(Path(judge.__file__).parent / "migrations")).get_heads() == [HEAD]
+
+
+def test_one_judge_at_a_time(database: str) -> None:
+    with closing(opened(database)), pytest.raises(DatabaseInUse, match="another judge"):
+        opened(database)
+    opened(database).close()
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(DatabaseUnusable) as refused:
+        opened("postgresql://judge:secret@127.0.0.1:1/judge?connect_timeout=2")
+    assert "secret" not in str(refused.value) and "judge:***@127.0.0.1:1" in str(refused.value)
+
+
+def test_postgresql_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(DatabaseUnusable, match=r"pip install 'swarmd\[judge-postgres\]'"):
+        opened("postgresql://judge@127.0.0.1:1/judge")
+
+
+@pytest.mark.parametrize("address", ["mysql://judge@/judge", "://", "sqlite://"])
+def test_what_is_no_database(address: str) -> None:
+    with pytest.raises(DatabaseUnusable, match="postgresql://user@host/name"):
+        opened(address)
+
+
+def test_text_comes_back_as_it_was(store: Store) -> None:
+    text = "a\0b \\0 \\ \\\\0 <answer>\U0001f9ab\r\n\u202e</answer>"
+    store.asked(question(1), 1, "m\0\\", 1, 0.0)
+    store.graded(question(1), Completion(text, False), WRONG, 0.5, 2, 0.0)
+    ((row,), _) = store.history(ALICE, 2**63 - 1)
+    assert (row["answer"], row["ended"], row["model"]) == (text, False, "m\0\\")
+
+
+def test_what_a_restart_leaves(database: str) -> None:
+    with closing(opened(database)) as store:
         evaluate(store, 1, 1.0)
         store.asked(question(2), 2, "tiny", 5, 5.0)
         before = store.record(ALICE)
-    with closing(opened(tmp_path)) as store:
+    with closing(opened(database)) as store:
         assert store.record(ALICE) == before
         assert the(store.record(ALICE)).unanswered == 0  # the open question is void: not the peer's fault
         assert store.sequence(ALICE) == 5
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(SQLAlchemyError):
             store.graded(question(2), ANSWER, RIGHT, 0.5, 6, 6.0)
 
 
-def test_another_version_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path).close()
-    with closing(sqlite3.connect(tmp_path / "state" / "judge.sqlite3")) as database:
-        database.execute("PRAGMA user_version=3")
+def test_another_version_is_refused(database: str) -> None:
+    opened(database).close()
+    with closing(Database(database)) as found, found.begin() as db:
+        db.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(DatabaseUnusable, match="another version"):
-        opened(tmp_path)
+        opened(database)
+
+
+def test_a_version_of_before_alembic_that_never_was(tmp_path: Path) -> None:
+    opened(tmp_path / "judge").close()
+    as_before_alembic(tmp_path / "judge", 3)
+    with pytest.raises(DatabaseUnusable, match="another version"):
+        opened(tmp_path / "judge")
+
+
+def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> None:
+    """All in one transaction; if one cannot be done, the others are done all the same."""
+    evaluate(store, 1, 1.0)
+    asked = [(store.asked, (question(n), n, "tiny", n, 0.0)) for n in (2, 3)]
+    assert store.together(asked) == [None, None]
+    steps = [(store.graded, (question(n), ANSWER, RIGHT, 0.5, 10 + n, 1.0)) for n in (2, 1, 3, 3)]
+    outcomes = store.together(steps)
+    assert [getattr(outcome, "answered", type(outcome)) for outcome in outcomes] == [2, NotOpen, 3, NotOpen]
+    assert store.together([(store.sequence, (ALICE,)), (store.answered, (ALICE,))]) == [13, 3]

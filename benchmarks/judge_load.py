@@ -1,0 +1,214 @@
+"""A judge under load: evaluations a second, their latency, the judge's CPU; and whether kill -9 loses what was acknowledged.
+
+    python -m benchmarks.judge_load --rate 200 --seconds 120
+    python -m benchmarks.judge_load --kills 100
+
+An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. The judge is a process of its
+own on loopback; the client shares the machine with it. Latency is that of one request, from its due time at --rate, so a judge that lags
+behind is seen to. With --kills the judge is killed at random moments under load, and every acknowledged answer is looked for afterwards.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import psutil
+
+from swarmd.tasks.curriculum import TINY_9
+from tests.judge.peers import SigningPeer, encode
+
+HALF_OPEN = b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"
+
+
+@dataclass
+class Load:
+    """What was seen."""
+
+    seconds: list[float] = field(default_factory=list)  # of each request
+    errors: Counter[str] = field(default_factory=Counter)
+    evaluations: int = 0
+    acknowledged: dict[str, str] = field(default_factory=dict)  # evaluation -> its peer
+
+
+class Caller:
+    """One connection that is kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.origin, self._address = url, (parts.hostname, parts.port)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, peer: SigningPeer, target: str, document: dict[str, Any]) -> tuple[int, Any]:
+        body = encode(document)
+        headers = {**peer.headers("POST", target, body), "host": "judge", "content-length": str(len(body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(*self._address)
+        reader, writer = self._streams
+        writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        answered = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(answered.split("content-length: ")[1].split("\r\n")[0])
+        content = await reader.readexactly(length)
+        if "connection: close" in answered:
+            self.close()
+        return int(answered.split()[1]), json.loads(content)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float) -> None:
+    ask = {"round": 1, "model": "tiny", "curriculum": TINY_9.digest}
+    status, asked = await caller.post(peer, "/v1/evaluations", ask)
+    load.seconds.append(time.monotonic() - due)
+    if status != 201:
+        load.errors[f"{status} {asked['error']}"] += 1
+        return
+    begun = time.monotonic()
+    given = {"text": "<answer>0</answer>", "ended": True}
+    status, grade = await caller.post(peer, f"/v1/evaluations/{asked['evaluation']}/answer", given)
+    load.seconds.append(time.monotonic() - begun)
+    if status != 200:
+        load.errors[f"{status} {grade['error']}"] += 1
+        return
+    load.evaluations += 1
+    load.acknowledged[asked["evaluation"]] = peer.identity.peer_id
+
+
+async def press(url: str, peers: list[SigningPeer], rate: float, seconds: float, connections: int, load: Load) -> None:
+    """Evaluations at `rate`, by each peer in turn, over so many connections."""
+    begun = time.monotonic()
+    numbers = iter(range(int(rate * seconds)))
+
+    async def work() -> None:
+        caller = Caller(url)
+        for number in numbers:
+            due = begun + number / rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            try:
+                await evaluate(caller, peers[number % len(peers)], load, due)
+            except (OSError, EOFError) as error:
+                load.errors[type(error).__name__] += 1
+                return  # the judge is gone
+        caller.close()
+
+    await asyncio.gather(*(work() for _ in range(connections)))
+
+
+async def hold_half_open(url: str, many: int) -> None:
+    """Connections that send half a request, each opened again when the judge cuts it."""
+    parts = urlsplit(url)
+
+    async def hold() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+                writer.write(HALF_OPEN)
+                await reader.read()
+                writer.close()
+            await asyncio.sleep(0.1)
+
+    await asyncio.gather(*(hold() for _ in range(many)))
+
+
+@contextlib.contextmanager
+def serving(database: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "judge.cli", "serve", "--database", database, "--curriculum", "tiny-9", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, json.loads(process.stdout.readline())["url"]
+        finally:
+            process.kill()
+
+
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """By process: the judge itself, and its children that score."""
+    judge = psutil.Process(pid)
+    return {"judge": sum(judge.cpu_times()[:2]), "scoring": sum(sum(child.cpu_times()[:2]) for child in judge.children(recursive=True))}
+
+
+def loaded(given: argparse.Namespace) -> dict[str, Any]:
+    load = Load()
+    with serving(given.database) as (process, url):
+        peers = [SigningPeer(number, url) for number in range(given.keys)]
+
+        async def run() -> None:
+            halves = asyncio.create_task(hold_half_open(url, given.half_open))
+            await asyncio.sleep(1.0 if given.half_open else 0.0)
+            await press(url, peers, given.rate, given.seconds, given.connections, load)
+            halves.cancel()
+
+        before, begun = cpu_seconds(process.pid), time.monotonic()
+        asyncio.run(run())
+        took, after = time.monotonic() - begun, cpu_seconds(process.pid)
+    cuts = statistics.quantiles(load.seconds, n=100)
+    return {
+        "evaluations": load.evaluations, "a_second": round(load.evaluations / took, 1), "errors": dict(load.errors),
+        "p50_ms": round(1000 * cuts[49], 1), "p99_ms": round(1000 * cuts[98], 1), "longest_ms": round(1000 * max(load.seconds), 1),
+        "cpu_ms_an_evaluation": {name: round(1000 * (after[name] - before[name]) / load.evaluations, 2) for name in after},
+    }  # fmt: skip
+
+
+def killed(given: argparse.Namespace) -> dict[str, Any]:
+    """Kill the judge `given.kills` times under load; then look for every acknowledged answer."""
+    load, rng, sequence = Load(), random.Random(given.seed), 0
+    for _ in range(given.kills):
+        with serving(given.database) as (process, url):
+            peers = [SigningPeer(number, url) for number in range(given.keys)]
+            for peer in peers:
+                peer.sequence = sequence
+
+            async def run(process: subprocess.Popen[str], url: str, peers: list[SigningPeer]) -> None:
+                asyncio.get_running_loop().call_later(rng.uniform(0.1, 1.5), process.kill)
+                await press(url, peers, given.rate, 60.0, given.connections, load)
+
+            asyncio.run(run(process, url, peers))
+            sequence += 1_000_000
+    with serving(given.database) as (_, url):
+        kept = {entry["evaluation"] for peer in sorted(set(load.acknowledged.values())) for entry in history(url, peer)}
+    return {"kills": given.kills, "acknowledged": len(load.acknowledged), "lost": len(load.acknowledged.keys() - kept)}
+
+
+def history(url: str, peer: str) -> Iterator[dict[str, Any]]:
+    before: int | None = 2**63 - 1
+    while before is not None:
+        page = httpx2.get(f"{url}/v1/peers/{peer}?before={before}", timeout=60).json()
+        yield from page["evaluations"]
+        before = page["more_before"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=200.0, help="evaluations a second")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--keys", type=int, default=400)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--half-open", type=int, default=0, help="connections that send half a request, beside the load")
+    parser.add_argument("--kills", type=int, default=0, help="kill the judge so often instead, and look for what it acknowledged")
+    parser.add_argument("--database", default="", help="a file or a postgresql:// address; by default a new file")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        given.database = given.database or str(Path(folder) / "judge.sqlite3")
+        print(json.dumps(killed(given) if given.kills else loaded(given)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Copies, exports and checks a judge's database. Each reads one moment of it, while the judge may go on."""
+
+import csv
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from sqlalchemy import Connection, insert, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from judge.database import Database
+from judge.errors import DatabaseUnusable
+from judge.tables import about, evaluations, metadata, peers
+from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
+
+ROWS = 500  # at a time
+
+Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What does not follow from what is stored."""
+
+    what: str  # an evaluation or a peer
+    stored: Any
+    found: Any
+
+
+def backup(database: Path | str, to: Path | str) -> int:
+    """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is. Returns the rows."""
+    if "://" not in str(to) and Path(to).exists():
+        raise DatabaseUnusable(f"{to} exists already and was left as it is; name another file")
+    with reading(database) as source, closing(Database(to)) as target, target.begin() as copy:
+        rows = 0
+        for table in metadata.sorted_tables:
+            if copy.execute(select(table).limit(1)).first() is not None:
+                raise DatabaseUnusable(f"{target.name} is not empty and was left as it is; name another one")
+            for part in _parts(source.execute(select(table)).mappings()):
+                copy.execute(insert(table), [dict(row) for row in part])
+                rows += len(part)
+        return rows
+
+
+def export(database: Path | str, to: TextIO) -> int:
+    """Every question with its answer as CSV, as the peers' pages have them; also those that count as nothing. Returns the rows."""
+    writer, rows = csv.writer(to), 0
+    with reading(database) as db:
+        writer.writerow(evaluations.columns.keys())
+        for rows, row in enumerate(db.execute(select(evaluations).order_by(evaluations.c.peer, evaluations.c.asked_at)), 1):  # noqa: B007
+            writer.writerow(row)
+    return rows
+
+
+def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list[Difference]]:
+    """Score every stored answer again, and add up each peer's figures again. `curriculum`: name and digest.
+
+    Returns the number of answers, and what differs.
+    """
+    with reading(database) as db:
+        held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
+        if held != curriculum:
+            raise DatabaseUnusable(f"the database holds answers to {held}, not to {curriculum}; give its --curriculum")
+        answers = 0
+        found: list[Difference] = []
+        graded = select(evaluations).where(evaluations.c.state == "graded").order_by(evaluations.c.id)
+        for part in _parts(db.execute(graded).mappings()):
+            answers += len(part)
+            found += _scored_otherwise(part, mark)
+        return answers, [*found, *_counted_otherwise(db)]
+
+
+def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator[Difference]:
+    items = [(TaskRef(row["specialty"], row["n"]), [Completion(row["answer"], bool(row["ended"]))]) for row in rows]
+    for row, (reason,) in zip(rows, mark(items), strict=True):
+        stored, again = (row["reward"], row["reason"]), (reason.reward, reason.value)
+        if stored != again:
+            yield Difference(f"evaluation {row['id']}", stored, again)
+
+
+def _counted_otherwise(db: Connection) -> Iterator[Difference]:
+    """A peer's questions have the numbers 1, 2, 3 …, and their totals add up to what the peer has."""
+    c = evaluations.c
+    counting = select(c.peer, c.number, c.reward, c.total, c.state).where(c.number.is_not(None)).order_by(c.peer, c.number)
+    sums: dict[str, tuple[int, int, float]] = {}
+    for row in db.execute(counting):
+        answered, unanswered, reward = sums.get(row.peer, (0, 0, 0.0))
+        answered, unanswered = answered + (row.state == "graded"), unanswered + (row.state != "graded")
+        sums[row.peer] = answered, unanswered, reward + row.reward
+        if (row.number, row.total) != (answered + unanswered, reward + row.reward):
+            again = (answered + unanswered, reward + row.reward)
+            yield Difference(f"question {row.number} of {row.peer}", (row.number, row.total), again)
+    for peer, *stored in db.execute(select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward)):
+        if tuple(stored) != (found := sums.get(peer, (0, 0, 0.0))):
+            yield Difference(f"peer {peer}", tuple(stored), found)
+
+
+@contextmanager
+def reading(database: Path | str) -> Iterator[Connection]:
+    """One moment of a database, whatever is written meanwhile. Raises DatabaseUnusable."""
+    if "://" not in str(database) and not Path(database).exists():
+        raise DatabaseUnusable(f"there is no database {database}; give it with --database")
+    with closing(Database(database, alone=False)) as opened:
+        engine = opened.engine.execution_options(stream_results=True)
+        if engine.dialect.name == "postgresql":
+            engine = engine.execution_options(isolation_level="REPEATABLE READ")
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise DatabaseUnusable(f"{opened.name}: {getattr(error, 'orig', None) or error}; free some space, or look at its log") from None
+
+
+def _parts(rows: Any) -> Iterator[list[Mapping[str, Any]]]:
+    while part := list(itertools.islice(rows, ROWS)):
+        yield part

@@ -1,0 +1,155 @@
+"""Opens the judge's database: a SQLite file, or PostgreSQL by its address. One judge at a time uses it.
+
+What is committed survives kill -9 and a power cut: SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on. A database
+that an older judge made is moved by Alembic when it is opened.
+"""
+
+import contextlib
+import fcntl
+from pathlib import Path
+from typing import Any, TextIO
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, inspect, make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
+
+HEAD = "0002"  # the newest migration
+BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migration that it stands for
+FAILURES = (SQLAlchemyError, JudgeError)  # what a step on the database may raise
+_LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks
+
+
+def database_url(database: Path | str) -> URL:
+    """The address of a database: a path is a SQLite file. Raises DatabaseUnusable."""
+    text = str(database)
+    if "://" not in text:
+        return URL.create("sqlite", database=text)
+    try:
+        url = make_url(text)
+    except ArgumentError:
+        raise DatabaseUnusable("--database is no address; give a file, or postgresql://user@host/name") from None
+    if url.get_backend_name() in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() == "sqlite" and url.database:
+        return URL.create("sqlite", database=url.database)
+    raise DatabaseUnusable(f"{shown(url)} is no database of a judge; give a file, or postgresql://user@host/name")
+
+
+def shown(url: URL) -> str:
+    """For people: without the password."""
+    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
+
+
+class Database:
+    """An open database of the newest schema. Use it from one thread at a time."""
+
+    def __init__(self, database: Path | str, *, alone: bool = True) -> None:
+        """`alone`: keep other judges out and move an older schema. Otherwise it is only read. Raises DatabaseInUse, DatabaseUnusable."""
+        url = database_url(database)
+        self.name = shown(url)
+        self._lock = _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
+        try:
+            self.engine = _engine(url, alone)
+            with self.engine.begin() as connection:
+                _migrate(connection, self.name, may_move=alone)
+        except ModuleNotFoundError:  # psycopg
+            self.close()
+            raise DatabaseUnusable(
+                "PostgreSQL needs a package that is not installed. Run `pip install 'swarmd[judge-postgres]'`."
+            ) from None
+        except SQLAlchemyError as error:
+            self.close()
+            raise DatabaseUnusable(
+                f"{self.name} cannot be used as the judge's database: {getattr(error, 'orig', None) or error}; "
+                "restore it from a backup, or give another one with --database"
+            ) from None
+        except JudgeError:
+            self.close()
+            raise
+
+    def begin(self) -> contextlib.AbstractContextManager[Connection]:
+        """A transaction: committed at the end, undone as a whole where something is raised."""
+        return self.engine.begin()
+
+    def close(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.dispose()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _lock_file(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(path.name + ".lock").open("w")
+    except OSError as error:
+        raise DatabaseUnusable(f"cannot write the database {path}: {error.strerror}; give another file with --database") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # given back by the kernel however this process ends
+    except OSError:
+        lock.close()
+        raise DatabaseInUse(f"another judge is using {path}; stop it, or give this one another file with --database") from None
+    return lock
+
+
+def _engine(url: URL, alone: bool) -> Engine:
+    sqlite = url.get_backend_name() == "sqlite"
+    options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": 5}} if sqlite else {}
+    engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
+    if sqlite:
+
+        @event.listens_for(engine, "connect")
+        def prepare(connection: Any, _record: object) -> None:
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}")
+
+        @event.listens_for(engine, "begin")
+        def begin(connection: Connection) -> None:
+            driver: Any = connection.connection.driver_connection  # straight: SQLAlchemy's own way takes as long as a statement
+            driver.execute("BEGIN")  # Python's own begins none before it changes a table
+
+    else:
+
+        @event.listens_for(engine, "connect")
+        def claim(connection: Any, _record: object) -> None:
+            connection.autocommit = True
+            connection.execute("SET synchronous_commit = on")
+            if alone and not connection.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,)).fetchone()[0]:
+                raise DatabaseInUse(f"another judge is using {shown(url)}; stop it, or give this one another --database")
+            connection.autocommit = False
+
+    return engine
+
+
+def _migrate(connection: Connection, name: str, may_move: bool) -> None:
+    """Bring the schema to HEAD. Raises DatabaseUnusable where another version of the judge wrote it."""
+    version = _version(connection)
+    if version == HEAD:
+        return
+    if version not in (None, *BEFORE_ALEMBIC.values()):
+        raise DatabaseUnusable(
+            f"{name} was written by another version of the judge (schema {version}, this one knows {HEAD}); "
+            "run that version, or give another one with --database"
+        )
+    if not may_move:
+        raise DatabaseUnusable(f"{name} is no database of this version of the judge; `swarmd-judge serve` moves an older one")
+    from alembic import command  # takes a while, and is rarely needed
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["connection"] = connection
+    if version is not None and not inspect(connection).has_table("alembic_version"):
+        command.stamp(config, version)
+    command.upgrade(config, "head")
+
+
+def _version(connection: Connection) -> str | None:
+    """The schema's version; None: there is none yet."""
+    if inspect(connection).has_table("alembic_version"):
+        return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    if connection.dialect.name != "sqlite":
+        return None
+    number = connection.exec_driver_sql("PRAGMA user_version").scalar()
+    return BEFORE_ALEMBIC.get(number, f"{number}") if number else None

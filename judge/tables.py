@@ -1,0 +1,79 @@
+"""The tables of the judge's database. The same on SQLite and PostgreSQL; judge/migrations makes them and moves older ones.
+
+What counts has a number: graded answers, and questions that lapsed. `low`: the lower end of the score's interval.
+"""
+
+import re
+
+from sqlalchemy import REAL, BigInteger, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, TypeDecorator
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeEngine
+
+from judge.leaderboard import LISTED_ANSWERS
+
+_ESCAPED = {"\\": "\\\\", "\0": "\\0"}
+_MEANT = {escaped: letter for letter, escaped in _ESCAPED.items()}
+
+
+class AnyText(TypeDecorator[str]):
+    """A stranger's text. PostgreSQL's text holds no NUL, so there it is written as `\\0`, and a backslash as two."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or dialect.name != "postgresql":
+            return value
+        return re.sub(r"[\\\0]", lambda found: _ESCAPED[found[0]], value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or dialect.name != "postgresql":
+            return value
+        return re.sub(r"\\[\\0]", lambda found: _MEANT[found[0]], value)
+
+
+# SQLite's strict tables know few types; PostgreSQL's text is to be sorted byte by byte, as SQLite sorts it.
+NUMBER = BigInteger().with_variant(Integer(), "sqlite")
+REAL_NUMBER: TypeEngine[float] = Double().with_variant(REAL(), "sqlite")
+NAME = Text().with_variant(Text(collation="C"), "postgresql")
+
+metadata = MetaData()
+
+about = Table("about", metadata, Column("name", NAME), Column("value", Text))
+
+peers = Table(
+    "peers",
+    metadata,
+    Column("peer", NAME, primary_key=True),
+    Column("model", AnyText),
+    Column("first_seen", REAL_NUMBER),
+    Column("last_seen", REAL_NUMBER),
+    Column("sequence", NUMBER),
+    Column("answered", NUMBER),
+    Column("unanswered", NUMBER),
+    Column("reward", REAL_NUMBER),
+    Column("low", REAL_NUMBER),
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("id", NAME, primary_key=True),
+    Column("peer", NAME, ForeignKey(peers.c.peer)),
+    Column("round", NUMBER),
+    Column("model", AnyText),
+    Column("specialty", NAME),
+    Column("n", NUMBER),
+    Column("asked_at", REAL_NUMBER),
+    Column("state", NAME),
+    Column("number", NUMBER),
+    Column("reward", REAL_NUMBER),
+    Column("reason", Text),
+    Column("total", REAL_NUMBER),
+    Column("seconds", REAL_NUMBER),
+    Column("answer", AnyText),
+    Column("ended", NUMBER),
+)
+
+listed = peers.c.answered >= LISTED_ANSWERS
+Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)

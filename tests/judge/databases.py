@@ -1,0 +1,69 @@
+"""A real PostgreSQL for the tests: a cluster of its own in a temporary folder, on a Unix socket, ended with the tests."""
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from swarmd.testing import wait_until
+
+USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs
+KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
+
+
+def find(program: str) -> str | None:
+    return shutil.which(program) or next((str(path / program) for path in reversed(USUAL) if (path / program).exists()), None)
+
+
+@contextmanager
+def cluster() -> Iterator[Callable[[], str]]:
+    """Gives a function that makes a database and returns its address. Skips where there is no PostgreSQL."""
+    initdb, server = find("initdb"), find("postgres")
+    if initdb is None or server is None:
+        pytest.skip("PostgreSQL's initdb and postgres are not installed (Debian: apt-get install postgresql)")
+    # PostgreSQL does not run as root. The folder's name is short, as that of a Unix socket has to be.
+    owner = pwd.getpwnam("postgres" if "postgres" in {user.pw_name for user in pwd.getpwall()} else "nobody") if os.getuid() == 0 else None
+    folder = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    if owner:
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+    who = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
+    try:
+        making = [initdb, "-D", str(folder / "data"), "-A", "trust", "-U", "judge", "--no-sync", "-E", "UTF8", "--locale", "C.UTF-8"]
+        subprocess.run(making, check=True, capture_output=True, cwd=folder, **who)
+        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={folder}"]
+        process = subprocess.Popen([server, "-D", str(folder / "data"), *options], cwd=folder, stderr=subprocess.DEVNULL, **who)
+        try:
+            yield databases(folder)
+        finally:
+            process.terminate()
+            process.wait(60)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def databases(folder: Path) -> Callable[[], str]:
+    numbers = count(1)
+
+    def ready() -> bool:
+        try:
+            psycopg.connect(f"host={folder} user=judge dbname=postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def make() -> str:
+        name = f"judge{next(numbers)}"
+        with psycopg.connect(f"host={folder} user=judge dbname=postgres", autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+        return f"postgresql://judge@/{name}?host={folder}"
+
+    wait_until(ready)
+    return make
