@@ -152,6 +152,9 @@ class JudgeConfig(_Section):
 class MetricsConfig(_Section):
     # where /metrics is served, for Prometheus: host:port, or a port of this machine alone; "": nowhere
     listen: Annotated[str, AfterValidator(metrics_address), Field(description="host:port, or a port")] = ""
+    report_to: Annotated[
+        tuple[Literal["trackio", "wandb", "tensorboard"], ...], Field(description='a list of "trackio", "wandb", "tensorboard"')
+    ] = ()
 
 
 class NodeConfig(_Section):

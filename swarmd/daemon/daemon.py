@@ -34,6 +34,7 @@ from swarmd.daemon.membership import introduce, nearby, run, sharing_member, top
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import StatusBoard
+from swarmd.daemon.tracking import run_tracker
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
@@ -48,6 +49,7 @@ from swarmd.protocols import View
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, log_with, set_up_logging
 from swarmd.state.metrics import read_metrics
+from swarmd.state.tracking import check_installed
 from swarmd.workers.restarts import Death
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Daemon:
         self.config, self.view = config, view
         self.exit_code = 0
         self.paused = False
+        check_installed(config.metrics.report_to)
         self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
         self.engine = choose(config.swarm.engine) if config.swarm.engine != "none" else None
         curriculum = curriculum_of(config)
@@ -155,6 +158,8 @@ class Daemon:
             nursery.start_soon(self.isolation.run)
             nursery.start_soon(self.acknowledger.run)
         nursery.start_soon(self.judging.run)
+        for name in self.config.metrics.report_to:
+            nursery.start_soon(run_tracker, name, self._folder, self.identity.peer_id, self.view.talk)
         nursery.start_soon(self.guest.run)
         nursery.start_soon(self.gatherer.run)
         nursery.start_soon(self._report_swarm)

@@ -1,0 +1,154 @@
+"""Experiment trackers: trackio, Weights & Biases, TensorBoard. Off by default; each is an extra (`pip install 'swarmd[trackio]'`).
+
+    python -m swarmd.state.tracking FOLDER PEER_ID TRACKER
+
+A process for each tracker follows metrics.jsonl and hands it the figures of every new round. So no round waits for a tracker, and one that
+is slow or fails harms nothing: the file is the queue, and what was missed is in it. Ends on SIGTERM, or when its parent is gone.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from p2p.identity import nickname
+from p2p.types import PeerId
+from swarmd.errors import ConfigError
+from swarmd.state.folder import METRICS_FILE
+from swarmd.state.metrics import read_metrics
+
+EVERY = 1.0  # seconds between two looks at the file
+PROJECT = "swarmd"
+
+
+class Tracker(Protocol):
+    def log(self, figures: Mapping[str, float], round_number: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Trackio:
+    def __init__(self, _folder: Path, peer: str) -> None:
+        import trackio
+
+        self._trackio = trackio
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        trackio.init(PROJECT, nickname(PeerId(peer)), resume="allow", config={"peer": peer}, **quiet)
+
+    def log(self, figures: Mapping[str, float], round_number: int) -> None:
+        self._trackio.log(dict(figures), step=round_number)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+class Wandb:
+    def __init__(self, folder: Path, peer: str) -> None:
+        import wandb
+
+        settings = wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_stats=True, host=nickname(PeerId(peer)))
+        self._run = wandb.init(
+            project=PROJECT, name=nickname(PeerId(peer)), id=peer, resume="allow", dir=str(folder), config={"peer": peer}, settings=settings
+        )
+
+    def log(self, figures: Mapping[str, float], round_number: int) -> None:
+        self._run.log(dict(figures), step=round_number)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, _peer: str) -> None:
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(str(folder))
+
+    def log(self, figures: Mapping[str, float], round_number: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name.replace(".", "/"), value, step=round_number)  # a group for each part of the line
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+TRACKERS: Mapping[str, Callable[[Path, str], Tracker]] = {"trackio": Trackio, "wandb": Wandb, "tensorboard": TensorBoard}
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Raises ConfigError."""
+    for name in names:
+        if find_spec(name) is None:
+            raise ConfigError(f"metrics.report_to: {name} is not installed. Run: pip install 'swarmd[{name}]'")
+
+
+def figures_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of a line of metrics.jsonl, as "seconds.train"."""
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            yield from figures_of(value, f"{prefix}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{key}", float(value)
+
+
+class Follower:
+    """Reads the lines that are added to a file. A round is read once, also where its line is cut off and written again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._at = path, 0, 0  # its inode, and how far it was read
+        lines = read_metrics(path)
+        self._round = lines[-1]["round"] if lines else 0
+
+    def read(self) -> Iterator[Mapping[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._file or found.st_size < self._at:
+                    self._file, self._at = found.st_ino, 0
+                file.seek(self._at)
+                for data in file:
+                    if not data.endswith(b"\n"):
+                        return  # still being written
+                    self._at += len(data)
+                    line = json.loads(data)
+                    if line["round"] > self._round:
+                        self._round = line["round"]
+                        yield line
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # not there yet, or damaged: the node says so itself
+
+
+def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> None:
+    """Until `going` says no; what has been written by then is handed on too."""
+    place = folder / "tracking" / name
+    place.mkdir(parents=True, exist_ok=True)
+    follower = Follower(folder / METRICS_FILE)
+    tracker = TRACKERS[name](place, peer)
+    try:
+        last = False
+        while not last:
+            last = not going()
+            for line in follower.read():
+                tracker.log(dict(figures_of(line)), line["round"])
+            if not last:
+                time.sleep(EVERY)
+    finally:
+        tracker.close()
+
+
+def main() -> None:
+    folder, peer, name = sys.argv[1:]
+    parent, stopped = os.getppid(), list[int]()
+    signal.signal(signal.SIGTERM, lambda number, _frame: stopped.append(number))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the node, which ends us
+    follow(Path(folder), peer, name, lambda: not stopped and os.getppid() == parent)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Experiment trackers get each round's figures from a process beside the node, and hold nothing up."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarmd.errors import ConfigError
+from swarmd.state.metrics import MetricsFile
+from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow
+from swarmd.testing import wait_until
+
+PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+
+
+def line(number: int, **other: Any) -> dict[str, Any]:
+    return {"round": number, "reward_mean": number / 10, "tokens": {"generated": 5, "trained": 3}, "judge": None, **other}
+
+
+def test_figures_are_the_numbers_of_a_line_the_judges_among_them() -> None:
+    found = dict(figures_of(line(3, judge={"score": 0.5, "n": 4}, rejected={"too large": 2}, name="x", on=True, kl=None)))
+    assert found == {
+        "round": 3.0, "reward_mean": 0.3, "tokens.generated": 5.0, "tokens.trained": 3.0, "judge.score": 0.5, "judge.n": 4.0,
+        "rejected.too large": 2.0,
+    }  # fmt: skip
+
+
+def test_a_round_is_read_once_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsFile(path, 0) as file:
+        file.append(line(1))
+        follower = Follower(path)  # what is there before is not read
+        assert not list(follower.read())
+        file.append(line(2))
+        assert [found["round"] for found in follower.read()] == [2]
+        with path.open("ab") as torn:
+            torn.write(b'{"round": 3, "rew')
+        assert not list(follower.read())
+    with MetricsFile(path, 1) as file:  # after a crash: round 2 is lost, and run again
+        for number in (2, 3):
+            file.append(line(number))
+        assert [found["round"] for found in follower.read()] == [3]
+    path.unlink()
+    assert not list(follower.read())
+
+
+def test_what_is_not_installed_is_said() -> None:
+    check_installed([])
+    with pytest.raises(ConfigError, match=r"no_tracker is not installed. Run: pip install 'swarmd\[no_tracker\]'"):
+        check_installed(["no_tracker"])
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.skipif(find_spec(n) is None, reason=f"needs {n}")) for n in TRACKERS])
+def test_a_real_tracker_writes_what_it_is_given(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "tracking" / name))
+    with MetricsFile(tmp_path / "metrics.jsonl", 0) as file:
+        looks = 0
+
+        def going() -> bool:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                file.append(line(1))
+                file.append(line(2, judge={"score": 0.75, "n": 4}))
+            return False
+
+        follow(tmp_path, PEER, name, going)
+    written = [path for path in (tmp_path / "tracking" / name).rglob("*") if path.is_file() and path.stat().st_size]
+    assert written
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(written[0].parent)).Reload()
+        found = {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
+        assert [event.step for event in found["reward_mean"]] == [1, 2] and [event.step for event in found["judge/score"]] == [2]
+        assert found["judge/score"][0].tensor_proto.float_val[0] == 0.75
+
+
+@pytest.mark.net  # it starts a process
+def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
+    """A tracker of our own in place of a real one, for the package may not be there."""
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").touch()
+    writer = "class Writer:\n def __init__(self, f): open(f + '/up', 'w')\n def flush(self): ...\n def close(self): ...\n"
+    (tmp_path / "tensorboard" / "summary.py").write_text(writer)
+    command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "tensorboard"]
+    parent = f"import subprocess, time; p = subprocess.Popen({command!r}); print(p.pid, flush=True); time.sleep(60)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        child = Path(f"/proc/{json.loads(process.stdout.readline())}")
+        wait_until(lambda: (tmp_path / "tracking" / "tensorboard" / "up").exists())
+        process.kill()
+        wait_until(lambda: not child.exists() or "\nState:\tZ" in (child / "status").read_text())
