@@ -19,6 +19,7 @@ app = typer.Typer(help="Experiments: many nodes on this machine, settings side b
 
 REDRAW = 0.5  # seconds between two lines of progress on a terminal …
 RARELY = 30.0  # … and elsewhere
+RANKS = (sys.executable, "-m", "swarmd.lab.ranks")  # plays a run with `--engine torch`
 BYTES = 80  # of results, for each node and round: about
 
 
@@ -30,6 +31,7 @@ def run(
     jobs: Annotated[int, typer.Option(help="Runs at a time, one core each.", min=1, max=256)] = 1,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
     executor: Annotated[str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")] = "local",
+    engine: Annotated[str, typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node.")] = "memory",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder, and with its runs from their last saves.")] = False,
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report. Ctrl-C stops; --resume goes on, with the same results."""
@@ -40,10 +42,12 @@ def run(
 
     if executor not in ("local", "ray"):
         raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
+    if engine not in ("memory", "torch") or (engine, executor) == ("torch", "ray"):
+        raise typer.BadParameter(f"memory, or torch without --executor ray; not {engine}", param_hint="--engine")
     read = read_experiment(_file(experiment))
     wanted = replace(read, seeds=seeds or read.seeds, rounds=rounds or read.rounds)
     folder = out or Path(wanted.name)
-    results = _opened(wanted, folder, resume)
+    results = _opened(wanted, folder, resume, engine)
     _check_room(results)
     print(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}", file=sys.stderr)
     try:
@@ -52,7 +56,7 @@ def run(
 
             play_on_ray(results, _Teller())
         else:
-            play_all(results, jobs, _Teller())
+            play_all(results, jobs, _Teller(), RANKS if engine == "torch" else ())
     except KeyboardInterrupt:
         again = f"swarmd lab run {experiment} --out {folder} --resume"
         print(f"\nstopped; what was saved stays. To go on: {again} (and the same --seeds and --rounds)", file=sys.stderr)
@@ -106,14 +110,14 @@ def _file(given: str) -> Path:
     return shipped if not path.exists() and shipped.is_file() else path
 
 
-def _opened(wanted: "Experiment", folder: Path, resume: bool) -> "Results":
+def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "Results":
     from swarmd.lab.results import FILE, Results
 
     if resume and (folder / FILE).exists():
         results = Results.open(folder)
-        results.resume(wanted)
+        results.resume(wanted, engine)
         return results
-    return Results.create(folder, wanted)
+    return Results.create(folder, wanted, engine)
 
 
 def _check_room(results: "Results") -> None:

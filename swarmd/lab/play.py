@@ -50,8 +50,14 @@ QUESTIONS_SEED = 7  # of the held-out questions: the same for every run
 class PlayedSwarm:
     """The nodes of one run. Deterministic by setting and seed on one machine."""
 
-    def __init__(self, setting: Setting, seed: int, reward: Reward) -> None:
-        """reward: scores completions of the setting's curriculum (`Verifier`). NoModel where a node's model cannot be loaded."""
+    def __init__(
+        self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
+        exchange: "type[NotedExchange] | None" = None, places: Collection[int] | None = None,
+    ) -> None:  # fmt: skip
+        """reward: scores completions of the setting's curriculum (`Verifier`). NoModel where a node's model cannot be loaded.
+
+        places: of the nodes that are played here; None: all.
+        """
         configs = setting.nodes
         self.curriculum = curriculum_of(configs[0])
         if any(curriculum_of(config).digest != self.curriculum.digest for config in configs):
@@ -61,26 +67,33 @@ class PlayedSwarm:
         self._now = EPOCH
         self._order = random.Random(f"{seed} order")
         self._reward = reward
-        self._memory, self._topic, self._seed = MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum)), seed
+        self._memory, self._topic, self._seed = network or MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum)), seed
+        self._exchange = exchange or NotedExchange
+        self._places = sorted(range(len(configs)) if places is None else places)
+        self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self._absences = Absences(len(configs), setting.present, setting.away, random.Random(f"{seed} absences"))
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.said: Saying = []  # in the last round
         self.nodes: list[Node] = []
         self.policies: list[LanguagePolicy] = []
         self._exchanges: list[NotedExchange] = []
-        for number, config in enumerate(configs):
-            me, exchange = self._join(number, config.model.name)
+        for number in self._places:
+            config = configs[number]
+            me, joined = self._join(number, config.model.name)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
-            self.nodes.append(build(config, seed * 1000 + number, me, exchange, policy, reward))
+            self.nodes.append(build(config, seed * 1000 + number, me, joined, policy, reward))
             self.policies.append(policy)
-            self._exchanges.append(exchange)
+            self._exchanges.append(joined)
         self.hostile = [self._hostile(len(configs) + i, i < setting.poisoners) for i in range(setting.poisoners + setting.liars)]
 
+    def _identity(self, number: int) -> Identity:
+        return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
+
     def _join(self, number: int, model: str) -> tuple[PeerId, "NotedExchange"]:
-        identity = Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
+        identity = self._identity(number)
         join = partial(self._memory.join, identity.peer_id)
         member = Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now)
-        return identity.peer_id, NotedExchange(member, model, self.curriculum, whole=WHOLE)
+        return identity.peer_id, self._exchange(member, model, self.curriculum, whole=WHOLE)
 
     def _hostile(self, number: int, poisons: bool) -> HostilePeer:
         me, exchange = self._join(number, "tiny")
@@ -96,7 +109,7 @@ class PlayedSwarm:
             return self._exchanges[place].take_said(reports[place].informative)
 
         self._turns(number, turn)
-        return _line(number, reports, {peer.me for peer in self.hostile})
+        return line_of(number, reports, {peer.me for peer in self.hostile})
 
     def replay(self, number: int, said: Saying) -> None:
         """Play one round again as far as the network is concerned: the nodes say what they said in it."""
@@ -112,17 +125,22 @@ class PlayedSwarm:
 
     def _turns(self, number: int, turn: Callable[[int], Said]) -> None:
         """All that a round is but for what its nodes do: `turn` is called with the place of each that is there, in the round's order."""
-        self._now += ROUND_SECONDS
-        gone = self._absences.next_round()
-        self._memory.partition(*({self.nodes[place].me} for place in sorted(gone)))
-        for peer in self.hostile:
-            peer.act(number, self._loudness)
+        gone = self._begin(number)
         said: list[Said | None] = [None] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
                 said[place] = turn(place)
         self._loudness = sum(each.informative for each in said if each) / len(said)
         self.said = said
+
+    def _begin(self, number: int) -> Collection[int]:
+        """Time goes on, nodes leave and come back, hostile peers send. The places of the nodes that are away."""
+        self._now += ROUND_SECONDS
+        gone = self._absences.next_round()
+        self._memory.partition(*({self.ids[place]} for place in sorted(gone)))
+        for peer in self.hostile:
+            peer.act(number, self._loudness)
+        return gone
 
     def save(self, number: int, folders: Iterable[Path]) -> None:
         """A checkpoint of each node, after so many rounds. DiskFull."""
@@ -137,12 +155,16 @@ class PlayedSwarm:
     def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
         """Held-out answers of every node, sampled: of each question how many of `answers` are right, lists by node. Trains nothing."""
         right, marked = [], []
-        for number, policy in enumerate(self.policies):
+        for number, policy in zip(self._places, self.policies, strict=True):
             given = policy.generate([task.question for task in questions], answers, seed=seed * 1000 + number)
             rewards = self._reward([(task.ref, answer.completions) for task, answer in zip(questions, given, strict=True)])
             right.append([int(sum(each)) for each in rewards])
             marked.append(sum(MARK in completion.text for answer in given for completion in answer.completions))
         return {"answers": answers, "right": right} | ({"marked": marked} if self.hostile else {})
+
+    def cpu(self) -> float:
+        """Seconds since the process began."""
+        return time.process_time()
 
     def close(self) -> None:
         for policy in self.policies:
@@ -179,10 +201,10 @@ class NotedExchange(RolloutExchange):
         self.charge(said.charged)
 
 
-def _line(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerId]) -> dict[str, Any]:
+def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerId]) -> dict[str, Any]:
     line: dict[str, Any] = {
         "round": number,
-        "reward": [None if report is NOTHING else round(report.reward_mean, 5) for report in reports],
+        "reward": [None if report == NOTHING else round(report.reward_mean, 5) for report in reports],
         "generated": [report.generated for report in reports],
         "informative": [report.informative for report in reports],
         "useful": [report.useful for report in reports],
@@ -203,17 +225,20 @@ def _line(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerI
     return line
 
 
-def lines_of(experiment: Experiment, setting: Setting, seed: int, saves: RunSaves | None = None) -> Iterator[dict[str, Any]]:
+def lines_of(
+    experiment: Experiment, setting: Setting, seed: int, saves: RunSaves | None = None,
+    made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
     """The lines of one run, round after round. An evaluation is a key of its round's line; round 0 is before training.
 
     saves: a line is written when the next is asked for. Where there is one, the lines behind it do not come again.
     """
     with Verifier(curriculum_of(setting.nodes[0])) as verifier:
-        swarm = PlayedSwarm(setting, seed, verifier)
+        swarm = made(setting, seed, verifier)
         questions = open_tasks(swarm.curriculum, verifier).draw_held_out(experiment.evaluate_questions, random.Random(QUESTIONS_SEED))
         try:
             behind, spent = saves.resume(swarm) if saves else (0, 0.0)
-            begun = time.process_time() - spent
+            begun = swarm.cpu() - spent
             if questions and not behind:
                 yield {"round": 0, "evaluation": swarm.evaluate(questions, experiment.evaluate_answers, 0)}
             for number in range(behind + 1, experiment.rounds + 1):
@@ -221,7 +246,7 @@ def lines_of(experiment: Experiment, setting: Setting, seed: int, saves: RunSave
                 every = experiment.evaluate_every or experiment.rounds
                 if questions and (number % every == 0 or number == experiment.rounds):
                     line["evaluation"] = swarm.evaluate(questions, experiment.evaluate_answers, number)
-                cpu = time.process_time() - begun
+                cpu = swarm.cpu() - begun
                 line["cpu"] = round(cpu, 3)  # seconds so far: the only figure that another run would not have
                 yield line
                 if saves:

@@ -27,6 +27,7 @@ from swarmd.tasks.own import OwnCurriculum
 
 SCHEMA = 1
 FILE = "experiment.json"
+MEMORY = "memory"  # the engine that plays all nodes of a run in one process
 PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
 
 
@@ -49,13 +50,13 @@ class Results:
         self.folder, self.experiment, self.versions = folder, experiment, versions
 
     @classmethod
-    def create(cls, folder: Path, experiment: Experiment) -> Self:
+    def create(cls, folder: Path, experiment: Experiment, engine: str = MEMORY) -> Self:
         """Begin a folder. BadResults where it holds something already, or cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise BadResults(f"{folder} is not empty. Go on with it (--resume), or give another folder with --out.")
-            made = cls(folder, experiment, versions(experiment))
+            made = cls(folder, experiment, versions(experiment, engine))
             durable.replace(folder / FILE, json.dumps(_document(made), indent=1).encode())
         except OSError as error:
             raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
@@ -78,12 +79,12 @@ class Results:
             told = f"{type(error).__name__}: {error}"
             raise BadResults(f"{path} is damaged ({told}). Run the experiment again into another folder.") from error
 
-    def resume(self, experiment: Experiment) -> None:
+    def resume(self, experiment: Experiment, engine: str = MEMORY) -> None:
         """Go on with the folder for this experiment. BadResults where it is of another one, or was played by other versions."""
         if self.experiment != experiment:
             raise BadResults(f"{self.folder} is of another experiment, or of this one with other settings. Give another folder with --out.")
-        now = versions(experiment)
-        if changed := "; ".join(f"{name} {old}, now {now.get(name)}" for name, old in self.versions.items() if now.get(name) != old):
+        then, now = ({"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine)))
+        if changed := "; ".join(f"{name} {old}, now {now.get(name)}" for name, old in then.items() if now.get(name) != old):
             raise BadResults(f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder with --out.")
 
     @property
@@ -133,9 +134,9 @@ class Results:
         return shutil.disk_usage(self.folder).free
 
 
-def versions(experiment: Experiment) -> Mapping[str, str]:
-    """Of Python, of packages, and of own tasks: the digest. ConfigError where those cannot be used."""
-    found = {"python": platform.python_version()}
+def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:
+    """Of Python, of packages, and of own tasks: the digest; and the engine. ConfigError where own tasks cannot be used."""
+    found = {"python": platform.python_version(), "engine": engine}
     nodes = {node.swarm.curriculum: node for setting in experiment.settings for node in setting.nodes}
     for node in nodes.values():
         if isinstance(curriculum := curriculum_of(node), OwnCurriculum):

@@ -103,14 +103,14 @@ async def _play(
             told(progress)
 
     async with trio.open_nursery() as outer:
-        await outer.start(_interrupt_on_signal)
+        await outer.start(interrupt_on_signal)
         async with trio.open_nursery() as nursery:
             for _ in range(min(jobs, len(missing))):
                 nursery.start_soon(work)
         outer.cancel_scope.cancel()
 
 
-async def _interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
+async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
     """SIGTERM, and SIGHUP of a closed terminal, are as Ctrl-C: the runs under way are ended before we are."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
         task_status.started(())
@@ -150,7 +150,11 @@ async def _one(
     code = process.returncode
     if code is None or code == 0:
         return None
-    words = said.decode(errors="replace").strip()
+    return last_words(code, said.decode(errors="replace").strip())
+
+
+def last_words(code: int, words: str) -> str:
+    """What a process that failed has to say of it."""
     if code < 0:
         return f"its process was ended by signal {-code}. Is the memory short? Run fewer at a time (--jobs), then use --resume."
     return words.splitlines()[-1] if words else f"exit code {code}, and no word"

@@ -1,0 +1,134 @@
+"""One node of a run in a process of its own: `swarmd lab run --engine torch`. Started by `swarmd.lab.ranks`.
+
+All nodes play a round at the same time. Between its answers and its update each gathers the frames of all others, which is the exchange of
+the paper's controlled experiment (SAPO, section 5). So it hears this round's rollouts of every other, in each round. Who is away and what
+hostile peers send is of the seed alone: each rank works that out for itself.
+
+`python -m swarmd.lab.rank FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the number of each finished round.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from p2p.engines.memory import MemorySwarm
+from p2p.errors import OperatorError
+from p2p.types import PeerId
+from swarmd.lab.experiment import Setting
+from swarmd.lab.journal import Mark
+from swarmd.lab.play import NOTHING, NotedExchange, PlayedSwarm, line_of, lines_of
+from swarmd.lab.ranks import LOST
+from swarmd.lab.results import Results, Run
+from swarmd.policy.parallel.all_gather import Ranks
+from swarmd.policy.parallel.data_parallel import RankLost
+from swarmd.protocols import Reward
+from swarmd.tasks.source import Task
+from swarmd.trainer.round import run_round
+from swarmd.types import Rollout, RoundReport
+
+_frames = msgspec.msgpack.Decoder(list[bytes])
+_report = msgspec.msgpack.Decoder(tuple[RoundReport, float])
+
+
+class RankNetwork(MemorySwarm):
+    """The network as one rank has it: its own node, and the hostile peers. Keeps what the node sends, for the other ranks."""
+
+    me: PeerId | None = None
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.sent: list[bytes] = []
+
+    def inject(self, frame: bytes, sender: PeerId | None = None, shard: int = 0) -> None:
+        if sender == self.me:
+            self.sent.append(frame)
+        super().inject(frame, sender, shard)
+
+
+class RankExchange(NotedExchange):
+    """gather: called before it collects."""
+
+    gather: Callable[[], None] = staticmethod(lambda: None)
+
+    def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
+        self.gather()
+        return super().collect()
+
+
+class RankedSwarm(PlayedSwarm):
+    """The swarm of a run with one of its nodes here. What it returns is of all nodes, the same on every rank."""
+
+    def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
+        self._ranks, self._network, self._cpu = ranks, RankNetwork(seed), 0.0
+        super().__init__(setting, seed, reward, self._network, RankExchange, [ranks.rank])
+        self._network.me = self.nodes[0].me
+        exchange = self._exchanges[0]
+        assert isinstance(exchange, RankExchange)
+        exchange.gather = self._gather_frames
+        self._began = time.process_time()
+
+    def round(self, number: int) -> dict[str, Any]:
+        gone = self._begin(number)
+        if self._ranks.rank in gone:
+            self._gather_frames()
+        report = NOTHING if self._ranks.rank in gone else run_round(number, self.nodes[0])
+        told = self._ranks.all_gather(msgspec.msgpack.encode((report, time.process_time() - self._began)))
+        reports, seconds = zip(*map(_report.decode, told), strict=True)
+        self._loudness = sum(each.informative for each in reports) / len(reports)
+        self._cpu = sum(seconds)
+        return line_of(number, reports, {peer.me for peer in self.hostile})
+
+    def evaluate(self, questions: Sequence[Task], answers: int, seed: int) -> dict[str, Any]:
+        own = super().evaluate(questions, answers, seed)
+        told = [msgspec.json.decode(each) for each in self._ranks.all_gather(msgspec.json.encode(own))]
+        return {key: [each[key][0] for each in told] if isinstance(value, list) else value for key, value in own.items()}
+
+    def cpu(self) -> float:
+        """Of all ranks, up to the last round."""
+        return self._cpu
+
+    def _gather_frames(self) -> None:
+        sent, self._network.sent = self._network.sent, []
+        told = self._ranks.all_gather(msgspec.msgpack.encode(sent))
+        for place, data in enumerate(told):
+            for frame in _frames.decode(data) if place != self._ranks.rank else ():
+                self._network.inject(frame, self.ids[place])
+
+
+def play_rank(results: Results, run: Run, ranks: Ranks) -> None:
+    experiment = results.experiment
+    with ExitStack() as stack:
+        file = stack.enter_context(results.writing(run)) if ranks.rank == 0 else None
+        if file:
+            file.back_to(Mark())
+        for line in lines_of(experiment, experiment.setting(run.setting), run.seed, made=partial(RankedSwarm, ranks=ranks)):
+            if file:
+                file.append(line)
+                print(line["round"], flush=True)
+
+
+def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
+    folder, setting, seed, rank, meeting = arguments
+    try:
+        results = Results.open(Path(folder))
+        nodes = results.experiment.setting(setting).nodes
+        on_gpus = all(node.model.device.startswith("cuda") for node in nodes)
+        with Ranks(meeting, int(rank), len(nodes), on_gpus=on_gpus) as ranks:
+            play_rank(results, Run(setting, int(seed)), ranks)
+    except RankLost as error:
+        print(f"another node's process is lost: {error}", file=sys.stderr)
+        return LOST
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
