@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, invite, lab, model, network, page, person, plan, service, tasks
+from swarmd.cli import inspect, invite, lab, leave, model, network, page, person, plan, service, tasks
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ app.command(epilog="Example: swarmd models")(model.models)
 app.command(epilog="Example: swarmd invite --qr")(invite.invite)
 app.command(epilog="Example: swarmd ui --no-browser")(page.ui)
 app.add_typer(service.app, name="service")
+app.command(epilog="Example: swarmd leave --yes")(leave.leave)
+app.command(epilog="Example: swarmd logs -f")(leave.logs)
+app.command("bug-report", epilog="Example: swarmd bug-report --hide-addresses")(leave.bug_report)
 app.add_typer(plan.app, name="plan")
 app.add_typer(lab.app, name="lab")
 

@@ -60,6 +60,20 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
     answer(document, printable(text), as_json)
 
 
+def installed_for(folder: Path) -> Path | None:
+    """The file of a service that starts the node of this state folder; None where there is none."""
+    from swarmd.errors import ConfigError
+    from swarmd.state.folder import default_state_dir
+
+    try:
+        service = _service(None)
+        content = service.file.read_bytes()
+    except (ConfigError, OSError):
+        return None
+    own = b"--state-dir" not in content
+    return service.file if (own and folder == default_state_dir()) or os.fsencode(folder) in content else None
+
+
 def _service(state_dir: Path | None) -> "UserService":
     from swarmd.state.service import user_service
 

@@ -1,0 +1,72 @@
+"""The contents of a bug report: versions, settings, status, figures and logs of a node, without its secrets."""
+
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from swarmd.errors import CannotRecord, ConfigError
+from swarmd.state.folder import METRICS_FILE
+
+LOGS: Final = ("swarmd.log", "trainer.log")
+_LAST: Final = 256 * 1024  # bytes of the end of each log, and of the figures
+# What looks like a secret, wherever it stands. The key is never read.
+_SECRETS: Final = (
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), "<secret>"),
+    (re.compile(r"\b(hf|sk|ghp|gho|github_pat|glpat|xox[abp])[_-][A-Za-z0-9_-]{16,}"), "<secret>"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 <secret>"),
+    (re.compile(r"""(?i)((?:token|passwd|password|secret|api[_-]?key|credential)s?["']?\s*[=:]\s*["']?)[^\s"'&,;}\]]+"""), r"\1<secret>"),
+    (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://)[^/\s@\"']+@"), r"\1<secret>@"),
+)
+_NAMED_HOST: Final = re.compile(r"(?i)(/(?:dns|dns4|dns6)/|\bhttps?://(?:<secret>@)?)[^/\s\"',:<>]+")
+_MAYBE_IP: Final = re.compile(r"(?<![\w.:-])[0-9A-Fa-f:.]{3,45}(?![\w:])")
+
+
+def redacted(text: str, home: Path, *, addresses: bool) -> str:
+    """`text` without what looks like a secret, the home folder as ~; with addresses: also without those of machines."""
+    if len(str(home)) > 1:
+        text = text.replace(str(home), "~")
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    if addresses:
+        text = _MAYBE_IP.sub(_without_ip, _NAMED_HOST.sub(r"\1<address>", text))
+    return text
+
+
+def _without_ip(found: re.Match[str]) -> str:
+    whole = found[0].rstrip(".:") if not found[0].endswith("::") else found[0]
+    host, colon, port = whole.partition(":") if whole.count(":") == 1 else (whole, "", "")
+    try:
+        ip_address(host)
+    except ValueError:
+        return found[0]
+    return f"<address>{colon}{port}{found[0][len(whole) :]}"
+
+
+def collect(folder: Path, said: Mapping[str, str], home: Path, *, addresses: bool) -> dict[str, str]:
+    """The files of a report, by name. said: what was asked of swarmd. addresses: leave them out."""
+    found = dict(said)
+    for name in (*LOGS, METRICS_FILE):
+        try:
+            with (folder / name).open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
+                found[name] = file.read(_LAST).decode("utf-8", "replace")
+        except OSError as error:
+            found[name] = f"{error.strerror}\n"
+    return {name: redacted(text, home, addresses=addresses) for name, text in found.items()}
+
+
+def write_report(files: Mapping[str, str], to: Path) -> None:
+    """A new zip file, mode 0600. ConfigError where there is one; CannotRecord."""
+    try:
+        descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in files.items():
+                archive.writestr(name, text)
+    except FileExistsError:
+        raise ConfigError(f"{to} exists already. Name another file with --out.") from None
+    except OSError as error:
+        raise CannotRecord.to(to, error) from None

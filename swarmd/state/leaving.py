@@ -1,0 +1,43 @@
+"""What `swarmd leave` removes from a state folder, and what it leaves there. By name: nothing that swarmd did not write is touched."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from swarmd.errors import CannotRecord
+
+JOINED: Final = ("choices.json", "peers.json*", "seen*", "reputation*")  # the swarm's: what was joined, who was met
+OWN: Final = (
+    *("identity.key*", "sequence*", "checkpoints*", "metrics.jsonl*", "node.json*", "usage.json*", "swarmd.log*", "trainer.log*"),
+    *("lock", "run.json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    folder: Path
+    removed: Sequence[Path]
+    stays: Sequence[Path]
+
+    def carry_out(self) -> None:
+        """CannotRecord where something cannot be removed."""
+        for path in self.removed:
+            try:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+            except OSError as error:
+                raise CannotRecord(f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand.") from None
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+
+def leaving(folder: Path, *, everything: bool) -> Leaving:
+    """everything: also the key, the checkpoints, the figures and the logs. What is kept aside (`….old`) goes with them."""
+    patterns = (*JOINED, *OWN) if everything else JOINED
+    found = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+    stays = sorted(path for path in folder.iterdir() if path not in found) if folder.is_dir() else []
+    return Leaving(folder, found, stays)

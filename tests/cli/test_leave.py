@@ -1,0 +1,128 @@
+"""`swarmd leave`, `swarmd logs` and `swarmd bug-report`."""
+
+import json
+import zipfile
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from p2p.identity import Identity
+from swarmd.state.bug_report import redacted
+from swarmd.state.folder import IDENTITY_FILE
+from swarmd.state.log_reader import follow, for_people
+from tests.cli.conftest import Run
+from tests.cli.test_cli import node
+
+LINE = json.dumps({"event": "node starts", "level": "info", "timestamp": "2026-11-23T03:04:56.600282Z", "token": "abcdef0123456789"})
+
+
+def state(folder: Path) -> Path:
+    Identity.load_or_create(folder / IDENTITY_FILE)
+    (folder / "checkpoints" / "round-00000001").mkdir(parents=True)
+    for name in ("choices.json", "peers.json", "seen", "reputation", "sequence", "metrics.jsonl", "notes of mine.txt"):
+        (folder / name).write_text("{}\n")
+    (folder / "swarmd.log").write_text(LINE + "\n")
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {"lock"}
+
+
+def test_leaving_forgets_the_swarm_and_keeps_what_was_learnt(run: Run, tmp_path: Path) -> None:
+    before = names(state(tmp_path / "state"))
+    asked = run("leave", "--state-dir", tmp_path / "state")
+    assert asked.code == 2 and "--yes" in asked.err and names(tmp_path / "state") == before
+    assert "removed: choices.json, peers.json, reputation, seen" in asked.err and "identity.key" in asked.err.partition("stays: ")[2]
+    said = run("leave", "--yes", "--json", "--state-dir", tmp_path / "state")
+    assert json.loads(said.out)["removed"] == ["choices.json", "peers.json", "reputation", "seen"]
+    assert names(tmp_path / "state") == before - {"choices.json", "peers.json", "reputation", "seen"}
+    assert run("leave", "--yes", "--state-dir", tmp_path / "none").code == 6
+
+
+def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run: Run, tmp_path: Path) -> None:
+    state(tmp_path / "state")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("not ours")
+    (tmp_path / "state" / "checkpoints.old").symlink_to(tmp_path / "outside")
+    said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
+    assert said.code == 0 and "identity backup" in said.err
+    assert names(tmp_path / "state") == {"notes of mine.txt"} and (tmp_path / "outside" / "file").exists()
+
+
+@pytest.mark.net
+def test_leaving_stops_the_node_first(run: Run, tmp_path: Path) -> None:
+    with node(tmp_path) as told:
+        said = run("leave", "--yes", "--state-dir", tmp_path)
+    assert said.code == 0 and told == ["stop"] and "the node stops" in said.err
+
+
+def test_a_service_would_start_it_again(run: Run, tmp_path: Path) -> None:
+    unit = tmp_path / "xdg_config_home" / "systemd" / "user" / "swarmd.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"[Service]\nExecStart=swarmd join --state-dir {tmp_path / 'state'}\n")
+    state(tmp_path / "state")
+    said = run("leave", "--yes", "--state-dir", tmp_path / "state")
+    assert said.code == 2 and "swarmd service uninstall" in said.err and (tmp_path / "state" / "choices.json").exists()
+
+
+def test_logs_are_readable_lines(run: Run, tmp_path: Path) -> None:
+    state(tmp_path)
+    assert run("logs", "--state-dir", tmp_path).out == "2026-11-23 03:04:56 info    node starts\n"
+    assert run("logs", "--json", "-n", "1", "--state-dir", tmp_path).out == LINE + "\n"
+    assert run("logs", "--trainer", "--state-dir", tmp_path).code == 2
+    assert for_people("plain \x1b[31mtext") == "plain \\x1b[31mtext"
+
+
+def test_a_log_is_followed_over_its_rotation(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\nthree\n")
+    steps = iter(("four\nfi", "ve\n", None))
+
+    def wait(_: float) -> None:
+        text = next(steps)
+        if text is None:
+            log.rename(tmp_path / "log.1")
+        with log.open("a") as file:
+            file.write(text or "six\n")
+
+    assert list(islice(follow(log, 2, wait), 5)) == ["two", "three", "four", "five", "six"]
+
+
+def test_a_report_shows_itself_asks_and_leaves_secrets_out(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = state(tmp_path / "state"), tmp_path / "report.zip"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    secret = Identity.load(folder / IDENTITY_FILE).private_file
+    (folder / "trainer.log").write_text("GET http://ada:pa55@192.0.2.7/x?token=0123456789abcdef hf_abcdefghijklmnopqrstu\n")
+    shown = run("bug-report", "--out", out, "--state-dir", folder)
+    assert shown.code == 2 and not out.exists() and "=== trainer.log" in shown.out and "node starts" in shown.out
+    said = run("bug-report", "--yes", "--hide-addresses", "--out", out, "--state-dir", folder)
+    assert said.code == 0 and "nothing was sent" in said.err and out.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(out) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    expected = {"versions.json", "settings.json", "status.json", "peers.json", "swarmd.log", "trainer.log", "metrics.jsonl"}
+    assert set(files) == expected and all(name in said.out for name in expected)
+    everything = b"".join(files.values())
+    for hidden in (secret, b"pa55", b"192.0.2.7", b"0123456789abcdef", b"hf_abc", str(tmp_path).encode()):
+        assert hidden not in everything
+    assert files["trainer.log"] == b"GET http://<secret>@<address>/x?token=<secret> <secret>\n"
+    assert run("bug-report", "--yes", "--out", out, "--state-dir", folder).code == 2
+
+
+@pytest.mark.parametrize(
+    "text, left",
+    [
+        ("Authorization: Bearer abcdefghijk.lmn", "Authorization: Bearer <secret>"),
+        ('"api_key": "abc def"', '"api_key": "<secret> def"'),
+        ("/ip4/203.0.113.7/tcp/4001/p2p/12D3", "/ip4/<address>/tcp/4001/p2p/12D3"),
+        ("/ip6/2001:db8::7/tcp/1 and /dns4/ada.example/tcp/1", "/ip6/<address>/tcp/1 and /dns4/<address>/tcp/1"),
+        ("from 203.0.113.7:4001, at 2026-11-23 03:04:56, fe80::1.", "from <address>:4001, at 2026-11-23 03:04:56, <address>."),
+        ("version 2.13.0, round 3: reward 0.5", "version 2.13.0, round 3: reward 0.5"),
+        ("tokens 300 generated, new_tokens 16", "tokens 300 generated, new_tokens 16"),
+        ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n", "<secret>"),
+    ],
+)  # fmt: skip
+def test_what_is_left_out(text: str, left: str) -> None:
+    assert redacted(text, Path("/"), addresses=True) == left
+    assert "203.0.113.7" not in text or "203.0.113.7" in redacted(text, Path("/"), addresses=False)
