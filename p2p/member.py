@@ -30,6 +30,7 @@ from p2p.types import Answer, Envelope, Handlers, P2pEngine, Peer, PeerId, PeerR
 
 NOTE_PEERS_EVERY = 10.0  # seconds between two times that we note the network groups of connected peers
 TWINS_EVERY = 5.0  # seconds between two searches for another node with our key
+RETURN_EVERY = 5.0  # seconds between two attempts to come back
 AWAY = 30.0  # seconds for which we stay away from one that started earlier
 _REPORT_CHARGE = 20.0  # frames of quota that one report costs its author
 
@@ -93,6 +94,7 @@ class Member:
             PeerRequest.TWINS: TwinCards(clock),
         }
         self._stay = trio.CancelScope()
+        self._left: trio.Event | None = None  # set when it comes back; None: it is in the swarm
 
     @property
     def rejected(self) -> Counter[Reason]:
@@ -176,15 +178,29 @@ class Member:
         return b""
 
     def publish(self, kind: str, body: bytes) -> None:
-        """Sign and send. Nothing is sent while another node with our key runs that started earlier. Raises ValueError where no receiver
-        would admit it (body over `envelope.MAX_BODY`, kind no word).
+        """Sign and send. Nothing is sent while it has left, or while another node with our key runs that started earlier. Raises ValueError
+        where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word).
         """
-        if (twin := self.twin()) is None or not twin.later:
+        if self._left is None and ((twin := self.twin()) is None or not twin.later):
             self.sharding.publish(kind, body)
 
     def twin(self) -> Twin | None:
         """Another node with our key that runs now, or did some seconds ago."""
         return self._session.twin(self._clock())
+
+    @property
+    def away(self) -> bool:
+        return self._left is not None
+
+    def leave(self) -> None:
+        """End all connections, and make none until `come_back`."""
+        self._left = self._left or trio.Event()
+        self._stay.cancel()
+
+    def come_back(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left.set()
 
     def received(self) -> Sequence[Envelope]:
         return self.queue.drain()
@@ -227,16 +243,23 @@ class Member:
         """
         await self._stay_until_sent_away(task_status)
         while True:
-            log.warning("another node runs with our key and started earlier: this one leaves the swarm and checks again in %.0f s", AWAY)
-            await trio.sleep(AWAY)
+            if self._left is not None:
+                await self._left.wait()
+            elif (twin := self.twin()) is not None and twin.later:
+                log.warning(
+                    "another node runs with our key and started earlier: this one leaves the swarm and checks again in %.0f s", AWAY
+                )
+                await trio.sleep(AWAY)
             try:
                 await self._stay_until_sent_away(trio.TASK_STATUS_IGNORED)
             except OperatorError as error:
                 log.warning("could not return to the swarm: %s", error)
+                await trio.sleep(RETURN_EVERY)
 
     async def _stay_until_sent_away(self, task_status: Started) -> None:
-        with trio.CancelScope() as self._stay:
-            await self.engine.run(task_status)
+        if self._left is None:
+            with trio.CancelScope() as self._stay:
+                await self.engine.run(task_status)
 
     async def _look_for_twins(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -73,11 +74,20 @@ class JudgeScore(_Message, frozen=True):
 
 
 class Pause(_Message, frozen=True):
-    pass
+    """Stop between two tokens or micro-batches, until Resume. Why, and what the operator can do about it."""
+
+    cause: str = "you paused it"
+    remedy: str = "swarmd resume"
 
 
 class Resume(_Message, frozen=True):
     pass
+
+
+class Rest(_Message, frozen=True):
+    """Stop in the same way for a moment, or go on: the node keeps to its share of the CPU."""
+
+    resting: bool
 
 
 class Stop(_Message, frozen=True):
@@ -164,7 +174,7 @@ class Stopped(_Message, frozen=True):
     round: int
 
 
-ToTrainer = StartTrainer | Received | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
+ToTrainer = StartTrainer | Received | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Rest | Stop
 ToDaemon = (
     Publish | Hold | ReportPeer | Vouch | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
 )
@@ -249,7 +259,10 @@ class TrainerLink:
         self._closing = False
         self.peers = 0
         self.judged: JudgeScore | None = None
-        self.paused = False
+        self.pause: Pause | None = None
+        self.resting = False
+        self.on_rest: Callable[[bool], None] = lambda _: None  # called by the reading thread: workers beside the loop rest with it
+        self.rested = 0.0  # seconds that `rest` took, in all
         self.stopping = False
 
     def open(self) -> StartTrainer:
@@ -306,13 +319,39 @@ class TrainerLink:
     def wait(self, seconds: float, *, envelopes: bool = False) -> None:
         """Until the daemon says something that matters to the loop, or the time is over. envelopes: these matter, too."""
         with self._changed:
-            paused, stopping = self.paused, self.stopping
+            pause, stopping = self.pause, self.stopping
             self._changed.wait_for(
                 lambda: (
-                    self.stopping != stopping or self.paused != paused or bool(self._questions) or (envelopes and len(self._envelopes) > 0)
+                    self.stopping != stopping or self.pause != pause or bool(self._questions) or (envelopes and len(self._envelopes) > 0)
                 ),
                 seconds,
             )
+
+    @property
+    def paused(self) -> bool:
+        return self.pause is not None
+
+    def rest(self) -> None:
+        """Wait here while the node is paused, or over its share of the CPU. A stop ends that: the round is finished and saved.
+
+        Called between tokens and between micro-batches, by whichever thread computes.
+        """
+        if not (self.pause or self.resting):
+            return
+        begun, said = time.monotonic(), None
+        with self._changed:
+            while (self.pause or self.resting) and not self.stopping:
+                said = self._say(said)
+                self._changed.wait()
+            self.rested += time.monotonic() - begun
+        if said is not None:
+            self.tell(TrainerState("training"))
+
+    def _say(self, said: Pause | None) -> Pause | None:
+        """Tell the daemon of a pause that it was not told of, or of its end. Returns what it was told last."""
+        if self.pause != said:
+            self.tell(TrainerState("paused", self.pause.cause, self.pause.remedy) if self.pause else TrainerState("training"))
+        return self.pause
 
     def close(self, seconds: float = 5.0) -> None:
         """Write out what waits, within `seconds`."""
@@ -351,11 +390,17 @@ class TrainerLink:
             case JudgeScore():
                 self.judged = message
             case Pause():
-                self.paused = True
+                self.pause = message
+                self.on_rest(True)
             case Resume():
-                self.paused = False
+                self.pause = None
+                self.on_rest(self.resting)
+            case Rest(resting):
+                self.resting = resting
+                self.on_rest(resting or self.paused)
             case Stop():
                 self.stopping = True
+                self.on_rest(False)
             case StartTrainer():
                 self._start = message
 

@@ -52,6 +52,7 @@ PURE = """
     swarmd/types.py swarmd/terminal.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py swarmd/trainer/round.py
     swarmd/daemon/status_words.py swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
     swarmd/daemon/roster.py swarmd/daemon/isolation.py swarmd/daemon/watchdog.py swarmd/daemon/reachability_report.py
+    swarmd/config/amounts.py swarmd/config/contradictions.py swarmd/daemon/guest/cpu_share.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
     p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/shard_peers.py p2p/peers/twins.py

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, invite, lab, leave, model, network, page, person, plan, service, tasks
+from swarmd.cli import inspect, invite, lab, leave, model, network, page, pausing, person, plan, service, tasks
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ app.add_typer(inspect.config_app, name="config")
 app.add_typer(inspect.identity_app, name="identity")
 app.add_typer(tasks.app, name="task")
 app.add_typer(model.doctor_app, name="doctor")
+app.command(epilog="Example: swarmd pause --for 2h")(pausing.pause)
+app.command(epilog="Example: swarmd resume")(pausing.resume)
 app.command(epilog="Example: swarmd export --out my-model")(model.export)
 model.doctor_app.command("network", epilog="Example: swarmd doctor network --json")(network.doctor_network)
 app.command(epilog="Example: swarmd bootstrap --listen /ip4/0.0.0.0/tcp/4001")(network.bootstrap)
@@ -215,18 +217,6 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
     document = call(as_state_dir(state_dir), "peers")
     answer(document, "\n".join(peer_lines(document)), as_json)
-
-
-@app.command(epilog="Example: swarmd pause; swarmd resume")
-def pause(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Pause training after the current round. The node stays in the swarm."""
-    _tell(state_dir, "pause", as_json, "pausing after the current round; `swarmd resume` continues")
-
-
-@app.command(epilog="Example: swarmd resume")
-def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Resume training."""
-    _tell(state_dir, "resume", as_json, "training resumed")
 
 
 @app.command(epilog="Example: swarmd stop")

@@ -9,7 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from p2p.engines import NETWORK_ENGINES
 from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, metrics_address, web_address
+from swarmd.config.amounts import checked_percent, checked_rate, checked_size
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
+from swarmd.config.hours import checked_window
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.experience.sampling import STRATEGIES
 from swarmd.experience.strategies import SharingSettings
@@ -121,6 +123,39 @@ class CheckpointConfig(_Section):
     gigabytes_a_day: Annotated[float, Field(gt=0, le=10**6)] = 50.0  # of 10^9 bytes: where they would write more, they come less often
 
 
+_Percent = Annotated[str, AfterValidator(checked_percent), Field(description='a share such as "25 %"')]
+_Size = Annotated[str, AfterValidator(checked_size), Field(description='an amount such as "20 GB"')]
+_Rate = Annotated[str, AfterValidator(checked_rate), Field(description='a rate such as "200 kB/s"')]
+
+
+class LimitsConfig(_Section):
+    """What the node may take of the machine (docs/guest.md). "": no limit. model.threads and checkpoint.gigabytes_a_day are limits, too."""
+
+    cpu: _Percent = "100 %"  # of all cores of the machine together, over minutes; all processes of the node count
+    priority: Literal["low", "normal"] = "low"  # of the trainer and its workers, for the CPU and the disk
+    gpu_memory: _Percent = "100 %"  # of a CUDA device's memory that torch may take, workers on the device together
+    up: _Rate = ""  # bytes a second to other nodes; libp2p alone can keep it
+    down: _Rate = ""  # the same from other nodes
+    month: _Size = ""  # bytes in a calendar month, up and down together; then the node leaves the swarm and trains alone
+    state: _Size = ""  # size of the state folder
+
+
+class WhenConfig(_Section):
+    """When the node pauses (docs/guest.md)."""
+
+    battery: Literal["pause", "train"] = "pause"  # while the machine runs on its battery
+    metered: Literal["alone", "pause", "share"] = "alone"  # on a metered network; alone: leave the swarm and train alone
+    user: Annotated[float, Field(ge=0, le=1440)] = 0.0  # minutes without keyboard and mouse before it trains; 0: it trains beside the user
+    load: Annotated[str, AfterValidator(lambda text: text and checked_percent(text)), Field(description='a share such as "50 %"')] = (
+        ""  # pause while other programs take more than this share of all cores; "": never
+    )
+    hours: Annotated[
+        tuple[Annotated[str, AfterValidator(checked_window), Field(description='days and hours such as "mon-fri 18:00-08:00"')], ...],
+        Field(description='a list of days and hours such as "mon-fri 18:00-08:00"'),
+    ] = ()  # when it trains; (): always
+    temperature: Annotated[float, Field(ge=0, le=150)] = 0.0  # °C of the processor above which it pauses; 0: any
+
+
 class SwarmConfig(_Section):
     name: Annotated[
         str,
@@ -168,6 +203,8 @@ class NodeConfig(_Section):
     gate: GateConfig = GateConfig()
     workers: WorkersConfig = WorkersConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    limits: LimitsConfig = LimitsConfig()
+    when: WhenConfig = WhenConfig()
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
     metrics: MetricsConfig = MetricsConfig()

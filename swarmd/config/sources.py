@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from swarmd.config.config import NodeConfig
+from swarmd.config.contradictions import contradictions
 from swarmd.config.messages import expected, key_name, kind_of, nearest, nearest_choice, shown
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.errors import ConfigError
@@ -88,21 +89,8 @@ def resolve(
         (document.setdefault(section, {}) if section else document)[name] = _frozen(value.value)
         origins[value.key] = value.origin
     config = NodeConfig.model_validate(document)
-    train = config.train
-    if 0 < train.schedule_updates < train.warmup:
-        at = origins["train.schedule_updates"]
-        raise ConfigError(
-            f"{at}: train.schedule_updates: expected 0 or at least train.warmup, {train.warmup}, found {train.schedule_updates}: "
-            "the rate would have to fall before it has risen"
-        )
-    if not config.round.local and (not config.round.wanted or config.swarm.engine == "none"):
-        if config.round.train == "off":
-            key, others = "round.train", '"off"'
-        else:
-            key, others = ("swarm.engine", '"none"') if config.round.external else ("round.external", "0")
-        raise ConfigError(
-            f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there is nothing to do"
-        )
+    if found := list(contradictions(config, origins)):
+        raise ConfigError("\n".join(found))
     return Resolved(config, origins)
 
 

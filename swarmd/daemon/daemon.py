@@ -17,20 +17,20 @@ from typing import Any
 
 import trio
 
-from p2p.engines import choose
 from p2p.engines.common.traffic import Traffic
 from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.peers.introduction import PAUSED, TRAINING
 from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
 from swarmd import link
+from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judging import Judging
-from swarmd.daemon.membership import introduce, nearby, run, sharing_member, topic_of
+from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import StatusBoard
@@ -81,14 +81,13 @@ class Daemon:
     def __init__(self, config: NodeConfig, folder: Path, view: View) -> None:
         self.config, self.view = config, view
         self.exit_code = 0
-        self.paused = False
         check_installed(config.metrics.report_to)
         self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
-        self.engine = choose(config.swarm.engine) if config.swarm.engine != "none" else None
+        self.engine = chosen_engine(config)
         curriculum = curriculum_of(config)
         self.topic = topic_of(config.swarm, curriculum)
-        traffic = Traffic()
-        self.guest = Guest(folder, traffic, time.time)
+        up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
+        traffic = Traffic(up, down)
         self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_frame, traffic)
         self.ration: caps.Ration[Offered] = caps.Ration(
             config.round.wanted,
@@ -115,8 +114,9 @@ class Daemon:
         self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE))
-        runs = introduce(self.member, curriculum, lambda: PAUSED if self.paused else TRAINING)
+        runs = introduce(self.member, curriculum, lambda: PAUSED if self.guest.pauses else TRAINING)
         self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs)
+        self.guest = Guest(config, folder, traffic, self.member, self.child.tell, view.talk)
         self.judging = Judging(self.member, config, curriculum, self.child.tell, view.talk)
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
@@ -140,8 +140,8 @@ class Daemon:
             "peers": self._on_peers,
             "network": self._on_network,
             "invitation": self._on_invitation,
-            "pause": self._on_pause,
-            "resume": self._on_resume,
+            "pause": self.guest.on_pause,
+            "resume": self.guest.on_resume,
             "stop": self._on_stop,
         }
         opening = PageOpening(nursery, handlers)
@@ -150,6 +150,7 @@ class Daemon:
             await opening.serve_metrics(self.config.metrics.listen)
         await nursery.start(self._watch_signals)
         await nursery.start(partial(control.serve, self._folder, handlers))
+        self.guest.begin()
         nursery.start_soon(self.member.run)
         nursery.start_soon(self.member.dial_back.run)
         if self.engine is not None:
@@ -263,8 +264,7 @@ class Daemon:
         for note in ready.notes:
             self.view.talk(note)
         self.child.tell(link.SwarmNews(self._peers(), {}))
-        if self.paused:
-            self.child.tell(link.Pause())
+        self.guest.tell_again()
 
     def _on_round_done(self, done: link.RoundDone) -> None:
         self.status.round_done(done)
@@ -278,7 +278,7 @@ class Daemon:
             remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough
             self._advised.add(reason)
             self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
-        if done.affordable and self._nursery is not None:  # what is judged is saved first
+        if done.affordable and not self.member.away and self._nursery is not None:  # what is judged is saved first
             self._nursery.start_soon(self.judging.ask, done.line["round"])
 
     def _on_trainer_exit(self, death: Death) -> None:
@@ -336,16 +336,6 @@ class Daemon:
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return invite(self.config, curriculum_of(self.config), self.member.addresses())
-
-    async def _on_pause(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.paused = True
-        self.child.tell(link.Pause())
-        return {"schema": 1, "paused": True}
-
-    async def _on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.paused = False
-        self.child.tell(link.Resume())
-        return {"schema": 1, "paused": False}
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop("swarmd stop")

@@ -65,6 +65,11 @@ class IsolationWatch:
         knock_at, heard_before, offset = alone_since + KNOCK_FIRST, False, self._offset()
         while True:
             now = trio.current_time()
+            if self.member.away:  # it has left by itself, and says why
+                self._say(None)
+                alone_since, knock_at = now, now + KNOCK_FIRST
+                await trio.sleep(CHECK_EVERY)
+                continue
             if self._note_connections(now):
                 knock_at = min(knock_at, now + KNOCK_FIRST)
             heard = self._roster.any_usable(self._clock())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from p2p.engines import Choice, engine
+from p2p.engines import Choice, choose, engine
 from p2p.engines.common.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
@@ -20,7 +20,7 @@ from p2p.sequence import SequenceFile
 from p2p.shards.shards import Shards
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine, PeerRequest
-from swarmd.config.config import SwarmConfig
+from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.exchange import offers, wire
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
@@ -33,6 +33,15 @@ log = logging.getLogger(__name__)
 
 def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
     return Topic(config.name, swarm_digest(curriculum))
+
+
+def chosen_engine(config: NodeConfig) -> Choice | None:
+    """None: no network. EngineMissing."""
+    if config.swarm.engine == "none":
+        return None
+    if config.swarm.engine == "auto" and (config.limits.up or config.limits.down):
+        return Choice("libp2p", "it can keep limits.up and limits.down")
+    return choose(config.swarm.engine)
 
 
 def engine_builder(

@@ -85,6 +85,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     trouble = trouble_sentence(document)
     facts = [
         ("state", state_sentence(document)),
+        *(("", f"{each['cause']}; until {each['ends']}") for each in (document.get("pauses") or ())[1:]),
         ("trouble", trouble),
         ("round", f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else ""),
         ("reward", reward_words(document)),
@@ -105,6 +106,8 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         if trainer
         else ("", ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
+        *(("away", f"{each['cause']}; it comes back {each['ends']}; {each['remedy']}") for each in document.get("away") or ()),
+        ("budget", budget_words(document.get("usage") or {})),
         ("cost", cost_words(document.get("usage") or {})),
         ("folder", printable(str(document.get("state_dir", "")))),
     ]
@@ -170,6 +173,12 @@ def given_words(given: Mapping[str, Any]) -> str:
 def cost_words(usage: Mapping[str, Any]) -> str:
     """What the node cost today and in all; what cannot be read here is left out."""
     return "; ".join(f"{words} {_one_cost(usage[part])}" for part, words in (("today", "today"), ("total", "in all")) if part in usage)
+
+
+def budget_words(usage: Mapping[str, Any]) -> str:
+    """How much of the month's bytes is used."""
+    budget = usage.get("budget")
+    return f"{budget['used'] / 1e9:.2f} of {budget['bytes'] / 1e9:g} GB this month" if budget else ""
 
 
 def _one_cost(row: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
-from swarmd.policy.models.device import dtype_name, free_memory, keep_freed_memory, seeded, use_threads
+from swarmd.policy.models.device import choose_device, dtype_name, free_memory, keep_freed_memory, limit_memory, seeded, use_threads
 from swarmd.policy.models.fit import LORA_FROM, measures_start, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.progress import Download
@@ -75,6 +75,7 @@ class LanguagePolicy:
         seed: of what is sampled and of a new adapter. free: bytes free on a device. report: gets the progress of a download.
         """
         work = work_of(config)
+        limit_memory(config, choose_device(config.model.device))
         loaded = load_model(config.model, seed, free, work, report)
         use_threads(config.model.threads, loaded.device)
         if loaded.parameters <= LORA_FROM:  # a large model's steps are long enough without, and its memory is short
@@ -168,6 +169,7 @@ class LanguagePolicy:
         if not rows:
             return UpdateReport()
         self._driver.rest()
+        self._learner.rest()
         return self._step(self._learner, rows)
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
@@ -197,6 +199,14 @@ class LanguagePolicy:
     def train_with(self, step: Callable[[Learner, Sequence[Row]], UpdateReport]) -> None:
         """Have `update` call this in place of `Learner.step`: where a step is more than one process's."""
         self._step = step
+
+    def rest_with(self, rest: Callable[[], object]) -> None:
+        """Call this between two tokens and between two micro-batches: it returns when the work may go on.
+
+        Not within an update of several trainers: they would wait for each other until they give up.
+        """
+        self._driver.rest_with(rest)
+        self._learner.rest = rest
 
     @property
     def network(self) -> nn.Module:

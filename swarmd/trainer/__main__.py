@@ -15,6 +15,7 @@ from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
 from swarmd.tasks.scoring import Verifier
+from swarmd.trainer.priority import lower_priority
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,10 @@ def main() -> None:
     set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
     log_with(peer=start.peer_id)
     try:
-        curriculum = curriculum_of(NodeConfig.model_validate_json(start.config))
+        config = NodeConfig.model_validate_json(start.config)
+        if config.limits.priority == "low":
+            lower_priority()
+        curriculum = curriculum_of(config)
         if start.curriculum not in ("", curriculum.digest):
             raise ConfigError(f"the tasks {curriculum.name} have changed since this node started. Join again; all nodes need the same.")
         with Verifier(curriculum) as verifier:

@@ -13,8 +13,10 @@ since the last one. They are run again from the state they began with: the same 
 metrics.jsonl are cut off and written again.
 """
 
+import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -93,14 +95,15 @@ _DAMAGE = (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionErr
 
 
 class Checkpoints:
-    """The checkpoints of one state folder. needs: the policy's files, without which one is not whole."""
+    """The checkpoints of one state folder. needs: the policy's files, without which one is not whole. most: bytes of the state folder."""
 
-    def __init__(self, folder: Path, needs: Collection[str] = ()) -> None:
-        self.folder, self._needs = folder, {"run.msgpack", *needs}
+    def __init__(self, folder: Path, needs: Collection[str] = (), most: int | None = None) -> None:
+        self.folder, self._needs, self._most = folder, {"run.msgpack", *needs}, most
         self.size = 0  # bytes of the one written last
 
     def save(self, state: RunState, files: Iterable[tuple[str, Content]]) -> Path:
-        """Write one, and remove all but the two newest. Durable when this returns. DiskFull where there is no room: nothing is lost then.
+        """Write one, and remove all but the two newest. Durable when this returns. DiskFull where there is no room, CheckpointRefused where
+        the state folder may not have more: nothing is lost then.
 
         files: name and content of each that the policy saves; held one at a time.
         """
@@ -110,14 +113,19 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            written = {name: _write(partial / name, content) for name, content in files}
-            written["run.msgpack"] = _write(partial / "run.msgpack", _encoder.encode(state))
+            written: dict[str, dict[str, Any]] = {}
+            for name, content in itertools.chain(files, [("run.msgpack", _encoder.encode(state))]):
+                self._make_room(memoryview(content).nbytes)
+                written[name] = _write(partial / name, content)
             _write(partial / "manifest.json", json.dumps({"schema": SCHEMA, "files": written}, indent=1).encode())
             # One is there already where the same round comes again, after a resume from the one before it.
             durable.name_folder(partial, final, replacing=True)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise _explained(error, self.folder) from error
+        except CheckpointRefused:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         self._prune(keep=final)
         self.size = sum(line["bytes"] for line in written.values())
         return final
@@ -153,10 +161,32 @@ class Checkpoints:
         """Oldest first."""
         return saved_in(self.folder)
 
+    def _make_room(self, size: int) -> None:
+        """Where the state folder would become too large, keep the newest checkpoint alone. CheckpointRefused where that is not enough."""
+        if self._most is None or folder_bytes(self.folder.parent) + size <= self._most:
+            return
+        for old in self._saved()[:-1]:
+            shutil.rmtree(old, ignore_errors=True)
+        if (wanted := folder_bytes(self.folder.parent) + size) > self._most:
+            raise CheckpointRefused(
+                f"the state folder {self.folder.parent} would have {wanted / 1e9:.3g} GB, over limits.state, {self._most / 1e9:g} GB: two "
+                "checkpoints have to fit. Raise limits.state and join again, or move old logs and metrics.jsonl away"
+            )
+
     def _prune(self, keep: Path) -> None:
         others = [p for p in self._saved() if p != keep and p.name < keep.name]
         for path in [*others[: -(KEPT - 1)], *self.folder.glob("partial-*"), *sorted(self.folder.glob("damaged-*"))[:-1]]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Of all files in it, as long as they are."""
+    found = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                found += (Path(path) / name).lstat().st_size
+    return found
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 
 from p2p.types import PeerId
 from swarmd import link
+from swarmd.config.amounts import size
 from swarmd.config.config import CheckpointConfig, NodeConfig
 from swarmd.errors import CannotRecord
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -68,7 +69,7 @@ class Trainer:
         limit = self.config.round.rounds
         self._say_training()
         while not self.link.stopping and not (limit and self.round >= limit):
-            if self.link.paused:
+            if self.link.pause:
                 self._pause()
                 continue
             if not self._supplied():
@@ -160,7 +161,7 @@ class Trainer:
 
     def _let_generators(self, rest: bool) -> None:
         if self.workers is not None:
-            self.workers.generators.rest(rest)
+            self.workers.generators.rest(rest, "the round's pace")
 
     def _attend(self) -> None:
         """Between rounds, and wherever the loop waits: save what is due, answer the judge."""
@@ -229,14 +230,9 @@ class Trainer:
             self.link.tell(link.JudgeAnswer(question.id, answer.text, answer.ended))
 
     def _pause(self) -> None:
+        """A pause that falls between two rounds; one within a round is waited for in `TrainerLink.rest`."""
         self._save_all()
-        self._let_generators(rest=True)
-        self.link.tell(link.TrainerState("paused", "you paused it", "swarmd resume"))
-        while self.link.paused and not self.link.stopping:
-            self.link.wait(LONGEST_WAIT)
-            self._answer_judge()
-        self._let_generators(rest=False)
-        self._say_training()
+        self.link.rest()
 
     def _rest(self, until: float) -> None:
         """Leave the machine to others for what is left of the round's pace."""
@@ -253,7 +249,8 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)
     curriculum = curriculum_of(config)
-    checkpoints = Checkpoints(state_dir / "checkpoints", FILES)
+    most = size(config.limits.state) if config.limits.state else None
+    checkpoints = Checkpoints(state_dir / "checkpoints", FILES, most)
     daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
 
     def report(download: Download) -> None:
@@ -273,7 +270,13 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
         trainer = Trainer(
             config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, timetable, behind, behind
         )
+        node.clock = lambda: time.perf_counter() - daemon.rested  # a stage's seconds are those it computed
+        policy.rest_with(daemon.rest)
         with _open_workers(config, policy, start.seed, state_dir, node) as trainer.workers:
+            if trainer.workers is not None:
+                generators = trainer.workers.generators
+                daemon.on_rest = lambda resting: generators.rest(resting, "the daemon says so")
+                daemon.on_rest(daemon.paused or daemon.resting)
             yield trainer
 
 

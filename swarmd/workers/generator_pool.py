@@ -41,7 +41,8 @@ class Generators:
         self._children: list[WorkerProcess | None] = [None] * count
         self._working: set[int] = set()  # those that have their model
         self._changed = threading.Condition()  # guards everything here, the flow too
-        self._closing, self._resting = threading.Event(), False
+        self._closing = threading.Event()
+        self._resting: set[str] = set()  # why they rest
         self._failure: SwarmdError | None = None
         self._bug: Exception | None = None
         self._threads = [threading.Thread(target=self._keep, args=(i,), name=f"generator-{i}", daemon=True) for i in range(count)]
@@ -82,12 +83,13 @@ class Generators:
                 raise RuntimeError("a thread that keeps a generator busy failed") from self._bug
             return bool(there)
 
-    def rest(self, resting: bool) -> None:
-        """Stop them all between two tokens, or let them go on."""
+    def rest(self, resting: bool, why: str = "") -> None:
+        """Stop them all between two tokens, or let them go on, where they rest for no other reason. Any thread may call it."""
         with self._changed:
-            if resting == self._resting:
+            before = bool(self._resting)
+            (self._resting.add if resting else self._resting.discard)(why)
+            if bool(self._resting) == before:
                 return
-            self._resting = resting
             for child in self._children:
                 if child:
                     child.send(Rest() if resting else Wake())
@@ -141,7 +143,7 @@ class Generators:
         with self._changed:
             self._children[number] = child
             self.restarts += life > 0
-            resting = self._resting
+            resting = bool(self._resting)
         if self._closing.is_set():
             return False, child.end()
         if resting:

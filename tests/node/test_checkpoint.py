@@ -15,7 +15,7 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.errors import SwarmdError
-from swarmd.trainer.checkpoint import DAY, CheckpointRefused, Checkpoints, DiskFull, RunState, Timetable
+from swarmd.trainer.checkpoint import DAY, CheckpointRefused, Checkpoints, DiskFull, RunState, Timetable, folder_bytes
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 
@@ -54,6 +54,23 @@ def test_a_day_of_saves_that_cannot_wait_stays_within_the_limit() -> None:
             written += size
         now += 10
     assert 0.9 * 50e9 < written <= 50e9 + 3 * size
+
+
+def test_the_state_folder_stays_within_its_limit(tmp_path: Path) -> None:
+    """Two checkpoints fit: the newest is never given up for the next, and where it would have to be, that one is refused."""
+    checkpoints = Checkpoints(tmp_path / "c", most=40_000)
+    for number in range(1, 5):
+        checkpoints.save(state(number), policy("w" * 8_000))
+        assert folder_bytes(tmp_path) <= 40_000
+    assert [path.name for path in checkpoints._saved()] == ["round-00000003", "round-00000004"]
+    (tmp_path / "metrics.jsonl").write_text("x" * 15_000)
+    with pytest.raises(CheckpointRefused, match=r"limits\.state"):
+        checkpoints.save(state(5), policy("w" * 8_000))
+    found = checkpoints.newest()
+    assert found is not None and found[0].round == 4 and len(list((tmp_path / "c").iterdir())) == 1
+    assert folder_bytes(tmp_path) <= 40_000
+    (tmp_path / "metrics.jsonl").unlink()
+    checkpoints.save(state(5), policy("w" * 8_000))
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:

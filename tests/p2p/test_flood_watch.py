@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from p2p.engines.hivemind import flood_watch
 from p2p.engines.hivemind.flood_watch import FloodWatch, sockets_of
+from p2p.engines.hivemind.p2pd import ControlBytes
 from p2p.engines.hivemind.unexplained_bytes import BURST, RATE, Unexplained
 
 HERE = ("a", "b", "c")
@@ -134,7 +135,7 @@ async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says
 
     monkeypatch.setattr(flood_watch, "sockets_of", forbidden)
     cut: list[str] = []
-    p2pd: Any = SimpleNamespace(pid=os.getpid())
+    p2pd: Any = SimpleNamespace(pid=os.getpid(), control=ControlBytes())
     with caplog.at_level(logging.INFO), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(FloodWatch(p2pd, cut.append).run)

@@ -17,10 +17,19 @@ class Traffic:
 
     def __init__(self, up: float | None = None, down: float | None = None, clock: Callable[[], float] = trio.current_time) -> None:
         self.up = self.down = 0  # bytes, so far
+        self._stop_at = float("inf")
+        self._on_stop: Callable[[], None] = lambda: None
         self._limits = tuple(_RateGate(rate, clock) if rate else None for rate in (up, down))
 
     def count(self, up: int = 0, down: int = 0) -> None:
         self.up, self.down = self.up + up, self.down + down
+        if self.up + self.down >= self._stop_at:
+            self._stop_at = float("inf")
+            self._on_stop()
+
+    def stop_after(self, size: int, on_stop: Callable[[], None]) -> None:
+        """Call on_stop once so many bytes more were counted."""
+        self._stop_at, self._on_stop = self.up + self.down + size, on_stop
 
     async def before_sending(self, size: int) -> None:
         """Wait until so many bytes may be sent."""

@@ -58,21 +58,20 @@ class FloodWatch:
 
     async def run(self) -> None:
         """Until cancelled. Where the kernel does not tell, nobody is cut off, and the log says so."""
-        read, at = 0, trio.current_time()
+        read, at, seen = 0, trio.current_time(), True
+        process = psutil.Process(self._p2pd.pid)
         try:
-            process = psutil.Process(self._p2pd.pid)
             while True:
                 await trio.sleep(EVERY)
-                before, since = read, at
-                moved = process.io_counters()
+                before, since, moved = read, at, process.io_counters()
                 read, at = moved.read_chars, trio.current_time()  # all that it read, from sockets and from files
                 self._count(moved.write_chars, read)
                 suspected = self._connections.passed(at - since, read - before, self._of_use)
                 self._of_use = 0
-                if suspected:  # else leave the sockets alone: to look at them is expensive
-                    await self._find_flooders()
-        except (OSError, psutil.Error) as error:
-            log.info("what p2pd's connections bring cannot be seen (%s): peers that flood it with junk will not be found", error)
+                if suspected and seen:  # else leave the sockets alone: to look at them is expensive
+                    seen = await self._find_flooders()
+        except psutil.Error as error:
+            _cannot_see(error)
 
     def _count(self, written: int, read: int) -> None:
         """What p2pd wrote and read so far, but for what it wrote to us and read from us. The few bytes of its files are in it."""
@@ -80,11 +79,17 @@ class FloodWatch:
         self._traffic.count(max(0, up - self._counted[0]), max(0, down - self._counted[1]))
         self._counted = max(up, self._counted[0]), max(down, self._counted[1])
 
-    async def _find_flooders(self) -> None:
-        sockets = sockets_of(self._p2pd.pid)
+    async def _find_flooders(self) -> bool:
+        """False: the kernel does not tell."""
+        try:
+            sockets = sockets_of(self._p2pd.pid)
+        except OSError as error:
+            _cannot_see(error)
+            return False
         over = self._connections.over({found.inode: found.received for found in sockets})
         if over:
             await self._cut({(found.host, found.port) for found in sockets if found.inode in over})
+        return True
 
     async def _cut(self, ends: Collection[tuple[str, int]]) -> None:
         """ends: the other sides of connections."""
@@ -94,6 +99,10 @@ class FloodWatch:
             there = [parse_endpoint(text) for text in direct(texts(info.addrs))]
             if peer is not None and any(end is not None and (end.host, end.port) in ends for end in there):
                 self._cut_off(peer)
+
+
+def _cannot_see(error: Exception) -> None:
+    log.info("what p2pd's connections bring cannot be seen (%s): peers that flood it with junk will not be found", error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,42 +1,201 @@
-"""The node as a guest of its machine: counts what it costs. A task of the daemon (trio)."""
+"""The node as a guest of its machine: counts what it costs, keeps to its limits, pauses. A task of the daemon (trio).
 
-from collections.abc import Callable
+Training is paused by one means: the trainer is told to rest, and does so before its next token or micro-batch (`TrainerLink.rest`). A pause
+is told with its cause. The CPU share is kept by short rests without one.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
+import psutil
 import trio
 
 from p2p.engines.common.traffic import Traffic
+from swarmd import link
+from swarmd.config.amounts import percent, size
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.guest.conditions import OVERRIDE, Conditions, Facts, PauseCause
+from swarmd.daemon.guest.cpu_share import CpuShare
+from swarmd.daemon.guest.month_budget import out_of_budget
+from swarmd.daemon.guest.probes import Probes
 from swarmd.daemon.guest.process_meter import ProcessMeter
+from swarmd.daemon.guest.user_pause import PAUSE_FILE, UserPause
+from swarmd.errors import SwarmdError
 from swarmd.state.usage import USAGE_FILE, Usage, UsageLedger
 
-COUNT_EVERY: Final = 5.0  # seconds
+log = logging.getLogger(__name__)
+
+LOOK_EVERY: Final = 1.0  # seconds between two looks at the conditions
+SHARE_EVERY: Final = 0.25  # seconds between two decisions whether to rest for the CPU share
+SAVE_AFTER: Final = 1 / 2000  # of the month's budget: what kill -9 can make the node forget
+
+
+class Leaves(Protocol):
+    """The part of `Member` that is used here."""
+
+    def leave(self) -> None: ...
+    def come_back(self) -> None: ...
 
 
 class Guest:
-    def __init__(self, folder: Path, traffic: Traffic, clock: Callable[[], float], meter: ProcessMeter | None = None) -> None:
-        """folder: the state folder. traffic: of the node's engine."""
+    """tell: messages to the trainer. talk: to the operator. clock: seconds since the epoch."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        folder: Path,
+        traffic: Traffic,
+        member: Leaves,
+        tell: Callable[[link.ToTrainer], None],
+        talk: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+        meter: ProcessMeter | None = None,
+        look: Callable[[float, float], Facts] | None = None,
+    ) -> None:
+        """folder: the state folder. traffic: of the node's engine. look: `Probes.look` where it is None."""
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
-        self._traffic, self._clock = traffic, clock
+        self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
         self._meter = meter or ProcessMeter(clock())
+        probes = Probes(config.when)
+        self._look, self._unknown = look or probes.look, probes.unknown
+        self._conditions, self._asked = Conditions(config.when), UserPause(folder / PAUSE_FILE, clock)
+        share, cores = percent(config.limits.cpu), psutil.cpu_count() or 1
+        self._share = CpuShare(share * cores, clock()) if share < 1 else None
+        self._budget = size(config.limits.month) if config.limits.month else None
+        self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
+        self._ours = 0.0  # CPU seconds since the last look
+        self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
+        self._facts: Facts | None = None
+        self._resting = False
+        self.pauses: list[PauseCause] = []
+        self.away: list[PauseCause] = []  # why it has left the swarm
+
+    def begin(self) -> None:
+        """Before the member is run: with its budget used up, it does not even knock."""
+        self._limit_traffic()
+        if spent := self._spent():
+            self._stay_away([spent])
 
     async def run(self) -> None:
+        """Until cancelled."""
+        looked = -LOOK_EVERY
         try:
             while True:
-                await trio.sleep(COUNT_EVERY)
                 self.count()
-                self.ledger.save_where_due()
+                if trio.current_time() - looked >= LOOK_EVERY:
+                    looked = trio.current_time()
+                    ours, self._ours = self._ours, 0.0
+                    self.decide(await trio.to_thread.run_sync(partial(self._look, self._clock(), ours)))
+                self.save()
+                await trio.sleep(SHARE_EVERY if self._share else LOOK_EVERY)
         finally:
             self.count()
             self.ledger.save()
 
     def count(self) -> None:
-        """Enter into the ledger what was spent since the last call."""
-        spent, before, now = self._meter.read(self._clock()), self._moved, (self._traffic.up, self._traffic.down)
-        self._moved = now
-        self.ledger.add(Usage(spent.cpu_seconds, None, now[0] - before[0], now[1] - before[1], spent.bytes_written))
+        """Enter into the ledger what was spent since the last call, and keep to the CPU share."""
+        now, moved_before = self._clock(), self._moved
+        spent = self._meter.read(now)
+        self._moved = self._traffic.up, self._traffic.down
+        up, down = self._moved[0] - moved_before[0], self._moved[1] - moved_before[1]
+        self.ledger.add(Usage(spent.cpu_seconds, None, up, down, spent.bytes_written))
+        self._ours += spent.cpu_seconds
+        if self._share is not None and (resting := self._share.spent(spent.cpu_seconds, now)) != self._resting:
+            self._resting = resting
+            self._tell(link.Rest(resting))
+
+    def save(self) -> None:
+        """The ledger, where it is due."""
+        self.ledger.save_where_due(self._budget * SAVE_AFTER if self._budget else float("inf"))
+
+    def decide(self, facts: Facts) -> None:
+        """Pause, go on, leave the swarm or come back, by what is known now."""
+        if self._facts is None:
+            for note in self._unknown(facts):
+                self._talk(note)
+                log.warning("%s", note)
+        self._facts = facts
+        now = self._clock()
+        held = self._conditions.check(facts, now)
+        away = [PauseCause("metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE)]
+        away = away if self._leaves_when_metered and facts.metered else []
+        self._set_aside &= {each.kind for each in [*held, *away]}
+        asked = self._asked.now()
+        self._pause([*([asked] if asked else []), *(each for each in held if each.kind not in self._set_aside)])
+        self._stay_away([*([spent] if (spent := self._spent()) else []), *(each for each in away if each.kind not in self._set_aside)])
+
+    def tell_again(self) -> None:
+        """A trainer has just started."""
+        if self.pauses:
+            self._tell(self._message())
+        if self._resting:
+            self._tell(link.Rest(True))
 
     def document(self) -> dict[str, Any]:
-        """For the status: what the node has cost."""
-        return {"usage": self.ledger.document()}
+        """For the status: what the node has cost, why it pauses, and why it is out of the swarm."""
+        usage = self.ledger.document()
+        if self._budget is not None:
+            usage["budget"] = {"bytes": self._budget, "used": self.ledger.this_month.bytes_moved}
+        return {"pauses": [each.document() for each in self.pauses], "away": [each.document() for each in self.away], "usage": usage}
+
+    async def on_pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`swarmd pause`: `until`, in seconds since the epoch, or without an end. Raises SwarmdError."""
+        until = arguments.get("until")
+        if until is not None and not (
+            isinstance(until, int | float) and not isinstance(until, bool) and self._clock() < until < self._clock() + 366 * 86_400
+        ):
+            raise SwarmdError("A pause ends within a year from now, or with `swarmd resume`.")
+        self._asked.begin(until)
+        self.decide(self._facts or Facts())
+        return {"schema": 1, "paused": True, "until": until, "pauses": self.document()["pauses"]}
+
+    async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`swarmd resume`: ends the user's own pause. Conditions that hold now are set aside until each of them has ended."""
+        self._asked.end()
+        self._set_aside |= {each.kind for each in [*self.pauses, *self.away]}
+        self.decide(self._facts or Facts())
+        return {"schema": 1, "paused": False}
+
+    def _pause(self, pauses: list[PauseCause]) -> None:
+        if pauses == self.pauses:
+            return
+        before, self.pauses = self._message() if self.pauses else None, pauses
+        message = self._message() if pauses else link.Resume()
+        if message != before:
+            self._tell(message)
+
+    def _message(self) -> link.Pause:
+        first = self.pauses[0]  # of several causes the first is enough for a line; the status has all
+        return link.Pause(first.cause if first.remedy in first.ends else first.sentence, first.remedy)
+
+    def _stay_away(self, away: list[PauseCause]) -> None:
+        before, self.away = self.away, away
+        if bool(away) == bool(before):
+            return
+        if away:
+            self._talk(f"it has left the swarm: {away[0].sentence}; {away[0].remedy}")
+            self._member.leave()
+        else:
+            self._talk("it comes back to the swarm")
+            self._limit_traffic()
+            self._member.come_back()
+
+    def _spent(self) -> PauseCause | None:
+        return out_of_budget(self._budget, self.ledger.this_month.bytes_moved, self._clock())
+
+    def _limit_traffic(self) -> None:
+        """Be told at the byte with which the month's budget ends."""
+        if self._budget is not None:
+            self._traffic.stop_after(self._budget - self.ledger.this_month.bytes_moved, self._on_budget_spent)
+
+    def _on_budget_spent(self) -> None:
+        self.count()
+        if spent := self._spent():
+            self._stay_away([spent, *self.away])
+        else:
+            self._limit_traffic()  # a month has begun since

@@ -58,7 +58,7 @@ class LocalNode:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
+            environment = os.environ | {"OMP_NUM_THREADS": "1", "SWARMD_LIMITS_PRIORITY": "normal"} | self.variables
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     def kill(self) -> None:

@@ -66,7 +66,11 @@ class ContinuousEngine(BuiltInEngine):
             num_return_sequences=drawn,
         )
         batching = self._batching(prompts, drawn, room, seed)
-        outputs = self._network.generate_batch([list(p) for p in prompts], settings, batching, warmup=False)
+        resting = self._network.register_forward_pre_hook(lambda *_: self._rest())
+        try:
+            outputs = self._network.generate_batch([list(p) for p in prompts], settings, batching, warmup=False)
+        finally:
+            resting.remove()
         found = list(outputs.values())
         errors = [o.error for o in found if o.error]
         if errors or len(found) != len(prompts) * drawn:
@@ -74,6 +78,9 @@ class ContinuousEngine(BuiltInEngine):
             raise EngineFailed(f'continuous batching failed ({why}). Set generate.engine to "own".')
         samples = [_sample(o.generated_tokens, o.logprobs, sampling.ends) for o in found]
         return [samples[i : i + drawn] * (copies // drawn) for i in range(0, len(samples), drawn)]
+
+    def _rest(self) -> None:
+        self.rest()  # what it returns would be taken for the pass's arguments
 
     def _batching(self, prompts: Sequence[Sequence[int]], copies: int, room: int, seed: int) -> ContinuousBatchingConfig:
         """Pages for all rows at once where the budget has room for them, and for one row at least."""

@@ -44,12 +44,14 @@ def decode(
     generator: torch.Generator,
     cache_tokens: int,
     between: Callable[[], int] | None = None,
+    rest: Callable[[], object] = lambda: None,
 ) -> list[list[Sample]]:
     """`copies` samples of each prompt, in order.
 
     cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the least. A prompt that fills the context
     gets empty samples. between: called before each forward pass; returns the version of the weights, which it may have changed in place:
     keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section 4), nothing else that comes of weights may outlive a pass.
+    rest: called before each pass, too; may wait.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared = generator.device, adopt(network)
@@ -62,7 +64,7 @@ def decode(
                 rows = SharedPrefix(network, asked, copies, int(room.max()), device, frozen=between is None)
             else:
                 rows = PaddedRows(network, asked, copies, device)
-            samples = decode_rows(rows, room, sampling, generator, between)
+            samples = decode_rows(rows, room, sampling, generator, between, rest)
             for place, i in enumerate(group):
                 answers[i] = samples[place * copies : (place + 1) * copies]
     return answers
@@ -94,9 +96,14 @@ class Rows(Protocol):
 
 
 def decode_rows(
-    rows: Rows, room: Tensor, sampling: Sampling, generator: torch.Generator, between: Callable[[], int] | None = None
+    rows: Rows,
+    room: Tensor,
+    sampling: Sampling,
+    generator: torch.Generator,
+    between: Callable[[], int] | None = None,
+    rest: Callable[[], object] = lambda: None,
 ) -> list[Sample]:
-    """room: how many tokens each row may become, [B]. between: see `decode`."""
+    """room: how many tokens each row may become, [B]. between, rest: see `decode`."""
     device = generator.device
     ends = torch.tensor(sorted(sampling.ends), device=device)
     total, steps = len(room), int(room.max())
@@ -106,6 +113,7 @@ def decode_rows(
     alive = torch.ones(total, dtype=torch.bool, device=device)
 
     versions = [between()] if between else []  # of each step
+    rest()
     logits = rows.first()
     for step in range(steps):
         token, logprob = _pick(logits, sampling.temperature, generator)
@@ -121,6 +129,7 @@ def decode_rows(
             rows.keep(keep)
         if between:
             versions.append(between())
+        rest()
         logits = rows.next(token)
     return [_sample(r, p, sampling.ends, versions) for r, p in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from swarmd.policy.inference.decode import Sample, Sampling
-from swarmd.policy.inference.engine import InferenceEngine, checked
+from swarmd.policy.inference.engine import BuiltInEngine, InferenceEngine, checked
 from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.weights import NetworkWeights
 from swarmd.policy.models.load import Loaded
@@ -19,6 +19,13 @@ class Driver:
         self.engine, self._loaded = engine, loaded
         self._synced: int | None = None  # version of the weights the engine has
         self._asleep = False
+        self._may_work: Callable[[], object] = lambda: None
+
+    def rest_with(self, rest: Callable[[], object]) -> None:
+        """rest: called between tokens by engines on the trainer's own network, and before each call of the others."""
+        self._may_work = rest
+        if isinstance(self.engine, BuiltInEngine):
+            self.engine.rest = rest
 
     def generate(
         self,
@@ -38,6 +45,7 @@ class Driver:
             return self.engine.generate(prompts, copies, sampling, generator)
         if between is not None:
             version = between()
+        self._may_work()
         if self._asleep:
             self.engine.wake()
             self._asleep = False

@@ -5,7 +5,7 @@ the group `swarmd.engines`: a callable that takes an `EngineOptions` and gives a
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -106,6 +106,7 @@ class BuiltInEngine:
     """What the engines on the trainer's own network have in common: they share its weights, and hold nothing between two calls."""
 
     foreign: Final = False
+    rest: Callable[[], object] = staticmethod(lambda: None)  # called before each forward pass; waits while the node is to rest
 
     def sync(self, weights: Weights) -> None:
         """Nothing: they are the same tensors."""

@@ -26,7 +26,7 @@ class OwnEngine(BuiltInEngine):
         """See `InferenceEngine`. NoModel where not even one prompt's completions fit into memory."""
         while True:
             try:
-                return decode(self._network, prompts, copies, sampling, generator, self._tokens, self.between)
+                return decode(self._network, prompts, copies, sampling, generator, self._tokens, self.between, self.rest)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise

@@ -10,7 +10,8 @@ from typing import Final
 import psutil
 import torch
 
-from swarmd.config.config import ModelConfig
+from swarmd.config.amounts import percent
+from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -77,10 +78,24 @@ def _cpu_gains_from_bf16() -> bool:
     return seconds(torch.float32) > BF16_WORTH * seconds(torch.bfloat16)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on the device, roughly."""
+def limit_memory(config: NodeConfig, device: torch.device) -> None:
+    """Keep torch in this process to its part of `limits.gpu_memory`, which the processes of this run on one device have together."""
+    if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
+        workers = config.workers
+        apart = workers.apart == "on" or workers.generators + workers.trainers > 2
+        processes = -(-(workers.generators + workers.trainers) // count_devices()) if apart else 1
+        torch.cuda.set_per_process_memory_fraction(share / processes, device.index)
+
+
+def free_memory(device: torch.device, processes: int = 1) -> int:
+    """Bytes that can still be allocated on the device, roughly, by each of so many processes."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        allowed = torch.cuda.get_per_process_memory_fraction(device.index) * torch.cuda.get_device_properties(device).total_memory
+        return min(int(torch.cuda.mem_get_info(device)[0]) // processes, int(allowed) - torch.cuda.memory_reserved(device))
+    return _free(device) // processes
+
+
+def _free(device: torch.device) -> int:
     if device.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
     return int(psutil.virtual_memory().available)
@@ -149,4 +164,4 @@ def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
 
 def free_share(device: torch.device, processes: int) -> int:
     """Bytes of the device that one of so many processes may plan with."""
-    return free_memory(device) // processes
+    return free_memory(device, processes)

@@ -74,6 +74,7 @@ class Learner:
         self.skipped = 0  # in a row
         # Of several trainers: makes everybody's gradients and sums those of all. Then a step with no rows of its own is a step, too.
         self.combine: Callable[[Sequence[nn.Parameter], Sums], None] | None = None
+        self.rest: Callable[[], object] = lambda: None  # called between two micro-batches; may wait
         self._network, self._learning, self._device = network, learning, device
         self._head: nn.Linear = network.get_output_embeddings()  # type: ignore[operator]  # of every causal language model
         self._decoder = Decoder(network, device, learning.head_tokens) if adopt(network) else None  # None: padded batches
@@ -157,6 +158,7 @@ class Learner:
         references = self._reference_logprobs(groups)
         with recomputing(self._network) if self._recompute else nullcontext():
             for group, reference in zip(groups, references, strict=True):
+                self._rest()
                 if self._decoder:
                     self._backward_packed(self._decoder, pack(group, self._device), reference, sums)
                 else:
@@ -171,9 +173,14 @@ class Learner:
         with self._reference.in_place():
             return [self._logprobs(group) for group in groups]
 
+    def _rest(self) -> None:
+        if self.combine is None:  # else the others would wait for us in the middle of a step, and take us for lost
+            self.rest()
+
     def _row_logprobs(self, groups: Sequence[Sequence[Row]]) -> dict[Row, tuple[float, ...]]:
         found: dict[Row, tuple[float, ...]] = {}
         for group in groups:
+            self.rest()
             parts = torch.split(self._logprobs(group), [len(row.completion) for row in group])
             found |= {row: tuple(part.tolist()) for row, part in zip(group, parts, strict=True)}
         return found

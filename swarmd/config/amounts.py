@@ -1,0 +1,65 @@
+"""Amounts with a unit, as settings name them: "25 %", "200 kB/s", "20 GB". Each raises ValueError with what is wrong. Pure."""
+
+import re
+from typing import Final
+
+UNITS: Final = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SLOWEST: Final = 10_000  # bytes a second: below it, connections break before anything useful is through
+
+
+def percent(text: str) -> float:
+    """ "25 %" -> 0.25. Above 0, at most 1."""
+    number, unit = _split(text)
+    if unit != "%":
+        raise ValueError(f'the unit is missing: write "{number:g} %"' if not unit else f"unknown unit {unit!r}; it is a share, in %")
+    if not 0 < number <= 100:
+        raise ValueError("more than 0 % and at most 100 %")
+    return number / 100
+
+
+def size(text: str) -> int:
+    """ "20 GB" -> bytes. Above 0."""
+    number, unit = _split(text)
+    if unit not in UNITS:
+        near = next((known for known in UNITS if known.lower() == unit.lower()), None)
+        hint = f'; did you mean "{near}"?' if near else ""
+        raise ValueError(f"unknown unit {unit!r}; known are {', '.join(UNITS)}{hint}" if unit else "the unit is missing, such as GB")
+    if number * UNITS[unit] < 1:
+        raise ValueError("more than 0")
+    return int(number * UNITS[unit])
+
+
+def rate(text: str) -> int:
+    """ "200 kB/s" -> bytes a second."""
+    number, slash, second = text.rpartition("/")
+    if not slash or second.strip() != "s":
+        raise ValueError('a rate ends in "/s"')
+    if (found := size(number)) < SLOWEST:
+        raise ValueError("at least 10 kB/s: slower connections break")
+    return found
+
+
+def _split(text: str) -> tuple[float, str]:
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(\S{0,20})\s*", text)
+    if found is None:
+        raise ValueError("a number and its unit")
+    return float(found[1]), found[2]
+
+
+def checked_percent(text: str) -> str:
+    percent(text)
+    return text
+
+
+def checked_size(text: str) -> str:
+    """ "": no limit."""
+    if text:
+        size(text)
+    return text
+
+
+def checked_rate(text: str) -> str:
+    """ "": no limit."""
+    if text:
+        rate(text)
+    return text

@@ -1,0 +1,40 @@
+"""Settings that are right each by itself and make no sense together. Pure."""
+
+from collections.abc import Iterator, Mapping
+
+from swarmd.config.amounts import percent
+from swarmd.config.config import NodeConfig
+
+OUR_ENGINES = ("auto", "own", "continuous")
+
+
+def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
+    """One line for each: where, which keys, why, and what to do."""
+    train = config.train
+    if 0 < train.schedule_updates < train.warmup:
+        yield (
+            f"{origins['train.schedule_updates']}: train.schedule_updates: expected 0 or at least train.warmup, {train.warmup}, "
+            f"found {train.schedule_updates}: the rate would have to fall before it has risen"
+        )
+    if not config.round.local and (not config.round.wanted or config.swarm.engine == "none"):
+        if config.round.train == "off":
+            key, others = "round.train", '"off"'
+        else:
+            key, others = ("swarm.engine", '"none"') if config.round.external else ("round.external", "0")
+        yield f"{origins['round.local']}: round.local: expected above 0 where {key} is {others}, found 0: there is nothing to do"
+    yield from _of_limits(config, origins)
+
+
+def _of_limits(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
+    limits, generate = config.limits, config.generate
+    for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):
+        if value and config.swarm.engine == "hivemind":
+            yield (
+                f'{origins[key]}: {key}: {value!r} cannot be kept where swarm.engine is "hivemind": p2pd is another program, '
+                'without a limit on its rate. Set swarm.engine to "libp2p" or "auto", or leave it out'
+            )
+    if generate.engine not in OUR_ENGINES and generate.engine_memory > percent(limits.gpu_memory):
+        yield (
+            f"{origins['limits.gpu_memory']}: limits.gpu_memory: {limits.gpu_memory!r} is less than generate.engine_memory, "
+            f"{generate.engine_memory:g}, which {generate.engine} takes alone. Lower that, or raise this"
+        )

@@ -1,0 +1,79 @@
+"""Hours of the week: "22:00-07:00", "mon-fri 18:00-08:00", "sat,sun". Pure; times are local, without a zone.
+
+A slash may stand for the space: a list in an environment variable is split at spaces.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAY = 24 * 60  # minutes
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some days from one minute of the day to another; one that ends earlier than it begins ends on the next day."""
+
+    days: frozenset[int]  # on which it begins; 0: Monday
+    begin: int
+    end: int  # above `begin`; more than a day's minutes: of the next day
+
+
+def window(text: str) -> Window:
+    """Raises ValueError with what is wrong."""
+    found = re.fullmatch(r"\s*(?:([a-z,\- ]*[a-z])[\s/]*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower())
+    if found is None or not text.strip():
+        raise ValueError('days, hours or both, such as "sat-sun" or "mon-fri 18:00-08:00"')
+    days = _days(found[1]) if found[1] else frozenset(range(7))
+    if found[2] is None:
+        return Window(days, 0, _DAY)
+    begin, end = _minute(found[2], found[3]), _minute(found[4], found[5])
+    if begin == end:
+        raise ValueError("it begins when it ends: leave the hours out for the whole day")
+    return Window(days, begin, end if end > begin else end + _DAY)
+
+
+def checked_window(text: str) -> str:
+    window(text)
+    return text
+
+
+def is_open(windows: Sequence[Window], now: datetime) -> bool:
+    """Whether `now` is in one of them."""
+    minute = now.hour * 60 + now.minute
+    yesterday = (now.weekday() - 1) % 7
+    return any((now.weekday() in w.days and w.begin <= minute < w.end) or (yesterday in w.days and minute + _DAY < w.end) for w in windows)
+
+
+def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
+    """The next moment at which one of them begins. None where there is none."""
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    found = [
+        start
+        for ahead in range(8)
+        for w in windows
+        if (midnight + timedelta(days=ahead)).weekday() in w.days and (start := midnight + timedelta(days=ahead, minutes=w.begin)) > now
+    ]
+    return min(found, default=None)
+
+
+def _days(text: str) -> frozenset[int]:
+    days: set[int] = set()
+    for part in re.split(r"[, ]+", text.strip(", ")):
+        first, dash, last = part.partition("-")
+        for name in (first, last) if dash else (first,):
+            if name not in DAYS:
+                raise ValueError(f"unknown day {name!r}; days are {', '.join(DAYS)}")
+        begin = DAYS.index(first)
+        count = (DAYS.index(last) - begin) % 7 if dash else 0
+        days |= {(begin + i) % 7 for i in range(count + 1)}
+    return frozenset(days)
+
+
+def _minute(hour: str, minute: str) -> int:
+    found = int(hour) * 60 + int(minute)
+    if int(minute) > 59 or found > _DAY:
+        raise ValueError(f"{hour}:{minute} is no time of the day")
+    return found

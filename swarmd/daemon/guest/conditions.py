@@ -1,0 +1,107 @@
+"""When the node pauses: facts about machine and hour in, pauses out, each with its cause, its end and a remedy. Pure.
+
+A condition that comes and goes around its limit would stop and start the node all the time. So the load and the temperature end a pause
+at less than what began it, and the load only after some quiet.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from swarmd.config.amounts import percent
+from swarmd.config.config import WhenConfig
+from swarmd.config.hours import is_open, next_opening, window
+
+QUIET: Final = 30.0  # seconds without much load before a pause for it ends
+COOLER: Final = 5.0  # °C below the limit at which a pause for the temperature ends
+OVERRIDE: Final = "swarmd resume goes on all the same"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """None: it cannot be told here, or nobody asked for it."""
+
+    on_battery: bool | None = None
+    idle: float | None = None  # seconds without keyboard and mouse
+    load: float | None = None  # of other programs: share of all cores
+    metered: bool | None = None
+    temperature: float | None = None  # °C, of the processor
+
+
+@dataclass(frozen=True, slots=True)
+class PauseCause:
+    """Why the node pauses (or leaves the swarm). until: seconds since the epoch; None where nobody can know. ends: the same in words."""
+
+    kind: str  # paused by hand, battery, active, load, hours, temperature, metered, month
+    cause: str
+    until: float | None
+    ends: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.cause}; it goes on {self.ends}"
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Conditions:
+    """Remembers which conditions hold, for those that end at less than what they begin at."""
+
+    def __init__(self, when: WhenConfig) -> None:
+        self._when = when
+        self._windows = [window(text) for text in when.hours]
+        self._load = percent(when.load) if when.load else None
+        self._loaded_at: float | None = None  # the last time that there was too much; None: the pause is over
+        self._hot = False
+
+    def check(self, facts: Facts, now: float) -> list[PauseCause]:
+        """What holds now. now: seconds since the epoch."""
+        return [*self._machine(facts), *self._others(facts, now), *self._hours(now)]
+
+    def _machine(self, facts: Facts) -> Iterator[PauseCause]:
+        if self._when.battery == "pause" and facts.on_battery:
+            yield PauseCause("battery", "the machine runs on its battery", None, "when it is plugged in", OVERRIDE)
+        if self._when.metered == "pause" and facts.metered:
+            yield PauseCause("metered", "the network is metered", None, "when it is not metered", OVERRIDE)
+        limit, found = self._when.temperature, facts.temperature
+        self._hot = bool(limit) and found is not None and found > limit - COOLER * self._hot
+        if self._hot:
+            yield PauseCause(
+                "temperature",
+                f"the processor has {found:.0f} °C",
+                None,
+                f"below {limit - COOLER:.0f} °C",
+                "when.temperature sets the limit",
+            )
+
+    def _others(self, facts: Facts, now: float) -> Iterator[PauseCause]:
+        wanted = self._when.user * 60
+        if wanted and facts.idle is not None and facts.idle < wanted:
+            yield PauseCause("active", "somebody uses the machine", None, f"{self._when.user:g} min after the last key or move", OVERRIDE)
+        if self._load is None or facts.load is None:
+            return
+        if facts.load > self._load:
+            self._loaded_at = now
+        elif self._loaded_at is not None and not 0 <= now - self._loaded_at < QUIET:
+            self._loaded_at = None
+        if self._loaded_at is not None:
+            ends = f"after {QUIET:.0f} s below {self._when.load}"
+            yield PauseCause("load", "other programs need the machine", None, ends, OVERRIDE)
+
+    def _hours(self, now: float) -> Iterator[PauseCause]:
+        local = datetime.fromtimestamp(now)
+        if not self._windows or is_open(self._windows, local):
+            return
+        opening = next_opening(self._windows, local)
+        assert opening is not None  # windows repeat every week
+        yield PauseCause(
+            "hours", "when.hours has no place for this hour", opening.timestamp(), f"at {clock_words(opening, local)}", OVERRIDE
+        )
+
+
+def clock_words(then: datetime, now: datetime) -> str:
+    """ "18:00", with the day where it is another."""
+    return then.strftime("%H:%M" if then.date() == now.date() else "%a %H:%M")

@@ -1,0 +1,109 @@
+"""What the platform tells of battery, load, network and temperature. Each answer is None where it cannot be told here.
+
+What is asked of the platform is an argument, so that tests answer in its place. `idle` has the user's idle time.
+"""
+
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+
+from swarmd.config.config import WhenConfig
+from swarmd.daemon.guest.conditions import Facts
+from swarmd.daemon.guest.idle import idle_probe
+
+SLOW_EVERY: Final = 10.0  # seconds between two questions that start a program
+PATIENCE: Final = 2.0  # seconds for such a program
+PROCESSOR: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")  # psutil's names of sensors, the best first
+_METERED = (
+    "busctl",
+    "get-property",
+    "org.freedesktop.NetworkManager",
+    "/org/freedesktop/NetworkManager",
+    "org.freedesktop.NetworkManager",
+    "Metered",
+)
+
+Run = Callable[[Sequence[str]], str]  # a command's standard output; raises OSError or subprocess.SubprocessError
+
+
+def run(command: Sequence[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, stdin=subprocess.DEVNULL).stdout
+
+
+def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | None:
+    """None where there is no battery, or it is not known whether it is charged."""
+    battery = sensors()
+    return None if battery is None or battery.power_plugged is None else not battery.power_plugged
+
+
+def temperature(sensors: Callable[[], Any]) -> float | None:
+    """The hottest of the processor's sensors, in °C."""
+    found = sensors()
+    name = next((name for name in PROCESSOR if found.get(name)), None)
+    return max(float(each.current) for each in found[name]) if name else None
+
+
+def metered(run: Run = run) -> bool | None:
+    """What NetworkManager says of the connection that has the default route: 1 yes, 2 no, 3 and 4 its guesses, 0 unknown."""
+    try:
+        kind, _, number = run(_METERED).strip().partition(" ")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"1": True, "2": False, "3": True, "4": False}.get(number) if kind == "u" else None
+
+
+@dataclass(slots=True)
+class LoadProbe:
+    """What other programs take of all cores, since the last call."""
+
+    times: Callable[[], Any] = psutil.cpu_times
+    _before: tuple[float, float] | None = None  # busy seconds, and all
+
+    def __call__(self, ours: float) -> float | None:
+        """ours: CPU seconds that the node itself took since the last call. None the first time."""
+        now = self.times()
+        idle = now.idle + getattr(now, "iowait", 0.0)
+        guests = getattr(now, "guest", 0.0) + getattr(now, "guest_nice", 0.0)  # counted in user already
+        total = sum(now) - guests
+        before, self._before = self._before, (total - idle, total)
+        if before is None or total <= before[1]:
+            return None
+        return float(max(0.0, total - idle - before[0] - ours) / (total - before[1]))
+
+
+class Probes:
+    """Asks for what the settings need, and for nothing else. `look` may take some milliseconds: call it in a thread."""
+
+    def __init__(self, when: WhenConfig, run: Run = run) -> None:
+        self._when, self._run = when, run
+        self._load = LoadProbe()
+        self._idle = idle_probe(run) if when.user else None
+        self._sensors = getattr(psutil, "sensors_temperatures", None)  # Linux and FreeBSD
+        self._slow_at: float | None = None
+        self._metered: bool | None = None
+
+    def look(self, now: float, ours: float) -> Facts:
+        """now: seconds. ours: CPU seconds that the node took since the last call."""
+        when = self._when
+        if when.metered != "share" and (self._slow_at is None or not 0 <= now - self._slow_at < SLOW_EVERY):
+            self._slow_at, self._metered = now, metered(self._run)
+        return Facts(
+            on_battery=on_battery() if when.battery == "pause" else None,
+            idle=self._idle(now) if self._idle else None,
+            load=self._load(ours) if when.load else None,
+            metered=self._metered,
+            temperature=temperature(self._sensors) if when.temperature and self._sensors else None,
+        )
+
+    def unknown(self, facts: Facts) -> Iterable[str]:
+        """Settings that have no effect here, and why."""
+        when = self._when
+        if when.user and facts.idle is None:
+            yield "when.user has no effect: the time since the last key or move cannot be told here (docs/guest.md)"
+        if when.metered == "pause" and facts.metered is None:
+            yield "when.metered has no effect: NetworkManager does not tell here whether the network is metered"
+        if when.temperature and facts.temperature is None:
+            yield "when.temperature has no effect: no sensor of the processor can be read here"

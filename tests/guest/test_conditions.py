@@ -1,0 +1,93 @@
+"""Which facts pause a node, when the pause ends, and the share of the CPU."""
+
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from swarmd.config.config import WhenConfig
+from swarmd.daemon.guest.conditions import COOLER, QUIET, Conditions, Facts
+from swarmd.daemon.guest.cpu_share import CpuShare
+from swarmd.daemon.guest.month_budget import month_end, out_of_budget
+
+NOON = datetime(2026, 11, 23, 12, 0).timestamp()
+
+
+def kinds(of: Conditions, facts: Facts, now: float = NOON) -> list[str]:
+    return [each.kind for each in of.check(facts, now)]
+
+
+def test_by_default_a_battery_alone_pauses() -> None:
+    busy = Facts(on_battery=False, idle=0.0, load=1.0, metered=True, temperature=120.0)
+    assert kinds(Conditions(WhenConfig()), busy) == []
+    assert kinds(Conditions(WhenConfig()), replace(busy, on_battery=True)) == ["battery"]
+    assert kinds(Conditions(WhenConfig(battery="train")), replace(busy, on_battery=True)) == []
+    assert kinds(Conditions(WhenConfig(metered="pause")), busy) == ["metered"]
+
+
+def test_what_cannot_be_told_pauses_nothing() -> None:
+    everything = WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0)
+    assert kinds(Conditions(everything), Facts()) == []
+
+
+def test_a_user_who_comes_and_goes() -> None:
+    conditions = Conditions(WhenConfig(user=3.0))
+    assert [kinds(conditions, Facts(idle=idle)) for idle in (0.0, 179.0, 180.0, 5.0)] == [["active"], ["active"], [], ["active"]]
+
+
+def test_the_load_of_others_ends_a_pause_only_after_some_quiet() -> None:
+    conditions = Conditions(WhenConfig(load="50 %"))
+    assert kinds(conditions, Facts(load=0.5)) == [] and kinds(conditions, Facts(load=0.51)) == ["load"]
+    assert kinds(conditions, Facts(load=0.1), NOON + QUIET - 1) == ["load"]
+    assert kinds(conditions, Facts(load=0.1), NOON + QUIET) == [] == kinds(conditions, Facts(load=0.1), NOON + QUIET + 1)
+
+
+def test_the_temperature_ends_a_pause_only_well_below_its_limit() -> None:
+    conditions = Conditions(WhenConfig(temperature=80.0))
+    found = [kinds(conditions, Facts(temperature=each)) for each in (80.0, 81.0, 80.0 - COOLER + 1, 80.0 - COOLER, 80.0)]
+    assert found == [[], ["temperature"], ["temperature"], [], []]
+
+
+def test_an_hour_that_is_not_wanted_says_when_it_goes_on() -> None:
+    conditions = Conditions(WhenConfig(hours=("mon-fri 18:00-08:00",)))
+    (pause,) = conditions.check(Facts(), NOON)
+    assert pause.kind == "hours" and pause.until == NOON + 6 * 3600 and pause.sentence.endswith("it goes on at 18:00")
+    (weekend,) = conditions.check(Facts(), NOON + 5 * 86_400)
+    assert weekend.ends == "at Mon 18:00" and kinds(conditions, Facts(), NOON + 7 * 3600) == []
+
+
+def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
+    conditions = Conditions(WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0, hours=("sat",)))
+    found = conditions.check(Facts(True, 0.0, 1.0, True, 99.0), NOON)
+    assert [each.kind for each in found] == ["battery", "metered", "temperature", "active", "load", "hours"]
+    assert all(each.cause and each.ends and each.remedy for each in found)
+
+
+@pytest.mark.parametrize("step", [0.001, 0.05, 3.0, 40.0])  # CPU seconds that cannot be interrupted
+@pytest.mark.parametrize("cores", [0.02, 0.5, 3.0])
+def test_the_cpu_share_is_kept_over_minutes_whatever_a_step_costs(cores: float, step: float) -> None:
+    """Four threads that compute whenever they may; the share is looked at four times a second."""
+    share, now, used, left_of_step, resting = CpuShare(cores, 0.0), 0.0, 0.0, 0.0, False
+    seconds = max(600.0, 20 * step / cores)
+    while now < seconds:
+        spent = 0.0
+        while spent < 1.0 and (left_of_step > 0 or not resting):
+            piece = min(left_of_step or step, 1.0 - spent)
+            left_of_step = (left_of_step or step) - piece
+            spent += piece
+        now, used = now + 0.25, used + spent
+        resting = share.spent(spent, now)
+    assert 0.9 * cores <= used / seconds <= 1.08 * cores
+
+
+def test_idle_time_is_not_saved_up() -> None:
+    share = CpuShare(0.5, 0.0)
+    share.spent(0.0, 3600.0)
+    assert share.spent(2.0, 3600.25)  # what an hour of rest would allow, and a second's worth does not
+
+
+def test_a_month_of_bytes_ends_with_the_month() -> None:
+    assert out_of_budget(None, 10**15, NOON) is None and out_of_budget(10**9, 10**9 - 1, NOON) is None
+    spent = out_of_budget(10**9, 10**9, NOON)
+    assert spent is not None and spent.ends == "on 1 December" and spent.until == datetime(2026, 12, 1).timestamp()
+    assert month_end(spent.until) == datetime(2027, 1, 1).timestamp() and month_end(spent.until - 1) == spent.until

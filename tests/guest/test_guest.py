@@ -1,0 +1,185 @@
+"""The guest decides: pauses and their ends, what `resume` overrides, restarts, the CPU share, and the month's bytes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p.engines.common.traffic import Traffic
+from swarmd import link
+from swarmd.config.config import NodeConfig
+from swarmd.daemon.guest.conditions import Facts
+from swarmd.daemon.guest.guest import Guest
+from swarmd.daemon.guest.process_meter import Spent
+from swarmd.errors import SwarmdError
+from swarmd.testing import Clock
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def read(self, _now: float) -> Spent:
+        spent, self.spent = self.spent, 0.0
+        return Spent(spent, None)
+
+
+class Swarm:
+    def __init__(self) -> None:
+        self.left: list[bool] = []
+
+    def leave(self) -> None:
+        self.left.append(True)
+
+    def come_back(self) -> None:
+        self.left.append(False)
+
+
+class Played:
+    """A guest with everything around it played."""
+
+    def __init__(self, folder: Path, clock: Clock | None = None, **sections: Any) -> None:
+        self.clock, self.meter, self.swarm, self.traffic = clock or Clock(), Meter(), Swarm(), Traffic()
+        self.told: list[link.ToTrainer] = []
+        self.said: list[str] = []
+        config = NodeConfig.model_validate(sections)
+        meter: Any = self.meter
+        self.guest = Guest(
+            config, folder, self.traffic, self.swarm, self.told.append, self.said.append, self.clock, meter, lambda *_: Facts()
+        )
+        self.guest.begin()
+
+    def see(self, **facts: Any) -> list[str]:
+        self.guest.decide(Facts(**facts))
+        return [each["kind"] for each in self.guest.document()["pauses"]]
+
+
+def test_a_condition_pauses_and_its_end_goes_on(tmp_path: Path) -> None:
+    node = Played(tmp_path, when={"hours": ()})
+    assert node.see(on_battery=False) == [] and not node.told
+    assert node.see(on_battery=True) == ["battery"] == node.see(on_battery=True)
+    assert node.see(on_battery=False) == []
+    pause, resume = node.told
+    assert isinstance(pause, link.Pause) and "battery" in pause.cause and "plugged in" in pause.cause and "swarmd resume" in pause.remedy
+    assert resume == link.Resume()
+
+
+async def test_a_pause_of_ones_own_ends_by_itself_and_outlasts_a_restart(tmp_path: Path) -> None:
+    node = Played(tmp_path)
+    until = node.clock.now + 7200
+    assert (await node.guest.on_pause({"until": until}))["until"] == until
+    (shown,) = node.guest.document()["pauses"]
+    assert (shown["kind"], shown["until"], shown["remedy"]) == ("user", until, "swarmd resume") and shown["ends"].startswith("at ")
+    again = Played(tmp_path, node.clock)
+    assert again.see() == ["user"] and isinstance(again.told[0], link.Pause)
+    again.told.clear()
+    again.guest.tell_again()  # to a trainer that has just started
+    assert isinstance(again.told[0], link.Pause)
+    node.clock.now = until
+    assert again.see() == [] and again.told[-1] == link.Resume()
+    assert Played(tmp_path, node.clock).see() == []
+
+
+async def test_a_pause_without_an_end_outlasts_a_restart_until_resumed(tmp_path: Path) -> None:
+    await Played(tmp_path).guest.on_pause({})
+    node = Played(tmp_path)
+    node.clock.now += 40 * 86_400
+    assert node.see() == ["user"]
+    assert node.told == [link.Pause("you paused it", "swarmd resume")]
+    await node.guest.on_resume({})
+    assert node.guest.pauses == [] and Played(tmp_path).see() == []
+
+
+@pytest.mark.parametrize("until", ["18:00", -5, 0, True, [], float("nan"), float("inf"), 1e300])
+async def test_a_pause_that_makes_no_sense_is_refused(tmp_path: Path, until: Any) -> None:
+    node = Played(tmp_path)
+    with pytest.raises(SwarmdError, match="within a year"):
+        await node.guest.on_pause({"until": until})
+    assert node.see() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"until": "x"}', b'{"until": 1e999}', b"\xff", b"[" * 99_999])
+def test_a_damaged_pause_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pause.json").write_bytes(content)
+    assert Played(tmp_path).see() == []
+
+
+async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -> None:
+    node = Played(tmp_path, when={"user": 3.0})
+    await node.guest.on_pause({})
+    assert node.see(on_battery=True, idle=0.0) == ["user", "battery", "active"]
+    await node.guest.on_resume({})
+    assert node.see(on_battery=True, idle=0.0) == []
+    assert node.see(on_battery=True, idle=999.0) == []
+    assert node.see(on_battery=True, idle=0.0) == ["active"]  # it had ended, and holds again
+    assert node.see(on_battery=False, idle=999.0) == [] and node.see(on_battery=True, idle=999.0) == ["battery"]
+
+
+def test_a_metered_network_is_left_and_training_goes_on(tmp_path: Path) -> None:
+    node = Played(tmp_path)
+    assert node.see(metered=True) == [] and node.swarm.left == [True] and not node.told
+    assert "metered" in node.guest.document()["away"][0]["cause"] and "left the swarm" in node.said[0]
+    node.see(metered=True)
+    node.see(metered=False)
+    assert node.swarm.left == [True, False] and node.guest.document()["away"] == []
+    share = Played(tmp_path, when={"metered": "share"})
+    share.see(metered=True)
+    assert share.swarm.left == []
+
+
+def test_the_share_of_the_cpu_rests_and_goes_on(tmp_path: Path) -> None:
+    node = Played(tmp_path, limits={"cpu": "1 %"})
+    node.meter.spent = 5.0
+    node.clock.now += 0.25
+    node.guest.count()
+    node.guest.count()
+    assert node.told == [link.Rest(True)]
+    node.guest.tell_again()
+    node.clock.now += 3600
+    node.guest.count()
+    assert node.told == [link.Rest(True), link.Rest(True), link.Rest(False)]
+    assert node.guest.document()["usage"]["total"]["cpu_seconds"] == 5.0
+
+
+def test_the_months_bytes_end_at_the_byte_and_begin_again_with_the_month(tmp_path: Path) -> None:
+    node = Played(tmp_path, limits={"month": "10 MB"})
+    for _ in range(2000):
+        node.traffic.count(up=2_000, down=4_000)
+        if node.swarm.left:
+            break
+    moved = node.traffic.up + node.traffic.down
+    assert 10e6 <= moved <= 10.1e6
+    assert node.guest.document()["usage"]["budget"] == {"bytes": 10_000_000, "used": moved}
+    (away,) = node.guest.document()["away"]
+    assert "0.01 GB are used up" in away["cause"] and "limits.month" in away["remedy"]
+    node.see()
+    assert node.swarm.left == [True]
+    node.guest.ledger.save()
+    again = Played(tmp_path, node.clock, limits={"month": "10 MB"})  # it does not even knock
+    assert again.swarm.left == [True]
+    node.clock.now = away["until"]
+    again.see()
+    assert again.swarm.left == [True, False]
+    again.traffic.count(up=10_000_001)
+    assert again.swarm.left == [True, False, True]
+
+
+def test_restarts_do_not_stretch_the_months_bytes(tmp_path: Path) -> None:
+    """Killed ten times, each time just before the ledger would be saved."""
+    clock, moved = Clock(), 0
+    for _ in range(11):
+        node = Played(tmp_path, clock, limits={"month": "100 MB"})
+        for _ in range(602):
+            if not node.swarm.left:
+                node.traffic.count(up=16_000)
+                moved += 16_000
+                node.guest.count()
+                node.guest.save()
+    assert node.swarm.left and 100e6 <= moved <= 101e6
+
+
+async def test_what_is_shown_is_json(tmp_path: Path) -> None:
+    node = Played(tmp_path, limits={"month": "1 GB"}, when={"hours": ("mon 0:00-0:01",)})
+    await node.guest.on_pause({"until": node.clock.now + 60})
+    assert json.loads(json.dumps(node.guest.document())) == node.guest.document()
