@@ -74,20 +74,15 @@ class JudgeScore(_Message, frozen=True):
 
 
 class Pause(_Message, frozen=True):
-    """Stop between two tokens or micro-batches, until Resume. Why, and what the operator can do about it."""
+    """Stop between two tokens or micro-batches, until Resume."""
 
     cause: str = "you paused it"
     remedy: str = "swarmd resume"
+    brief: bool = False  # a moment's rest to keep to the CPU share: not told as a state, and nothing is saved for it
 
 
 class Resume(_Message, frozen=True):
     pass
-
-
-class Rest(_Message, frozen=True):
-    """Stop in the same way for a moment, or go on: the node keeps to its share of the CPU."""
-
-    resting: bool
 
 
 class Stop(_Message, frozen=True):
@@ -174,7 +169,7 @@ class Stopped(_Message, frozen=True):
     round: int
 
 
-ToTrainer = StartTrainer | Received | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Rest | Stop
+ToTrainer = StartTrainer | Received | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
 ToDaemon = (
     Publish | Hold | ReportPeer | Vouch | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
 )
@@ -260,7 +255,6 @@ class TrainerLink:
         self.peers = 0
         self.judged: JudgeScore | None = None
         self.pause: Pause | None = None
-        self.resting = False
         self.on_rest: Callable[[bool], None] = lambda _: None  # called by the reading thread: workers beside the loop rest with it
         self.rested = 0.0  # seconds that `rest` took, in all
         self.stopping = False
@@ -319,39 +313,37 @@ class TrainerLink:
     def wait(self, seconds: float, *, envelopes: bool = False) -> None:
         """Until the daemon says something that matters to the loop, or the time is over. envelopes: these matter, too."""
         with self._changed:
-            pause, stopping = self.pause, self.stopping
+            before = self.pause, self.stopping
             self._changed.wait_for(
-                lambda: (
-                    self.stopping != stopping or self.pause != pause or bool(self._questions) or (envelopes and len(self._envelopes) > 0)
-                ),
-                seconds,
+                lambda: (self.pause, self.stopping) != before or self._questions or (envelopes and self.waiting), seconds
             )
 
     @property
     def paused(self) -> bool:
-        return self.pause is not None
+        return self.pause is not None and not self.pause.brief
+
+    @property
+    def must_rest(self) -> bool:
+        return self.pause is not None and not self.stopping
 
     def rest(self) -> None:
         """Wait here while the node is paused, or over its share of the CPU. A stop ends that: the round is finished and saved.
 
         Called between tokens and between micro-batches, by whichever thread computes.
         """
-        if not (self.pause or self.resting):
+        if not self.must_rest:
             return
-        begun, said = time.monotonic(), None
+        begun, said = time.monotonic(), TrainerState("training")
         with self._changed:
-            while (self.pause or self.resting) and not self.stopping:
-                said = self._say(said)
-                self._changed.wait()
+            while self.must_rest or said.state == "paused":
+                pause = self.pause if self.paused and not self.stopping else None
+                now = TrainerState("paused", pause.cause, pause.remedy) if pause else TrainerState("training")
+                if now != said:
+                    self.tell(now)
+                    said = now
+                elif self.must_rest:
+                    self._changed.wait()
             self.rested += time.monotonic() - begun
-        if said is not None:
-            self.tell(TrainerState("training"))
-
-    def _say(self, said: Pause | None) -> Pause | None:
-        """Tell the daemon of a pause that it was not told of, or of its end. Returns what it was told last."""
-        if self.pause != said:
-            self.tell(TrainerState("paused", self.pause.cause, self.pause.remedy) if self.pause else TrainerState("training"))
-        return self.pause
 
     def close(self, seconds: float = 5.0) -> None:
         """Write out what waits, within `seconds`."""
@@ -389,20 +381,14 @@ class TrainerLink:
                 self._questions.append(message)
             case JudgeScore():
                 self.judged = message
-            case Pause():
-                self.pause = message
-                self.on_rest(True)
-            case Resume():
-                self.pause = None
-                self.on_rest(self.resting)
-            case Rest(resting):
-                self.resting = resting
-                self.on_rest(resting or self.paused)
+            case Pause() | Resume():
+                self.pause = message if isinstance(message, Pause) else None
             case Stop():
                 self.stopping = True
-                self.on_rest(False)
             case StartTrainer():
                 self._start = message
+        if isinstance(message, Pause | Resume | Stop):
+            self.on_rest(self.must_rest)
 
     def _write(self) -> None:
         while True:

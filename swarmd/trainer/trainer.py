@@ -69,7 +69,7 @@ class Trainer:
         limit = self.config.round.rounds
         self._say_training()
         while not self.link.stopping and not (limit and self.round >= limit):
-            if self.link.pause:
+            if self.link.paused:
                 self._pause()
                 continue
             if not self._supplied():
@@ -276,7 +276,7 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
             if trainer.workers is not None:
                 generators = trainer.workers.generators
                 daemon.on_rest = lambda resting: generators.rest(resting, "the daemon says so")
-                daemon.on_rest(daemon.paused or daemon.resting)
+                daemon.on_rest(daemon.must_rest)
             yield trainer
 
 

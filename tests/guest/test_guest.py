@@ -134,11 +134,11 @@ def test_the_share_of_the_cpu_rests_and_goes_on(tmp_path: Path) -> None:
     node.clock.now += 0.25
     node.guest.count()
     node.guest.count()
-    assert node.told == [link.Rest(True)]
+    assert node.told == [link.Pause(brief=True)]
     node.guest.tell_again()
     node.clock.now += 3600
     node.guest.count()
-    assert node.told == [link.Rest(True), link.Rest(True), link.Rest(False)]
+    assert node.told == [link.Pause(brief=True), link.Pause(brief=True), link.Resume()]
     assert node.guest.document()["usage"]["total"]["cpu_seconds"] == 5.0
 
 

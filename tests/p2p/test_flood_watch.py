@@ -142,4 +142,7 @@ async def test_where_the_kernel_does_not_tell_nobody_is_cut_off_and_the_log_says
             await trio.sleep(1.1)
             with Path("/dev/zero").open("rb", buffering=0) as zeros:
                 zeros.read(int(2 * BURST))
+            while "cannot be seen" not in caplog.text:
+                await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
     assert not cut and "cannot be seen" in caplog.text and "Operation not permitted" in caplog.text

@@ -59,8 +59,8 @@ class FloodWatch:
     async def run(self) -> None:
         """Until cancelled. Where the kernel does not tell, nobody is cut off, and the log says so."""
         read, at, seen = 0, trio.current_time(), True
-        process = psutil.Process(self._p2pd.pid)
         try:
+            process = psutil.Process(self._p2pd.pid)
             while True:
                 await trio.sleep(EVERY)
                 before, since, moved = read, at, process.io_counters()

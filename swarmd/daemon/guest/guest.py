@@ -71,7 +71,8 @@ class Guest:
         self._ours = 0.0  # CPU seconds since the last look
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
         self._facts: Facts | None = None
-        self._resting = False
+        self._resting = False  # for the CPU share
+        self._told: link.ToTrainer = link.Resume()
         self.pauses: list[PauseCause] = []
         self.away: list[PauseCause] = []  # why it has left the swarm
 
@@ -105,9 +106,9 @@ class Guest:
         up, down = self._moved[0] - moved_before[0], self._moved[1] - moved_before[1]
         self.ledger.add(Usage(spent.cpu_seconds, None, up, down, spent.bytes_written))
         self._ours += spent.cpu_seconds
-        if self._share is not None and (resting := self._share.spent(spent.cpu_seconds, now)) != self._resting:
-            self._resting = resting
-            self._tell(link.Rest(resting))
+        if self._share is not None:
+            self._resting = self._share.spent(spent.cpu_seconds, now)
+            self._tell_trainer()
 
     def save(self) -> None:
         """The ledger, where it is due."""
@@ -126,15 +127,14 @@ class Guest:
         away = away if self._leaves_when_metered and facts.metered else []
         self._set_aside &= {each.kind for each in [*held, *away]}
         asked = self._asked.now()
-        self._pause([*([asked] if asked else []), *(each for each in held if each.kind not in self._set_aside)])
+        self.pauses = [*([asked] if asked else []), *(each for each in held if each.kind not in self._set_aside)]
+        self._tell_trainer()
         self._stay_away([*([spent] if (spent := self._spent()) else []), *(each for each in away if each.kind not in self._set_aside)])
 
     def tell_again(self) -> None:
         """A trainer has just started."""
-        if self.pauses:
-            self._tell(self._message())
-        if self._resting:
-            self._tell(link.Rest(True))
+        self._told = link.Resume()
+        self._tell_trainer()
 
     def document(self) -> dict[str, Any]:
         """For the status: what the node has cost, why it pauses, and why it is out of the swarm."""
@@ -161,17 +161,15 @@ class Guest:
         self.decide(self._facts or Facts())
         return {"schema": 1, "paused": False}
 
-    def _pause(self, pauses: list[PauseCause]) -> None:
-        if pauses == self.pauses:
-            return
-        before, self.pauses = self._message() if self.pauses else None, pauses
-        message = self._message() if pauses else link.Resume()
-        if message != before:
-            self._tell(message)
-
-    def _message(self) -> link.Pause:
-        first = self.pauses[0]  # of several causes the first is enough for a line; the status has all
-        return link.Pause(first.cause if first.remedy in first.ends else first.sentence, first.remedy)
+    def _tell_trainer(self) -> None:
+        """What it is to do, where that is not what it was told last. Of several causes the first is enough for a line."""
+        wanted: link.ToTrainer = link.Pause(brief=True) if self._resting else link.Resume()
+        if self.pauses:
+            first = self.pauses[0]
+            wanted = link.Pause(first.cause if first.remedy in first.ends else first.sentence, first.remedy)
+        if wanted != self._told:
+            self._told = wanted
+            self._tell(wanted)
 
     def _stay_away(self, away: list[PauseCause]) -> None:
         before, self.away = self.away, away
