@@ -327,10 +327,7 @@ class TrainerLink:
         return self.pause is not None and not self.stopping
 
     def rest(self) -> None:
-        """Wait here while the node is paused, or over its share of the CPU. A stop ends that: the round is finished and saved.
-
-        Called between tokens and between micro-batches, by whichever thread computes.
-        """
+        """Wait while the node is paused, or over its share of the CPU, unless it stops. Called by whoever computes, between two steps."""
         if not self.must_rest:
             return
         begun, said = time.monotonic(), TrainerState("training")
