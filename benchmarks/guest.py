@@ -23,7 +23,7 @@ from p2p.engines.common.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.control import call
-from swarmd.daemon.guest.conditions import Facts
+from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.errors import SwarmdError
@@ -57,16 +57,16 @@ async def stops(times: int, folder: Path) -> dict[str, object]:
 
     start = link.StartTrainer(config.model_dump_json(), str(folder), "12D3KooWbenchmark", 1, curriculum_of(config).digest)
     child = TrainerChild(start, folder / "trainer.log", on_message, print)
-    guest = Guest(config, folder, Traffic(), NoSwarm(), child.tell, print, look=lambda *_: Facts())
+    guest = Guest(config, folder, Traffic(), NoSwarm(), child.tell, print, look=lambda *_: MachineFacts())
     seconds: list[float] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(child.run)
         await until("training")
         for number in range(times):
             await trio.sleep(0.05 * (number % 7))  # wherever in its rounds
-            guest.decide(Facts(on_battery=True))
+            guest.decide(MachineFacts(on_battery=True))
             seconds.append(await until("paused"))
-            guest.decide(Facts(on_battery=False))
+            guest.decide(MachineFacts(on_battery=False))
             await until("training")
         child.stop()
     lines = len((folder / "metrics.jsonl").read_text().splitlines())

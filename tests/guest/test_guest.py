@@ -9,7 +9,7 @@ import pytest
 from p2p.engines.common.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.guest.conditions import Facts
+from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.guest.process_meter import Spent
 from swarmd.errors import SwarmdError
@@ -46,12 +46,12 @@ class Played:
         config = NodeConfig.model_validate(sections)
         meter: Any = self.meter
         self.guest = Guest(
-            config, folder, self.traffic, self.swarm, self.told.append, self.said.append, self.clock, meter, lambda *_: Facts()
+            config, folder, self.traffic, self.swarm, self.told.append, self.said.append, self.clock, meter, lambda *_: MachineFacts()
         )
         self.guest.begin()
 
     def see(self, **facts: Any) -> list[str]:
-        self.guest.decide(Facts(**facts))
+        self.guest.decide(MachineFacts(**facts))
         return [each["kind"] for each in self.guest.document()["pauses"]]
 
 

@@ -12,7 +12,7 @@ import trio
 from p2p.engines.common.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.guest.conditions import Facts
+from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.guest import Guest
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.exchange.swarm_id import curriculum_of
@@ -29,7 +29,7 @@ class PausedTrainer:
         folder.mkdir()
         start = link.StartTrainer(config.model_dump_json(), str(folder), "12D3KooWtest", 7, curriculum_of(config).digest)
         self.child = TrainerChild(start, folder / "trainer.log", self._on_message, lambda _: None)
-        self.guest = Guest(config, folder, Traffic(), Swarm(), self.child.tell, print, Clock(), look=lambda *_: Facts())
+        self.guest = Guest(config, folder, Traffic(), Swarm(), self.child.tell, print, Clock(), look=lambda *_: MachineFacts())
         self._said, self._states = trio.open_memory_channel[str](math.inf)
         self.folder = folder
 
@@ -57,11 +57,11 @@ async def test_two_hundred_pauses_lose_no_round(tmp_path: Path) -> None:
             nursery.start_soon(paused.child.run)
             await paused.until("training")
             for _ in range(PAUSES):
-                paused.guest.decide(Facts(on_battery=True))
+                paused.guest.decide(MachineFacts(on_battery=True))
                 await paused.until("paused")
-                paused.guest.decide(Facts(on_battery=False))
+                paused.guest.decide(MachineFacts(on_battery=False))
                 await paused.until("training")
-            paused.guest.decide(Facts(on_battery=True))
+            paused.guest.decide(MachineFacts(on_battery=True))
             await paused.until("paused")
             paused.child.stop()  # while it is paused: the round is finished, and saved
         rounds = len(paused.lines())

@@ -19,7 +19,7 @@ OVERRIDE: Final = "swarmd resume goes on all the same"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MachineFacts:
     """None: it cannot be told here, or nobody asked for it."""
 
     on_battery: bool | None = None
@@ -57,11 +57,11 @@ class Conditions:
         self._loaded_at: float | None = None  # the last time that there was too much; None: the pause is over
         self._hot = False
 
-    def check(self, facts: Facts, now: float) -> list[PauseCause]:
+    def check(self, facts: MachineFacts, now: float) -> list[PauseCause]:
         """What holds now. now: seconds since the epoch."""
         return [*self._machine(facts), *self._others(facts, now), *self._hours(now)]
 
-    def _machine(self, facts: Facts) -> Iterator[PauseCause]:
+    def _machine(self, facts: MachineFacts) -> Iterator[PauseCause]:
         if self._when.battery == "pause" and facts.on_battery:
             yield PauseCause("battery", "the machine runs on its battery", None, "when it is plugged in", OVERRIDE)
         if self._when.metered == "pause" and facts.metered:
@@ -77,7 +77,7 @@ class Conditions:
                 "when.temperature sets the limit",
             )
 
-    def _others(self, facts: Facts, now: float) -> Iterator[PauseCause]:
+    def _others(self, facts: MachineFacts, now: float) -> Iterator[PauseCause]:
         wanted = self._when.user * 60
         if wanted and facts.idle is not None and facts.idle < wanted:
             yield PauseCause("active", "somebody uses the machine", None, f"{self._when.user:g} min after the last key or move", OVERRIDE)

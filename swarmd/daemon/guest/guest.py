@@ -18,7 +18,7 @@ from p2p.engines.common.traffic import Traffic
 from swarmd import link
 from swarmd.config.amounts import percent, size
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.guest.conditions import OVERRIDE, Conditions, Facts, PauseCause
+from swarmd.daemon.guest.conditions import OVERRIDE, Conditions, MachineFacts, PauseCause
 from swarmd.daemon.guest.cpu_share import CpuShare
 from swarmd.daemon.guest.month_budget import out_of_budget
 from swarmd.daemon.guest.probes import Probes
@@ -54,7 +54,7 @@ class Guest:
         talk: Callable[[str], None],
         clock: Callable[[], float] = time.time,
         meter: ProcessMeter | None = None,
-        look: Callable[[float, float], Facts] | None = None,
+        look: Callable[[float, float], MachineFacts] | None = None,
     ) -> None:
         """folder: the state folder. traffic: of the node's engine. look: `Probes.look` where it is None."""
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
@@ -70,7 +70,7 @@ class Guest:
         self._moved = (traffic.up, traffic.down)
         self._ours = 0.0  # CPU seconds since the last look
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
-        self._facts: Facts | None = None
+        self._facts: MachineFacts | None = None
         self._resting = False  # for the CPU share
         self._told: link.ToTrainer = link.Resume()
         self.pauses: list[PauseCause] = []
@@ -114,7 +114,7 @@ class Guest:
         """The ledger, where it is due."""
         self.ledger.save_where_due(self._budget * SAVE_AFTER if self._budget else float("inf"))
 
-    def decide(self, facts: Facts) -> None:
+    def decide(self, facts: MachineFacts) -> None:
         """Pause, go on, leave the swarm or come back, by what is known now."""
         if self._facts is None:
             for note in self._unknown(facts):
@@ -151,14 +151,14 @@ class Guest:
         ):
             raise SwarmdError("A pause ends within a year from now, or with `swarmd resume`.")
         self._asked.begin(until)
-        self.decide(self._facts or Facts())
+        self.decide(self._facts or MachineFacts())
         return {"schema": 1, "paused": True, "until": until, "pauses": self.document()["pauses"]}
 
     async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`swarmd resume`: ends the user's own pause. Conditions that hold now are set aside until each of them has ended."""
         self._asked.end()
         self._set_aside |= {each.kind for each in [*self.pauses, *self.away]}
-        self.decide(self._facts or Facts())
+        self.decide(self._facts or MachineFacts())
         return {"schema": 1, "paused": False}
 
     def _tell_trainer(self) -> None:

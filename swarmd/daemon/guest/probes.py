@@ -11,7 +11,7 @@ from typing import Any, Final
 import psutil
 
 from swarmd.config.config import WhenConfig
-from swarmd.daemon.guest.conditions import Facts
+from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
 
 SLOW_EVERY: Final = 10.0  # seconds between two questions that start a program
@@ -85,12 +85,12 @@ class Probes:
         self._slow_at: float | None = None
         self._metered: bool | None = None
 
-    def look(self, now: float, ours: float) -> Facts:
+    def look(self, now: float, ours: float) -> MachineFacts:
         """now: seconds. ours: CPU seconds that the node took since the last call."""
         when = self._when
         if when.metered != "share" and (self._slow_at is None or not 0 <= now - self._slow_at < SLOW_EVERY):
             self._slow_at, self._metered = now, metered(self._run)
-        return Facts(
+        return MachineFacts(
             on_battery=on_battery() if when.battery == "pause" else None,
             idle=self._idle(now) if self._idle else None,
             load=self._load(ours) if when.load else None,
@@ -98,7 +98,7 @@ class Probes:
             temperature=temperature(self._sensors) if when.temperature and self._sensors else None,
         )
 
-    def unknown(self, facts: Facts) -> Iterable[str]:
+    def unknown(self, facts: MachineFacts) -> Iterable[str]:
         """Settings that have no effect here, and why."""
         when = self._when
         if when.user and facts.idle is None:
