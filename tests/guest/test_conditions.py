@@ -6,50 +6,50 @@ from datetime import datetime
 import pytest
 
 from swarmd.config.config import WhenConfig
-from swarmd.daemon.guest.conditions import COOLER, QUIET, Conditions, MachineFacts
+from swarmd.daemon.guest.conditions import COOLER, QUIET, MachineFacts, PauseConditions
 from swarmd.daemon.guest.cpu_share import CpuShare
 from swarmd.daemon.guest.month_budget import month_end, out_of_budget
 
 NOON = datetime(2026, 11, 23, 12, 0).timestamp()
 
 
-def kinds(of: Conditions, facts: MachineFacts, now: float = NOON) -> list[str]:
+def kinds(of: PauseConditions, facts: MachineFacts, now: float = NOON) -> list[str]:
     return [each.kind for each in of.check(facts, now)]
 
 
 def test_by_default_a_battery_alone_pauses() -> None:
     busy = MachineFacts(on_battery=False, idle=0.0, load=1.0, metered=True, temperature=120.0)
-    assert kinds(Conditions(WhenConfig()), busy) == []
-    assert kinds(Conditions(WhenConfig()), replace(busy, on_battery=True)) == ["battery"]
-    assert kinds(Conditions(WhenConfig(battery="train")), replace(busy, on_battery=True)) == []
-    assert kinds(Conditions(WhenConfig(metered="pause")), busy) == ["metered"]
+    assert kinds(PauseConditions(WhenConfig()), busy) == []
+    assert kinds(PauseConditions(WhenConfig()), replace(busy, on_battery=True)) == ["battery"]
+    assert kinds(PauseConditions(WhenConfig(battery="train")), replace(busy, on_battery=True)) == []
+    assert kinds(PauseConditions(WhenConfig(metered="pause")), busy) == ["metered"]
 
 
 def test_what_cannot_be_told_pauses_nothing() -> None:
     everything = WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0)
-    assert kinds(Conditions(everything), MachineFacts()) == []
+    assert kinds(PauseConditions(everything), MachineFacts()) == []
 
 
 def test_a_user_who_comes_and_goes() -> None:
-    conditions = Conditions(WhenConfig(user=3.0))
+    conditions = PauseConditions(WhenConfig(user=3.0))
     assert [kinds(conditions, MachineFacts(idle=idle)) for idle in (0.0, 179.0, 180.0, 5.0)] == [["active"], ["active"], [], ["active"]]
 
 
 def test_the_load_of_others_ends_a_pause_only_after_some_quiet() -> None:
-    conditions = Conditions(WhenConfig(load="50 %"))
+    conditions = PauseConditions(WhenConfig(load="50 %"))
     assert kinds(conditions, MachineFacts(load=0.5)) == [] and kinds(conditions, MachineFacts(load=0.51)) == ["load"]
     assert kinds(conditions, MachineFacts(load=0.1), NOON + QUIET - 1) == ["load"]
     assert kinds(conditions, MachineFacts(load=0.1), NOON + QUIET) == [] == kinds(conditions, MachineFacts(load=0.1), NOON + QUIET + 1)
 
 
 def test_the_temperature_ends_a_pause_only_well_below_its_limit() -> None:
-    conditions = Conditions(WhenConfig(temperature=80.0))
+    conditions = PauseConditions(WhenConfig(temperature=80.0))
     found = [kinds(conditions, MachineFacts(temperature=each)) for each in (80.0, 81.0, 80.0 - COOLER + 1, 80.0 - COOLER, 80.0)]
     assert found == [[], ["temperature"], ["temperature"], [], []]
 
 
 def test_an_hour_that_is_not_wanted_says_when_it_goes_on() -> None:
-    conditions = Conditions(WhenConfig(hours=("mon-fri 18:00-08:00",)))
+    conditions = PauseConditions(WhenConfig(hours=("mon-fri 18:00-08:00",)))
     (pause,) = conditions.check(MachineFacts(), NOON)
     assert pause.kind == "hours" and pause.until == NOON + 6 * 3600 and pause.sentence.endswith("it goes on at 18:00")
     (weekend,) = conditions.check(MachineFacts(), NOON + 5 * 86_400)
@@ -57,7 +57,7 @@ def test_an_hour_that_is_not_wanted_says_when_it_goes_on() -> None:
 
 
 def test_every_pause_says_when_it_ends_and_what_to_do() -> None:
-    conditions = Conditions(WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0, hours=("sat",)))
+    conditions = PauseConditions(WhenConfig(metered="pause", user=5.0, load="10 %", temperature=50.0, hours=("sat",)))
     found = conditions.check(MachineFacts(True, 0.0, 1.0, True, 99.0), NOON)
     assert [each.kind for each in found] == ["battery", "metered", "temperature", "active", "load", "hours"]
     assert all(each.cause and each.ends and each.remedy for each in found)

@@ -47,7 +47,7 @@ class PauseCause:
         return asdict(self)
 
 
-class Conditions:
+class PauseConditions:
     """Remembers which conditions hold, for those that end at less than what they begin at."""
 
     def __init__(self, when: WhenConfig) -> None:

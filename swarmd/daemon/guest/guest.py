@@ -18,7 +18,7 @@ from p2p.engines.common.traffic import Traffic
 from swarmd import link
 from swarmd.config.amounts import percent, size
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.guest.conditions import OVERRIDE, Conditions, MachineFacts, PauseCause
+from swarmd.daemon.guest.conditions import OVERRIDE, MachineFacts, PauseCause, PauseConditions
 from swarmd.daemon.guest.cpu_share import CpuShare
 from swarmd.daemon.guest.month_budget import out_of_budget
 from swarmd.daemon.guest.probes import Probes
@@ -62,7 +62,7 @@ class Guest:
         self._meter = meter or ProcessMeter(clock())
         probes = Probes(config.when)
         self._look, self._unknown = look or probes.look, probes.unknown
-        self._conditions, self._asked = Conditions(config.when), UserPause(folder / PAUSE_FILE, clock)
+        self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
         share, cores = percent(config.limits.cpu), psutil.cpu_count() or 1
         self._share = CpuShare(share * cores, clock()) if share < 1 else None
         self._budget = size(config.limits.month) if config.limits.month else None
@@ -155,7 +155,7 @@ class Guest:
         return {"schema": 1, "paused": True, "until": until, "pauses": self.document()["pauses"]}
 
     async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`swarmd resume`: ends the user's own pause. Conditions that hold now are set aside until each of them has ended."""
+        """`swarmd resume`: ends the user's own pause. PauseConditions that hold now are set aside until each of them has ended."""
         self._asked.end()
         self._set_aside |= {each.kind for each in [*self.pauses, *self.away]}
         self.decide(self._facts or MachineFacts())
