@@ -10,7 +10,7 @@ import pytest
 
 from p2p.engines.memory import MemorySwarm
 from p2p.member import Member
-from p2p.types import Envelope, Reason
+from p2p.types import Envelope, PeerId, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
@@ -296,6 +296,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
     if sections:
         node.schedule.state = replace(node.schedule.state, clip_fraction=0.03, rests=2)
     checkpoints = Checkpoints(tmp_path / "checkpoints")
+    node.useless.state = {PeerId("somebody"): 3, **node.useless.state}
     checkpoints.save(run_state(2, 1, node), policy.files())
     reports = play(node, other, (3, 4), prefix)
     assert sum(sum(r.gated.values()) for r in reports) == (8 if prefix else 0)
@@ -305,4 +306,5 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
     assert play(again, other, (3, 4), prefix) == reports
     assert weights(again_policy, tmp_path / "a") == weights(policy, tmp_path / "b")
     assert (again.schedule.state, again.pool.updates) == (node.schedule.state, node.pool.updates)
+    assert again.useless.state == node.useless.state and again.useless.state[PeerId("somebody")] == 3
     assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
