@@ -8,7 +8,7 @@ daemon and of all that it started, to the end of the node; they tell two version
 metrics. The first run warms the files, and is left out of the median. --set gives `swarmd join` more words.
 
 With --invited one node runs and prints its invitation, and each run is a new node that knows nothing else. Its time ends with the round in
-which it first trained on a rollout of the inviting node.
+which it first trained on a rollout of the inviting node; CPU seconds are to its end.
 """
 
 import argparse
@@ -67,19 +67,21 @@ def meet(words: list[str], runs: int) -> None:
             assert inviting.stdout is not None
             inviting.stdout.readline()  # a round: it is up
             asked = subprocess.run([*swarmd, "invite", "--state-dir", state], capture_output=True, text=True, check=True)
-            print(f"{'run':>8} {'round 1':>8} {'shared':>8} {'load':>8}")
+            print(f"{'run':>8} {'round 1':>8} {'shared':>8} {'CPU':>8} {'load':>8}")
             found = []
             for number in range(1 + runs):
                 load, begun = os.getloadavg()[0], time.monotonic()
                 command = [*endless, asked.stdout.strip(), *here, "--state-dir", str(Path(folder) / str(number))]
-                node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-                assert node.stdout is not None
-                seconds = [time.monotonic() - begun for _ in _until_shared(node.stdout)]
-                node.terminate()
-                node.communicate()
+                before = _children()
+                with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as node:
+                    assert node.stdout is not None
+                    try:
+                        seconds = [time.monotonic() - begun for _ in _until_shared(node.stdout)]
+                    finally:
+                        node.terminate()
                 found.append(seconds[-1])
                 name = "warming" if number == 0 else str(number)
-                print(f"{name:>8} {seconds[0]:8.2f} {seconds[-1]:8.2f} {load:8.1f}", flush=True)
+                print(f"{name:>8} {seconds[0]:8.2f} {seconds[-1]:8.2f} {_children() - before:8.2f} {load:8.1f}", flush=True)
             print(f"{'median':>8} {'':8} {statistics.median(found[1:]):8.2f}")
         finally:
             inviting.terminate()

@@ -18,6 +18,7 @@ from swarmd.cli import inspect, invite, lab, leave, model, network, page, pausin
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
+    from swarmd.cli.view_notify import Send
     from swarmd.config.invitation import Invitation
     from swarmd.config.sources import Resolved
     from swarmd.protocols import View
@@ -141,14 +142,29 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:
         from swarmd.cli.view_log import LogView
+        from swarmd.cli.view_notify import NotifyView
         from swarmd.daemon.daemon import run_node
 
         remember(resolved, folder)
-        view = LogView(_view(as_json))
+        view = NotifyView(LogView(_view(as_json)), _notifier(node_config.notify))
         try:
-            return run_node(node_config, state, view)
+            code = run_node(node_config, state, view)
+            view.ended(None)
+        except OperatorError as error:
+            view.ended(str(error))
+            raise
         finally:
             view.close()
+        return code
+
+
+def _notifier(wanted: str) -> "Send":
+    from swarmd.cli.view_notify import nothing, notifier
+
+    found = notifier() if wanted == "on" else nothing
+    if found is None:
+        print('notify is "on", and there is neither notify-send nor osascript here: nothing will be shown', file=sys.stderr)
+    return found or nothing
 
 
 def _view(as_json: bool) -> "View":

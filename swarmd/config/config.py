@@ -208,5 +208,6 @@ class NodeConfig(_Section):
     swarm: SwarmConfig = SwarmConfig()
     judge: JudgeConfig = JudgeConfig()
     metrics: MetricsConfig = MetricsConfig()
+    notify: Literal["off", "on"] = "off"  # on the desktop: stopped with an error, paused for long, finished
     profile: Literal[tuple(PROFILES)] = DEFAULT  # type: ignore[valid-type]  # whose settings stand where nothing else is set
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # None: drawn at the first start and kept with the state
