@@ -13,9 +13,11 @@ from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Reason
 from swarmd import link
 from swarmd.config.config import NodeConfig
+from swarmd.config.sources import flatten
 from swarmd.daemon.roster import AuthorRecord, Roster
 
 REWARDS_KEPT = 500  # rounds of the reward curve
+LIMITS = ("model.threads", "round.pace", "checkpoint.gigabytes_a_day")  # limits outside their own sections
 SHOWN = 500  # peers in one answer, at least; all that are connected are in it
 
 
@@ -26,6 +28,7 @@ class StatusBoard:
         self.config, self.folder, self.peer_id, self.topic, self.engine = config, folder, peer_id, topic, engine
         self.state, self.cause, self.remedy = "starting", "the trainer is starting", "wait"
         self.started_at = time.time()
+        self.limits = {key: value for key, value in flatten(config).items() if key in LIMITS or key.startswith(("limits.", "when."))}
         self.model: Mapping[str, Any] = {"name": config.model.name}
         self.round = 0
         self.saved = 0  # rounds in a checkpoint: kill -9 loses those after it
@@ -111,6 +114,7 @@ class StatusBoard:
             "given": dict(given),
             **isolation,
             **guest,
+            "limits": self.limits,
             "judge": judge,
             "trainer": {**trainer, "verifier_pid": self.verifier_pid},
         }

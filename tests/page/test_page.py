@@ -85,6 +85,13 @@ def test_each_pause_says_why_and_when_it_ends() -> None:
     assert "not at this hour; it goes on at 18:00; swarmd resume" in shown and "no bytes left" in shown and shown.count("first") == 1
 
 
+def test_limits_that_are_set_are_shown() -> None:
+    limits = {"limits.cpu": "25 %", "limits.up": "", "when.hours": ["sat", "sun"], "when.user": 0.0, "limits.gpu_memory": "100 %"}
+    shown = whole(document(limits=limits)).text
+    assert "25 %" in shown and "sat, sun" in shown and "swarmd config path" in shown
+    assert not any(key in shown for key in ("limits.up", "when.user", "limits.gpu_memory"))
+
+
 def test_what_is_not_known_is_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}

@@ -23,7 +23,7 @@ from swarmd.daemon.status_words import (
 from swarmd.terminal import printable
 
 PEERS_SHOWN = 40
-PARTS = ("state", "controls", "round", "given", "cost", "peers", "refused", "judge", "node")
+PARTS = ("state", "controls", "round", "given", "cost", "peers", "refused", "judge", "limits", "node")
 _BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # operation of the control API and its arguments; "for": seconds
     "Pause for 1 h": ("pause", {"for": 3600}),
     "Pause for 2 h": ("pause", {"for": 7200}),
@@ -39,6 +39,7 @@ _COSTS = (  # title, key of the usage, what it is divided by, digits
     ("GB written", "bytes_written", 1e9, 2),
 )
 _NO_COMPARISON = "Rounds alone come at other times of the training, so the two means are no fair comparison; swarmd demo makes one."
+_CHANGE_LIMITS = "Change them in the file that swarmd config path names, then stop the node and join again."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
 Document = Mapping[str, Any]
@@ -79,6 +80,7 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
         "peers": _peers(document, peers, now),
         "refused": _refused(document),
         "judge": _card("Judge", _paragraph(judge_words(judge))) if (judge := document.get("judge")) else "",
+        "limits": _limits(document.get("limits") or {}),
         "node": _node(document, now),
     }
 
@@ -190,6 +192,12 @@ def _refused(document: Document) -> str:
         return ""
     cells = ((f"{count:,}", _text(reason), _text(advice.get(reason) or "nothing to do")) for reason, count in rows)
     return _card("Refused", _table(("Count", "Why", "What to do"), cells))
+
+
+def _limits(limits: Mapping[str, Any]) -> str:
+    """Settings that limit the node, but for those that are off."""
+    on = [(key, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value) for key, value in limits.items() if value]
+    return _card("Limits", _facts(item for item in on if item[1] != "100 %") + _paragraph(_CHANGE_LIMITS)) if limits else ""
 
 
 def _node(document: Document, now: float) -> str:
