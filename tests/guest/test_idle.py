@@ -1,0 +1,112 @@
+"""What the platform tells: idle time, battery, load, metered network, temperature. The platform's answers are played."""
+
+import os
+import subprocess
+from collections import namedtuple
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from swarmd.config.config import WhenConfig
+from swarmd.daemon.guest.conditions import MachineFacts
+from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
+from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
+
+Battery = namedtuple("Battery", "percent secsleft power_plugged")
+Times = namedtuple("Times", "user nice system idle iowait guest guest_nice")
+Sensor = namedtuple("Sensor", "label current high critical")
+
+
+def missing(_command: Sequence[str]) -> str:
+    raise FileNotFoundError(2, "No such file or directory")
+
+
+def hangs(command: Sequence[str]) -> str:
+    raise subprocess.TimeoutExpired(command, 2.0)
+
+
+@pytest.mark.parametrize("answer, idle", [("t 61500\n", 61.5), ("", None), ("u 3", None), ("t many", None)])
+def test_mutter(answer: str, idle: float | None) -> None:
+    assert mutter(lambda _: answer) == idle
+    assert mutter(missing) is None and mutter(hangs) is None
+
+
+def test_the_io_registry() -> None:
+    told = '    | |   "HIDIdleTime" = 2500000000\n    | |   "HIDScrollCountMaxTimeDeltaInMs" = 600\n'
+    assert io_registry(lambda _: told) == 2.5 and io_registry(lambda _: "") is None and io_registry(missing) is None
+    assert idle_probe(lambda _: told, "darwin")(0.0) == 2.5
+
+
+def test_terminals_were_read_when_somebody_typed(tmp_path: Path) -> None:
+    assert terminals(0.0, tmp_path) is None
+    (tmp_path / "pts").mkdir()
+    for name, read in (("pts/3", 400.0), ("pts/ptmx", 999.0), ("tty1", 700.0), ("ttyS0", 990.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (read, 0.0))
+    assert terminals(0.0, tmp_path, clock=lambda: 1000.0) == 300.0
+
+
+def test_interrupts_of_input_devices_alone_count(tmp_path: Path) -> None:
+    file = tmp_path / "interrupts"
+    probe = Interrupts(file)
+    assert probe(0.0) is None
+    lines = (
+        "           CPU0       CPU1\n  1:  {}  7   IO-APIC   1-edge      i8042\n 24:  {}  1   PCI-MSI  xhci_hcd\nNMI:  5  5  Non-maskable\n"
+    )
+    found = []
+    for now, (keyboard, usb) in enumerate([(10, 1), (10, 2), (11, 3), (11, 4), (11, 5)]):
+        file.write_text(lines.format(keyboard, usb))
+        found.append(probe(float(now)))
+    assert found == [None, None, 0.0, 1.0, 2.0]
+    file.write_text(" 24:  3  1   PCI-MSI  xhci_hcd\n")
+    assert probe(9.0) is None
+
+
+def test_the_shortest_of_all_answers_counts_and_none_is_none() -> None:
+    assert idle_probe(missing, "win32", {})(0.0) is None
+    assert idle_probe(missing, "linux", {"XDG_SESSION_TYPE": "wayland"})(0.0) is None  # terminals would say that nobody is there
+
+
+def test_a_battery() -> None:
+    assert on_battery(lambda: None) is None and on_battery(lambda: Battery(50, 100, None)) is None
+    assert on_battery(lambda: Battery(50, 100, False)) is True and on_battery(lambda: Battery(50, -2, True)) is False
+
+
+@pytest.mark.parametrize(
+    "answer, found", [("u 1\n", True), ("u 3\n", True), ("u 2\n", False), ("u 4\n", False), ("u 0\n", None), ("", None)]
+)
+def test_a_metered_network(answer: str, found: bool | None) -> None:
+    assert metered(lambda _: answer) is found and metered(missing) is None and metered(hangs) is None
+
+
+def test_the_hottest_of_the_processor() -> None:
+    found = {
+        "nvme": [Sensor("", 90.0, 0, 0)],
+        "coretemp": [Sensor("a", 51.0, 0, 0), Sensor("b", 63.0, 0, 0)],
+        "acpitz": [Sensor("", 20.0, 0, 0)],
+    }
+    assert temperature(lambda: found) == 63.0 and temperature(lambda: {"nvme": found["nvme"]}) is None
+
+
+def test_the_load_is_that_of_others() -> None:
+    """Four cores for ten seconds: 22 busy, 12 of them ours."""
+    answers = iter([Times(100, 0, 10, 500, 5, 0, 0), Times(118, 0, 14, 515, 8, 0, 0), Times(118, 0, 14, 515, 8, 0, 0)])
+    probe = LoadProbe(lambda: next(answers))
+    assert probe(3.0) is None and probe(12.0) == pytest.approx(10 / 40)
+    assert probe(1.0) is None  # no time has passed
+
+
+def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said() -> None:
+    asked: list[Sequence[str]] = []
+
+    def run(command: Sequence[str]) -> str:
+        asked.append(command)
+        return "u 1"
+
+    quiet = Probes(WhenConfig(battery="train", metered="share"), run)
+    assert quiet.look(0.0, 0.0) == MachineFacts() and not asked and not list(quiet.unknown(MachineFacts()))
+    probes = Probes(WhenConfig(user=1.0, temperature=70.0, metered="pause"), run)
+    assert [probes.look(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
+    assert len([command for command in asked if "Metered" in command]) == 1  # it starts a program: every ten seconds
+    assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == ["when.user", "when.metered", "when.temperature"]
