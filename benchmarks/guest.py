@@ -5,6 +5,7 @@ python -m benchmarks.guest share [--cpu "25 %"] [--seconds 300]   a real node; C
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -79,10 +80,9 @@ def share(cpu: str, seconds: float, folder: Path) -> dict[str, object]:
     with subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as node:
         try:
             begin = _first_round(folder)
-            tree = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
-            before, at = _spent(tree), time.monotonic()
+            before, at = _spent(node.pid), time.monotonic()
             time.sleep(seconds)
-            used, passed = _spent(tree) - before, time.monotonic() - at
+            used, passed = _spent(node.pid) - before, time.monotonic() - at
             end = call(folder, "status")
         finally:
             node.send_signal(signal.SIGINT)
@@ -108,9 +108,13 @@ def _first_round(folder: Path) -> int:
         time.sleep(0.5)
 
 
-def _spent(tree: list[psutil.Process]) -> float:
-    """CPU seconds so far: of each process, and of its children that have ended."""
-    return sum(sum(process.cpu_times()[:4]) for process in tree)
+def _spent(pid: int) -> float:
+    """CPU seconds so far of it and all its descendants: of each that runs, and of its children that have ended."""
+    node, found = psutil.Process(pid), 0.0
+    for process in [*node.children(recursive=True), node]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # its parent has its time by now
+            found += sum(process.cpu_times()[:4])
+    return found
 
 
 def main() -> None:

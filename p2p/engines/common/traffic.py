@@ -10,6 +10,7 @@ import trio
 from p2p.rate_limit import TokenBucket
 
 BURST = 1.0  # seconds' worth
+LEAST = 0.001  # seconds: the clock may not move in less
 
 
 class Traffic:
@@ -55,7 +56,7 @@ class _RateGate:
             if self._bucket is None:
                 self._bucket = TokenBucket(self._rate, self._rate * BURST, self._clock())
             while size > 0:  # in pieces that the bucket can hold
-                piece = min(size, self._bucket.burst)
+                piece = min(size, self._bucket.burst / 2)
                 while (seconds := self._bucket.wait(self._clock(), piece)) > 0:
-                    await trio.sleep(seconds)
+                    await trio.sleep(max(seconds, LEAST))
                 size -= piece

@@ -1,0 +1,94 @@
+"""The bytes of real connections are counted, limited in their rate, and end with the month's budget."""
+
+import os
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.engines.common.traffic import Traffic
+from p2p.types import Handlers, Verdict
+from swarmd.testing import until
+from tests.p2p.real import SECONDS, heard, real_engine, real_member
+
+ANSWER = os.urandom(50_000)
+GIVES = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: ANSWER)
+REAL = [pytest.param("libp2p", marks=pytest.mark.net), pytest.param("hivemind", marks=[pytest.mark.net, pytest.mark.p2pd])]
+
+
+async def test_a_rate_is_kept_by_all_connections_together(autojump_clock: Any) -> None:
+    traffic = Traffic(up=1000.0, down=None)
+    begun = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for size in (10, 5000, 1, 989, 4000):
+            nursery.start_soon(traffic.before_sending, size)
+            nursery.start_soon(traffic.after_reading, 10**9)
+    assert 9.0 <= trio.current_time() - begun <= 9.1  # a second's worth goes at once
+
+
+async def test_whoever_is_cancelled_while_it_waits_holds_nobody_up(autojump_clock: Any) -> None:
+    traffic = Traffic(up=1000.0)
+    with trio.move_on_after(5):
+        await traffic.before_sending(10**6)
+    begun = trio.current_time()
+    await traffic.before_sending(100)
+    assert trio.current_time() - begun < 1.5
+
+
+@pytest.mark.parametrize("name", REAL)
+async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) -> None:
+    giving, taking = Traffic(), Traffic()
+    giver = real_engine(name, 1, GIVES, traffic=giving)
+    [address, *_] = await nursery.start(giver.run)
+    taker = real_engine(name, 2, traffic=taking, bootstrap=[address])
+    await nursery.start(taker.run)
+    with trio.fail_after(SECONDS):
+        before = taking.down, giving.up
+        for _ in range(20):
+            assert await taker.request(giver.me, b"more", len(ANSWER)) == ANSWER
+    payload = 20 * len(ANSWER)
+    await until(lambda: taking.down - before[0] >= payload and giving.up - before[1] >= payload, SECONDS)
+    for moved in (taking.down - before[0], giving.up - before[1]):
+        assert payload <= moved <= 1.1 * payload
+    assert taking.up < 0.1 * payload and giving.down < 0.1 * payload
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("limits", [{"up": 200_000.0}, {"down": 200_000.0}])
+async def test_libp2p_keeps_its_rate_and_nothing_breaks(limits: dict[str, float], nursery: trio.Nursery) -> None:
+    limited, free = Traffic(**limits), Traffic()
+    giver = real_engine("libp2p", 1, GIVES, traffic=limited if "up" in limits else free)
+    [address, *_] = await nursery.start(giver.run)
+    taker = real_engine("libp2p", 2, traffic=limited if "down" in limits else free, bootstrap=[address])
+    await nursery.start(taker.run)
+    begun = trio.current_time()
+    with trio.fail_after(SECONDS):
+        for _ in range(10):
+            assert await taker.request(giver.me, b"more", len(ANSWER)) == ANSWER
+    assert trio.current_time() - begun >= (10 * len(ANSWER) - 200_000) / 200_000
+
+
+@pytest.mark.parametrize("name", REAL)
+async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nursery: trio.Nursery) -> None:
+    traffic = Traffic()
+    other = real_member(name, 1)
+    [address, *_] = await nursery.start(other.run)
+    member = real_member(name, 2, bootstrap=[address], traffic=traffic)
+    await nursery.start(member.run)
+    await heard(other, member)
+    at = traffic.up + traffic.down
+    traffic.stop_after(500_000, member.leave)
+
+    def gone() -> bool:
+        other.publish("rollouts", os.urandom(1500))
+        return member.away and not member.peers()
+
+    await until(gone, SECONDS, every=0.001)
+    assert 500_000 <= traffic.up + traffic.down - at <= 505_000 + (name == "hivemind") * 2_000_000  # p2pd is looked at twice a second
+    member.publish("rollouts", b"nobody hears it")
+    await until(lambda: not other.peers(), SECONDS)
+    left = traffic.up + traffic.down
+    await trio.sleep(0.5)
+    assert traffic.up + traffic.down == left
+    member.come_back()
+    await heard(other, member)
