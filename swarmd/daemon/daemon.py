@@ -116,7 +116,7 @@ class Daemon:
         self.status.replay(read_metrics(folder / METRICS_FILE))
         runs = introduce(self.member, curriculum, lambda: PAUSED if self.guest.pauses else TRAINING)
         self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs)
-        self.guest = Guest(config, folder, traffic, self.member, self.child.tell, view.talk)
+        self.guest = Guest(config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu)
         self.judging = Judging(self.member, config, curriculum, self.child.tell, view.talk)
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck

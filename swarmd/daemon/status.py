@@ -40,6 +40,10 @@ class StatusBoard:
         self.external: deque[int] = deque(maxlen=REWARDS_KEPT)  # rollouts of others in the batches of these rounds
         self.roster = Roster()
 
+    def on_gpu(self) -> bool:
+        """Whether it trains on a CUDA device now."""
+        return self.state == "training" and str(self.model.get("device", "")).startswith("cuda")
+
     def say(self, state: str, cause: str, remedy: str) -> None:
         self.state, self.cause, self.remedy = state, cause, remedy
 

@@ -10,6 +10,7 @@ import pytest
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
+from swarmd.daemon.guest.energy import EnergyMeter
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
@@ -110,3 +111,27 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
     assert [probes.look(now, 0.0).metered for now in (0.0, 1.0, 9.0)] == [True] * 3
     assert len([command for command in asked if "Metered" in command]) == 1  # it starts a program: every ten seconds
     assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == ["when.user", "when.metered", "when.temperature"]
+
+
+def test_energy_is_our_share_of_the_processor_and_the_whole_device(tmp_path: Path) -> None:
+    """Two packages take 100 and 50 J, one past the end of its counter, in 10 busy seconds, 4 of them ours; a device draws 300 W."""
+
+    def counted(package: int, name: str, joules: float) -> None:
+        folder = tmp_path / f"intel-rapl:{package}"
+        folder.mkdir(exist_ok=True)
+        for file, text in (("name", name), ("energy_uj", str(int(joules * 1e6))), ("max_energy_range_uj", str(200 * 10**6))):
+            (folder / file).write_text(text)
+
+    for package, name, joules in ((0, "package-0", 20), (1, "package-1", 180), (2, "psys", 0)):
+        counted(package, name, joules)
+    times = iter([Times(100, 0, 0, 50, 0, 0, 0), Times(110, 0, 0, 60, 0, 0, 0), Times(110, 0, 0, 70, 0, 0, 0)])
+    meter = EnergyMeter(tmp_path, lambda: next(times), lambda _: "300.00\n75.1\n")
+    for package, name, joules in ((0, "package-0", 120), (1, "package-1", 30), (2, "psys", 999)):
+        counted(package, name, joules)
+    assert meter.read(0.0, 4.0, False) == pytest.approx(0.4 * 150 / 3600)
+    assert meter.read(12.0, 0.0, True) == pytest.approx(300 * 12 / 3600)
+
+
+def test_energy_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    meter = EnergyMeter(tmp_path, ask=missing)
+    assert meter.read(0.0, 1.0, True) is None and meter.read(10.0, 1.0, True) is None

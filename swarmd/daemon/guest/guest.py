@@ -20,6 +20,7 @@ from swarmd.config.amounts import percent, size
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.guest.conditions import OVERRIDE, MachineFacts, PauseCause, PauseConditions
 from swarmd.daemon.guest.cpu_share import CpuShare
+from swarmd.daemon.guest.energy import READ_EVERY, EnergyMeter
 from swarmd.daemon.guest.month_budget import out_of_budget
 from swarmd.daemon.guest.probes import Probes
 from swarmd.daemon.guest.process_meter import ProcessMeter
@@ -55,8 +56,11 @@ class Guest:
         clock: Callable[[], float] = time.time,
         meter: ProcessMeter | None = None,
         look: Callable[[float, float], MachineFacts] | None = None,
+        on_gpu: Callable[[], bool] = lambda: False,
     ) -> None:
-        """folder: the state folder. traffic: of the node's engine. look: `Probes.look` where it is None."""
+        """folder: the state folder. traffic: of the node's engine. look: `Probes.look` where it is None.
+        on_gpu: whether it trains on a CUDA device now.
+        """
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
         self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
         self._meter = meter or ProcessMeter(clock())
@@ -64,11 +68,12 @@ class Guest:
         self._look, self._unknown = look or probes.look, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
         share, cores = percent(config.limits.cpu), psutil.cpu_count() or 1
+        self._energy, self._on_gpu = EnergyMeter(), on_gpu
         self._share = CpuShare(share * cores, clock()) if share < 1 else None
         self._budget = size(config.limits.month) if config.limits.month else None
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
-        self._ours = 0.0  # CPU seconds since the last look
+        self._ours = self._ours_read = 0.0  # CPU seconds since the last look, and since energy was read
         self._set_aside: set[str] = set()  # kinds of conditions that `resume` overrides until they end
         self._facts: MachineFacts | None = None
         self._resting = False  # for the CPU share
@@ -84,7 +89,7 @@ class Guest:
 
     async def run(self) -> None:
         """Until cancelled."""
-        looked = -LOOK_EVERY
+        looked, read = -LOOK_EVERY, -READ_EVERY
         try:
             while True:
                 self.count()
@@ -92,6 +97,11 @@ class Guest:
                     looked = trio.current_time()
                     ours, self._ours = self._ours, 0.0
                     self.decide(await trio.to_thread.run_sync(partial(self._look, self._clock(), ours)))
+                if trio.current_time() - read >= READ_EVERY:
+                    read = trio.current_time()
+                    ours, self._ours_read = self._ours_read, 0.0
+                    taken = await trio.to_thread.run_sync(self._energy.read, self._clock(), ours, self._on_gpu())
+                    self.ledger.add(Usage(energy_wh=taken))
                 self.save()
                 await trio.sleep(SHARE_EVERY if self._share else LOOK_EVERY)
         finally:
@@ -105,7 +115,7 @@ class Guest:
         self._moved = self._traffic.up, self._traffic.down
         up, down = self._moved[0] - moved_before[0], self._moved[1] - moved_before[1]
         self.ledger.add(Usage(spent.cpu_seconds, None, up, down, spent.bytes_written))
-        self._ours += spent.cpu_seconds
+        self._ours, self._ours_read = self._ours + spent.cpu_seconds, self._ours_read + spent.cpu_seconds
         if self._share is not None:
             self._resting = self._share.spent(spent.cpu_seconds, now)
             self._tell_trainer()

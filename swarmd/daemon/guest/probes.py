@@ -4,18 +4,18 @@ What is asked of the platform is an argument, so that tests answer in its place.
 """
 
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psutil
 
 from swarmd.config.config import WhenConfig
+from swarmd.daemon.guest.asking import Run, all_seconds, busy_seconds, run
 from swarmd.daemon.guest.conditions import MachineFacts
 from swarmd.daemon.guest.idle import idle_probe
 
 SLOW_EVERY: Final = 10.0  # seconds between two questions that start a program
-PATIENCE: Final = 2.0  # seconds for such a program
 PROCESSOR: Final = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz")  # psutil's names of sensors, the best first
 _METERED = (
     "busctl",
@@ -25,12 +25,6 @@ _METERED = (
     "org.freedesktop.NetworkManager",
     "Metered",
 )
-
-Run = Callable[[Sequence[str]], str]  # a command's standard output; raises OSError or subprocess.SubprocessError
-
-
-def run(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, stdin=subprocess.DEVNULL).stdout
 
 
 def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | None:
@@ -64,14 +58,12 @@ class LoadProbe:
 
     def __call__(self, ours: float) -> float | None:
         """ours: CPU seconds that the node itself took since the last call. None the first time."""
-        now = self.times()
-        idle = now.idle + getattr(now, "iowait", 0.0)
-        guests = getattr(now, "guest", 0.0) + getattr(now, "guest_nice", 0.0)  # counted in user already
-        total = sum(now) - guests
-        before, self._before = self._before, (total - idle, total)
+        times = self.times()
+        busy, total = busy_seconds(times), all_seconds(times)
+        before, self._before = self._before, (busy, total)
         if before is None or total <= before[1]:
             return None
-        return float(max(0.0, total - idle - before[0] - ours) / (total - before[1]))
+        return max(0.0, busy - before[0] - ours) / (total - before[1])
 
 
 class Probes:
