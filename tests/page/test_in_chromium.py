@@ -4,6 +4,7 @@ With AXE=/path/to/axe.min.js (`npm pack axe-core`) the accessibility rules of ax
 """
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 import trio
 
+from swarmd.daemon.page.page import REFRESH
 from tests.cli.test_view import document
 from tests.page.chromium import Tab, binary, chromium
 from tests.page.served import PEERS, Node, served
-from tests.page.test_page import GIVEN, HOSTILE, USAGE, poisoned
+from tests.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, poisoned
 
 pytestmark = [pytest.mark.net, pytest.mark.slow, pytest.mark.skipif(binary() is None, reason="needs Chromium")]
 
@@ -37,7 +39,8 @@ async def in_browser(node: Node, profile: Path, look: Callable[[Tab], None]) -> 
 
 def full() -> Node:
     trouble, external = {"cause": "c", "remedy": "r"}, [0] * 60 + [4] * 60
-    return Node(document(advice={"bad signature": "update"}, usage=USAGE, given=GIVEN, trouble=trouble, external=external))
+    more = {"download": {"done": 3, "total": 9}, "pauses": [PAUSE] * 2, "away": [PAUSE], "limits": {"limits.cpu": "25 %"}}
+    return Node(document(advice={"bad signature": "update"}, usage=USAGE, given=GIVEN, trouble=trouble, external=external, **more))
 
 
 async def test_it_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> None:
@@ -61,7 +64,7 @@ async def test_it_is_readable_at_every_width_in_both_schemes(tmp_path: Path) -> 
 
 
 async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: Path) -> None:
-    node = full()
+    node = Node()
 
     def look(tab: Tab) -> None:
         tab.open(node.address)
@@ -83,6 +86,31 @@ async def test_the_keyboard_reaches_every_button_and_keeps_its_place(tmp_path: P
 
     assert await in_browser(node, tmp_path, look) == []
     assert [name for name, _ in node.told] == ["pause"]
+
+
+async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Path) -> None:
+    node = Node()
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        for sure in ("false", "true"):
+            tab.run(f"window.confirm = (text) => (window.asked = text, {sure})")
+            tab.run("document.getElementById('do-stop').click()")
+            assert "swarmd join" in tab.run("window.asked") and (node.told != []) <= (sure == "true")
+        tab.until("document.getElementById('do-stop').ariaBusy === 'false'")
+        hide = "Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}})"
+        hide += ", document.dispatchEvent(new Event('visibilitychange'))"
+        tab.run(hide.format("true"))
+        looks = node.looks
+        time.sleep(3 * REFRESH)
+        assert node.looks <= looks + 1
+        node.document = {**node.document, "state": "stopping"}
+        tab.run(hide.format("false"))
+        tab.until("!document.getElementById('do-stop')")  # shown again, it knows all that came meanwhile
+
+    assert await in_browser(node, tmp_path, look) == []
+    assert [name for name, _ in node.told] == ["stop"]
 
 
 async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +96,12 @@ def test_status_peers_pause_resume_and_stop(running: subprocess.Popen[str], tmp_
     assert status["schema"] == 1 and status["state"] == "training" and status["round"] >= 1 and status["peer_id"].startswith("12D3Koo")
     assert all(address.endswith(status["peer_id"]) for address in status["addresses"])
     assert json.loads(swarmd("peers", "--json", *state).stdout)["peers"] == []
+
+    address = swarmd("ui", "--no-browser", *state).stdout.strip()
+    with urllib.request.urlopen(address, timeout=30) as page:
+        assert page.status == 200 and status["peer_id"] in page.read().decode()
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(address.partition("?")[0], timeout=30)
 
     assert swarmd("pause", *state).returncode == 0
     paused = until(tmp_path / "state", lambda s: s["state"] == "paused", running)
