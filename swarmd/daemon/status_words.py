@@ -85,7 +85,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
     trouble = trouble_sentence(document)
     facts = [
         ("state", state_sentence(document)),
-        *(("", f"{each['cause']}; until {each['ends']}") for each in (document.get("pauses") or ())[1:]),
+        *(("", pause_words(each)) for each in (document.get("pauses") or ())[1:]),
         ("trouble", trouble),
         ("round", f"{document['round']}" + (f" of {rounds}" if rounds else "") if "round" in document else ""),
         ("reward", reward_words(document)),
@@ -106,7 +106,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
         if trainer
         else ("", ""),
         ("workers", workers_words(last.get("workers") or {}) if last else ""),
-        *(("away", f"{each['cause']}; it comes back {each['ends']}; {each['remedy']}") for each in document.get("away") or ()),
+        *(("away", away_words(each)) for each in document.get("away") or ()),
         ("budget", budget_words(document.get("usage") or {})),
         ("cost", cost_words(document.get("usage") or {})),
         ("folder", printable(str(document.get("state_dir", "")))),
@@ -156,10 +156,15 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
     return f"{exchange['on_offer']} rollouts on offer, {exchange['fetched']} fetched{missed}; {moved}"
 
 
-def pause_words(pause: Mapping[str, Any]) -> str:
+def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
     """Why the node pauses, when that ends, and what to do about it."""
-    ends = f"it goes on {pause['ends']}" if pause.get("ends") else ""
+    ends = f"{goes_on} {pause['ends']}" if pause.get("ends") else ""
     return printable("; ".join(filter(None, (pause.get("cause"), ends, pause.get("remedy")))))
+
+
+def away_words(away: Mapping[str, Any]) -> str:
+    """Why the node has left the swarm, when it comes back, and what to do about it."""
+    return pause_words(away, "it comes back")
 
 
 def given_words(given: Mapping[str, Any]) -> str:

@@ -93,7 +93,7 @@ async def test_with_the_token_the_page_opens_and_its_buttons_work() -> None:
         for operation in ("network", "invitation", "status", "ui", "nothing"):  # of the control API, and not of the page
             _, _, text = await node.ask("POST /control", proof, body=json.dumps({"operation": operation}))
             assert "knows no operation" in json.loads(text)["error"]
-        for path in ("/static/", "/static/..%2f..%2fpage.py", "/static/../static/page.js", "/static/uPlot.LICENSE", "/etc/passwd", "//x", "/x?y"):
+        for path in ("/static/", "/static/..%2fpage.py", "/static/../static/page.js", "/static/uPlot.LICENSE", "/etc/passwd", "//x"):
             assert (await node.ask(f"GET {path}"))[0] == 404
         assert len(node.told) == 1
 

@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from swarmd.daemon.status_words import (
+    away_words,
     exchange_words,
     given_words,
     judge_words,
@@ -99,7 +100,8 @@ def _state(document: Document) -> str:
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
         f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(_cause(document))}</p>'
         + _download(document.get("download") or {})
-        + "".join(_paragraph(pause_words(pause)) for pause in [*list(document.get("pauses") or ())[1:], *(document.get("away") or ())])
+        + "".join(_paragraph(pause_words(pause)) for pause in list(document.get("pauses") or ())[1:])
+        + "".join(_paragraph(away_words(away)) for away in document.get("away") or ())
         + (f'<p class="trouble">{_text(trouble)}</p>' if trouble else "")
     )
 
