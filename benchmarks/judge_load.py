@@ -54,7 +54,9 @@ class Caller:
 
     async def post(self, peer: SigningPeer, target: str, document: dict[str, Any]) -> tuple[int, Any]:
         body = encode(document)
-        headers = {**peer.headers("POST", target, body), "host": "judge", "content-length": str(len(body))}
+        network = int(peer.identity.public_key[0])  # as a proxy would say: fresh keys of one network are limited
+        near = {"host": "judge", "content-length": str(len(body)), "x-forwarded-for": f"198.18.{network}.7"}
+        headers = {**peer.headers("POST", target, body), **near}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         if self._streams is None:
             self._streams = await asyncio.open_connection(*self._address)
@@ -129,7 +131,8 @@ async def hold_half_open(url: str, many: int) -> None:
 
 @contextlib.contextmanager
 def serving(database: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "judge.cli", "serve", "--database", database, "--curriculum", "tiny-9", "--port", "0", "--json"]
+    command = [sys.executable, "-m", "judge.cli", "serve", "--database", database, "--curriculum", "tiny-9", "--port", "0"]
+    command += ["--json", "--proxy", "127.0.0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -16,8 +16,10 @@ from judge import config, pages
 from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, by_specialty
 from judge.overlap import new_texts
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
+from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
+from judge.store import Grade
 from p2p.identity import nickname
 from swarmd.tasks.scoring import Completion
 
@@ -27,28 +29,12 @@ SCHEMA = 1
 Handler = Callable[..., Awaitable[Response]]
 Rank = Annotated[int, Query(ge=0, lt=2**31)]
 
-
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-B = TypeVar("B", bound=_Body)
-
-
-class AskBody(_Body):
-    round: Annotated[int, Field(ge=0, lt=2**63)]
-    model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-    curriculum: Annotated[str, Field(min_length=1, max_length=64)]  # digest
-
-
-class AnswerBody(_Body):
-    text: Annotated[str, Field(max_length=config.MAX_ANSWER_CHARACTERS)]
-    ended: bool
+B = TypeVar("B", bound=Body)
 
 
 def create_app(service: JudgeService) -> FastAPI:
     """The HTTP app of an open service."""
-    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, version="2")
     app.state.service = service
     _add_error_answers(app)
     _add_evaluation_routes(app)
@@ -57,25 +43,54 @@ def create_app(service: JudgeService) -> FastAPI:
 
 
 def _add_evaluation_routes(app: FastAPI) -> None:
-    @app.post("/v1/evaluations", status_code=201)
+    @app.post("/v1/evaluations", status_code=201, openapi_extra=described(AskBody))
     async def ask(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(AskBody, body)
         host = request.client.host if request.client else ""
-        handed = await _service(request).ask(signed, host, wish.round, wish.model, wish.curriculum)
+        handed = (await _service(request).ask(signed, host, wish))[0]
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
 
-    @app.post("/v1/evaluations/{id}/answer")
+    @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody))
     async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
         given = _parse(AnswerBody, body)
-        grade = await _service(request).answer(signed, id, Completion(given.text, given.ended))
-        return JSONResponse(asdict(grade))
+        graded = await _service(request).answer(signed, id, [Completion(given.text, given.ended)])
+        return JSONResponse(_grade(graded.grade))
+
+    @app.post("/v2/evaluations", status_code=201, openapi_extra=described(QuestionsBody))
+    async def ask_for_several(request: Request) -> Response:
+        signed, body = await _signed(request, config.MAX_ASK_BYTES)
+        wish = _parse(QuestionsBody, body)
+        host = request.client.host if request.client else ""
+        service = _service(request)
+        handed = await service.ask(signed, host, wish)
+        evaluations = [{"evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers} for h in handed]
+        return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
+
+    @app.post("/v2/evaluations/{id}/answers", openapi_extra=described(AnswersBody))
+    async def answer_several(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+        signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
+        given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
+        graded = await _service(request).answer(signed, id, given)
+        found = {"rewards": [r.reward for r in graded.reasons], "reasons": [r.value for r in graded.reasons]}
+        return JSONResponse({**_grade(graded.grade), "number": graded.grade.number, **found, **graded.receipt})
 
 
 def _add_reading_routes(app: FastAPI) -> None:
     def readable(path: str) -> Callable[[Handler], Handler]:
-        return app.api_route(path, methods=["GET", "HEAD"])
+        def both(handler: Handler) -> Handler:
+            app.head(path, include_in_schema=False)(handler)
+            return app.get(path)(handler)
+
+        return both
+
+    @readable("/v2/judge")
+    async def judge(request: Request) -> Response:
+        service = _service(request)
+        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+        limits = {"questions": config.MAX_QUESTIONS, "answers": config.MAX_ANSWERS, "seconds": service.settings.deadline}
+        return JSONResponse({"schema": SCHEMA, "judge": service.key, "protocols": [1, 2], "curriculum": lessons, **limits})
 
     @readable("/v1/leaderboard")
     async def leaderboard(request: Request, after: Rank = 0) -> Response:
@@ -181,7 +196,12 @@ def _record(record: Record) -> dict[str, Any]:
         "first_seen": record.first_seen, "last_seen": record.last_seen,
         "answered": record.answered, "unanswered": record.unanswered, "reward": record.reward, "curve": record.curve,
         **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
+        "said": dict(record.said), "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
     }  # fmt: skip
+
+
+def _grade(grade: Grade) -> dict[str, Any]:
+    return {name: value for name, value in asdict(grade).items() if name != "number"}
 
 
 def _tally(tally: ScoreTally) -> dict[str, Any]:

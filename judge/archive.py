@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -74,9 +75,14 @@ def verify(database: Path | str, curriculum: str, mark: Mark) -> tuple[int, list
 
 
 def _scored_otherwise(rows: Sequence[Mapping[str, Any]], mark: Mark) -> Iterator[Difference]:
-    items = [(TaskRef(row["specialty"], row["n"]), [Completion(row["answer"], bool(row["ended"]))]) for row in rows]
-    for row, (reason,) in zip(rows, mark(items), strict=True):
-        stored, again = (row["reward"], row["reason"]), (reason.reward, reason.value)
+    further = [json.loads(row["further"] or "[]") for row in rows]
+    items = []
+    for row, others in zip(rows, further, strict=True):
+        answers = [Completion(row["answer"], bool(row["ended"])), *(Completion(other["text"], other["ended"]) for other in others)]
+        items.append((TaskRef(row["specialty"], row["n"]), answers))
+    for row, others, reasons in zip(rows, further, mark(items), strict=True):
+        stored = (row["reward"], row["correct"], row["reason"], *(other["reason"] for other in others))
+        again = (reasons[0].reward, sum(reason.reward >= 1 for reason in reasons), *(reason.value for reason in reasons))
         if stored != again:
             yield Difference(f"evaluation {row['id']}", stored, again)
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +13,7 @@ from typing import Annotated
 import typer
 
 from judge.config import JudgeSettings, default_database
+from judge.receipts import checked
 from p2p.errors import OperatorError
 
 SCHEMA = 1
@@ -72,6 +74,10 @@ def serve(
         list[str] | None,
         typer.Option(envvar="SWARMD_JUDGE_PROXY", help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed."),
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(envvar="SWARMD_JUDGE_KEY", help="Key file of the receipts; by default beside the database. Made where there is none."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
     ] = False,
@@ -87,7 +93,7 @@ def serve(
     found = find_curriculum(curriculum)
     kept = database or str(default_database(found.name))
     name = shown(database_url(kept))
-    settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, proxies)
+    settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, key, proxies)
 
     def announce(url: str) -> None:
         if as_json:
@@ -134,8 +140,18 @@ def export(
 
 
 @app.command()
-def verify(database: Annotated[str | None, DATABASE] = None, curriculum: Annotated[str, CURRICULUM] = "sapo-9") -> None:
+def verify(
+    database: Annotated[str | None, DATABASE] = None,
+    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+    receipts: Annotated[
+        Path | None,
+        typer.Option(help="Check these receipts instead, without a judge: a node's receipts.jsonl.", exists=True, dir_okay=False),
+    ] = None,
+) -> None:
     """Score every stored answer again, and add up the figures again. Exit code 1: something differs."""
+    if receipts is not None:
+        _verify_receipts(receipts)
+        return
     with _its_packages():
         from judge import archive
         from swarmd.tasks.own import find_curriculum
@@ -149,6 +165,27 @@ def verify(database: Annotated[str | None, DATABASE] = None, curriculum: Annotat
         print(f"{difference.what}: stored {difference.stored}, found {difference.found}")
     print(f"{answers:,} answers scored again, {len(differences)} differences.")
     if differences:
+        raise typer.Exit(DIFFERS)
+
+
+def _verify_receipts(file: Path) -> None:
+    """Check the signatures. Whose judge signed how many is printed: it is for the reader to know the judge's id."""
+    judges: Counter[str] = Counter()
+    forged = 0
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                fields = checked(json.loads(line))
+            except ValueError:
+                fields = None
+            if fields is None:
+                forged += 1
+                print(f"line {number}: not signed by the judge that it names")
+            else:
+                judges[fields["judge"]] += 1
+    for judge, many in judges.items():
+        print(f"{many:,} receipts of the judge {judge}")
+    if forged:
         raise typer.Exit(DIFFERS)
 
 

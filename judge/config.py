@@ -7,6 +7,9 @@ from platformdirs import user_state_path
 
 MAX_ASK_BYTES = 4 * 1024
 MAX_ANSWER_BYTES = 128 * 1024  # an answer of MAX_ANSWER_CHARACTERS, every one of them escaped
+MAX_ANSWERS_BYTES = 512 * 1024  # several answers to a question together
+MAX_ANSWERS = 16  # to a question
+MAX_QUESTIONS = 8  # asked for at once
 MAX_ANSWER_CHARACTERS = 16_384
 MAX_MODEL_CHARACTERS = 100
 OPEN_QUESTIONS = 5_000  # of all peers together
@@ -15,6 +18,8 @@ NETWORK_QUESTIONS = 1_000  # and of those that have one
 SCORING_BACKLOG = 128  # answers waiting for the verifier
 ASK_BURST = 10  # questions a peer may ask for at once,
 ASK_SECONDS = 1.0  # and then one each so many seconds
+NETWORK_ASKS_A_SECOND = 50.0  # questions that the peers of one network that have no record may ask for together,
+NETWORK_ASK_BURST = 500.0  # after so many at once
 REMEMBERED_PEERS = 10_000  # for that
 BODY_SECONDS = 5.0  # for a body to arrive
 REQUEST_SECONDS = 10.0  # for a whole request to arrive, headers included
@@ -38,9 +43,17 @@ class JudgeSettings:
     host: str = "127.0.0.1"
     port: int = 8400  # 0: any free one
     origins: frozenset[str] = frozenset()  # names nodes reach this judge by; empty: any
+    key: Path | None = None  # of the receipts' signatures; None: default_key
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies, which say whom they speak for (X-Forwarded-For)
 
 
 def default_database(curriculum: str) -> Path:
     """One file per curriculum, because a leaderboard compares answers to one."""
     return user_state_path("swarmd") / f"judge-{curriculum}.sqlite3"
+
+
+def default_key(database: Path | str) -> Path:
+    """Beside a database that is a file; else in the state folder."""
+    if "://" in str(database):
+        return user_state_path("swarmd") / "judge.key"
+    return Path(f"{database}.key")

@@ -6,9 +6,10 @@ answers do not beat ninety right ones of a hundred; those with fewer than LISTED
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from judge.statistics import Interval, wilson
+from judge.statistics import Interval, pass_at, wilson
 from p2p.types import PeerId
 
 WINDOW = 100  # questions
@@ -44,10 +45,21 @@ class Record:
     reward: float  # sum since the beginning
     recent: Sequence[tuple[str, float]]  # (specialty, reward) of the last WINDOW questions, oldest first
     curve: Sequence[tuple[int, float]]  # (questions, reward so far), evenly spaced since the beginning
+    said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/attributes.py)
+    samples: Sequence[tuple[int, int]] = ()  # (answers, right ones) of those of the last WINDOW questions that wanted several
 
     @property
     def score(self) -> ScoreTally:
         return tally(self.recent)
+
+    @property
+    def pass_at(self) -> Mapping[int, tuple[float, int]]:
+        """For k = 1, 2, 4 …: pass@k over the questions with so many answers at least, and their number."""
+        found = {}
+        for k in (1, 2, 4, 8, 16):
+            if shares := [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]:
+                found[k] = (sum(shares) / len(shares), len(shares))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

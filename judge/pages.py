@@ -86,10 +86,11 @@ def _row(standing: Standing, now: float) -> str:
     record, recent = standing.record, standing.record.score
     interval = recent.interval
     seen = strftime("%Y-%m-%d %H:%M:%S UTC", gmtime(record.last_seen))
+    name = f'<small class="model">calls itself <bdi>{_text(str(record.said["name"]))}</bdi></small>' if "name" in record.said else ""
     let_pass = f'<small title="questions not answered in time">{record.unanswered} unanswered</small>' if record.unanswered else ""
     return (
         f'<tr><td class="rank">{standing.rank}</td>'
-        f'<td class="node">{_node(record.peer)}<small class="model"><bdi>{_text(record.model)}</bdi></small></td>'
+        f'<td class="node">{_node(record.peer)}{name}<small class="model"><bdi>{_text(record.model)}</bdi></small></td>'
         f'<td class="pass"><b>{recent.share:.0%}</b> <small>{interval.low:.0%}–{interval.high:.0%}</small>'
         f"{whisker(recent.share, interval)}</td>"
         f'<td class="number"><b>{record.answered:,}</b>{let_pass}</td>'

@@ -40,6 +40,9 @@ CROWDED = Refusal(
     "Ask again when some are answered or expired. Nodes with a record may ask more.",
     retry_after=30,
 )
+NEWCOMERS_TOO_OFTEN = Refusal(
+    429, "peers of your network that have no record ask too often", "Ask again later. Nodes with a record are not held up.", retry_after=10
+)
 DISPLACED = Refusal(
     503,
     "the judge dropped this question to make room for nodes with a record",

@@ -14,18 +14,20 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from judge import config
+from judge import config, receipts
+from judge.attributes import Attributes
 from judge.config import JudgeSettings
 from judge.database import FAILURES
 from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
-from judge.refusals import BUSY, FAULT, UNHEALTHY, Refusal, Refused
+from judge.refusals import BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
 from judge.writer import StoreWriter
+from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import Curriculum
@@ -46,6 +48,29 @@ class Handed:
     id: str
     question: str
     seconds: float  # left to answer
+    answers: int = 1  # wanted
+
+
+@dataclass(frozen=True, slots=True)
+class GradedAnswers:
+    """What the judge found, and its receipt."""
+
+    grade: Grade
+    reasons: Sequence[GradeReason]  # of each answer
+    receipt: Mapping[str, str]
+
+
+class Wish(Protocol):
+    """What a peer asks for: judge/requests.py has the two forms."""
+
+    @property
+    def attributes(self) -> Attributes: ...
+    @property
+    def curriculum(self) -> str: ...
+    @property
+    def questions(self) -> int: ...
+    @property
+    def answers(self) -> int: ...
 
 
 @contextlib.asynccontextmanager
@@ -62,10 +87,10 @@ async def open_service(
         Verifier(lessons) as verifier,
         contextlib.closing(Verifier(lessons)) as maker,  # starts for own tasks alone: their questions do not wait for what is scored
     ):
+        key = Identity.load_or_create(settings.key or config.default_key(settings.database))
         tasks = open_tasks(lessons, maker)
-        service = JudgeService(
-            settings, lessons, tasks.draw_held_out, store, verifier.judge, rng or secrets.SystemRandom(), monotonic, wall
-        )
+        rng = rng or secrets.SystemRandom()
+        service = JudgeService(settings, lessons, key, tasks.draw_held_out, store, verifier.judge, rng, monotonic, wall)
         reaper = asyncio.create_task(service.expire_forever())
         try:
             yield service
@@ -79,6 +104,7 @@ class JudgeService:
         self,
         settings: JudgeSettings,
         curriculum: Curriculum,
+        key: Identity,
         draw: Draw,
         store: Store,
         mark: Mark,
@@ -86,12 +112,15 @@ class JudgeService:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """`store` and `mark` are each used from one thread of this service's own; `rng` must be unpredictable outside tests."""
-        self.settings, self.curriculum = settings, curriculum
+        """`key` signs the receipts. `store` and `mark` are each used from one thread of this service's own; `rng` must be unpredictable
+        outside tests."""
+        self.settings, self.curriculum, self._key = settings, curriculum, key
         self._store, self._mark, self._monotonic, self._wall = store, mark, monotonic, wall
         room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
         self._sessions = Sessions(lambda r: draw(1, r)[0], rng, settings.deadline, room)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
+        rate, burst = config.NETWORK_ASKS_A_SECOND, config.NETWORK_ASK_BURST
+        self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
         self._sequences = Sequences()
         self._writer = StoreWriter(store)
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
@@ -102,11 +131,16 @@ class JudgeService:
         self._failed = -math.inf  # when the database last could not be used
         self._probe_lock = asyncio.Lock()
 
-    async def ask(self, signed: Signed, host: str, round_number: int, model: str, curriculum: str) -> Handed:
-        """host: the address it comes from. Raises Refused."""
+    @property
+    def key(self) -> PeerId:
+        """The peer id of the key that signs the receipts."""
+        return self._key.peer_id
+
+    async def ask(self, signed: Signed, host: str, wish: Wish) -> list[Handed]:
+        """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
         await self._claim(signed)
         mine = self.curriculum
-        if curriculum != mine.digest:
+        if wish.curriculum != mine.digest:
             raise Refused(
                 Refusal(
                     409,
@@ -115,49 +149,65 @@ class JudgeService:
                     "Own tasks need a judge that was started with the same file or package.",
                 )
             )
-        if wait := self._buckets.of(signed.peer, now := self._monotonic()).wait(now):
+        now = self._monotonic()
+        if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
         asker = Requester(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)
+        if not asker.record and self._networks.of(asker.network, now).wait(now, wish.questions):
+            raise Refused(NEWCOMERS_TOO_OFTEN)
         await self.expire()
+        await self._draw(signed, asker, wish)
         now = self._monotonic()
-        try:
-            outcome = self._sessions.ask(signed.peer, asker, now)
-        except (NoQuestion, VerifierFailed):
-            log.exception("cannot make a question")
-            raise Refused(FAULT) from None
-        if isinstance(outcome, Refusal):
-            raise Refused(outcome)
-        question = outcome.question
-        if outcome.new:
+        return [Handed(q.id, q.task.question, q.deadline - now, q.answers) for q in self._sessions.of(signed.peer)]
+
+    async def _draw(self, signed: Signed, asker: Requester, wish: Wish) -> None:
+        """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
+        while len(self._sessions.of(signed.peer)) < wish.questions:
+            try:
+                outcome = self._sessions.ask(signed.peer, asker, self._monotonic(), wish.attributes, wish.answers, wish.questions)
+            except (NoQuestion, VerifierFailed):
+                log.exception("cannot make a question")
+                outcome = FAULT
+            if isinstance(outcome, Refusal):
+                if self._sessions.of(signed.peer):
+                    return
+                raise Refused(outcome)
             try:
                 if outcome.displaced is not None:
                     await self._write(self._store.void, outcome.displaced)
-                await self._write(self._store.asked, question, round_number, model, signed.sequence, self._wall())
+                await self._write(self._store.asked, outcome.question, signed.sequence, self._wall())
             except Refused:
-                self._sessions.withdraw(question)
+                self._sessions.withdraw(outcome.question)
                 raise
-        return Handed(question.id, question.task.question, question.deadline - now)
 
-    async def answer(self, signed: Signed, id: str, answer: Completion) -> Grade:
-        """Score and record an answer. The time of the call counts, however long scoring takes. Raises Refused."""
+    async def answer(self, signed: Signed, id: str, answers: Sequence[Completion]) -> GradedAnswers:
+        """Score and record the answers to a question. The time of the call counts, however long scoring takes. Raises Refused."""
         await self._claim(signed)
         await self.expire()
         if self._scoring >= config.SCORING_BACKLOG:
             raise Refused(BUSY)  # the question stays open: the node may try again before the deadline
         now = self._monotonic()
-        question = self._sessions.take(id, signed.peer, now)
+        question = self._sessions.take(id, signed.peer, now, len(answers))
         if isinstance(question, Refusal):
             raise Refused(question)
         try:
-            reason = await self._marked(question, answer)
-            grade: Grade = await self._write(
-                self._store.graded, question, answer, reason, now - question.asked, signed.sequence, self._wall()
-            )
+            reasons = await self._marked(question, answers)
+            at, took = self._wall(), now - question.asked
+            grade = await self._write(self._store.graded, question, answers, reasons, took, signed.sequence, at)
         except Refused:
             self._sessions.give_up(question)
             raise
-        return grade
+        return GradedAnswers(grade, reasons, self._receipt(question, grade, answers, reasons, at))
+
+    def _receipt(
+        self, question: OpenQuestion, grade: Grade, answers: Sequence[Completion], reasons: Sequence[GradeReason], at: float
+    ) -> Mapping[str, str]:
+        ref = question.task.ref
+        found = {"rewards": [reason.reward for reason in reasons], "reasons": [reason.value for reason in reasons]}
+        asked = {"evaluation": question.id, "peer": question.peer, "number": grade.number, "at": at, **question.attributes.said()}
+        task = {"curriculum": self.curriculum.digest, "specialty": ref.specialty, "n": ref.n}
+        return receipts.signed(self._key, {**asked, **task, "answers": receipts.digests(answers), **found})
 
     async def expire(self) -> None:
         """Record questions that were not answered in time. Called before each request that needs it, and periodically."""
@@ -215,17 +265,17 @@ class JudgeService:
         if refusal := self._sequences.claim(signed, floor):
             raise Refused(refusal)
 
-    async def _marked(self, question: OpenQuestion, answer: Completion) -> GradeReason:
-        self._scoring += 1
+    async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[GradeReason]:
+        self._scoring += len(answers)
         try:
-            rows = await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(question.task.ref, [answer])])
+            rows = await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(question.task.ref, answers)])
         except VerifierFailed:
             log.exception("cannot score an answer to %s", question.task.ref)
             await self._write(self._store.void, question)
             raise Refused(FAULT) from None
         finally:
-            self._scoring -= 1
-        return rows[0][0]
+            self._scoring -= len(answers)
+        return rows[0]
 
     async def _write(self, step: Callable[..., T], *arguments: object) -> T:
         try:

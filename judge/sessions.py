@@ -1,8 +1,8 @@
 """Open questions: each drawn for one peer, answered once, by that peer, before the deadline. Pure: time and randomness are arguments.
 
 Rules
-1. A peer has at most one open question. Asking again returns the same one: nobody can shop for an easy question, and a node whose
-   connection broke gets its question back.
+1. A peer has as many open questions as it asked for at once. Asking again returns the same ones: nobody can shop for an easy question, and
+   a node whose connection broke gets its questions back.
 2. A question is closed when its answer arrives, before scoring: of two answers that arrive together only one counts.
 3. Closed questions are remembered for a while (bounded), so that a second or late answer gets the right error.
 4. Keys are free, so open questions are limited by network, and more tightly for peers without a record. If all places are taken, a peer
@@ -14,11 +14,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from judge.attributes import Attributes
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, GIVEN_UP, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
 from p2p.types import PeerId
 from swarmd.tasks.source import Task
 
 REMEMBERED_CLOSED = 10_000
+UNNAMED = Attributes(0, "unnamed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class OpenQuestion:
     asked: float  # monotonic seconds
     deadline: float  # monotonic seconds
     asker: "Requester"
+    attributes: Attributes = UNNAMED
+    answers: int = 1  # wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +66,23 @@ class Sessions:
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of those without a record
         self._held: Counter[Requester] = Counter()
-        self._of_peer: dict[PeerId, str] = {}
+        self._of_peer: dict[PeerId, list[str]] = {}
         self._closed: OrderedDict[str, tuple[PeerId, Refusal]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def ask(self, peer: PeerId, asker: Requester, now: float) -> AskResult | Refusal:
-        """The peer's question, and whether it is new. Call `expire` first: open questions count as in time."""
-        if peer in self._of_peer:
-            return AskResult(self._open[self._of_peer[peer]], False)
+    def of(self, peer: PeerId) -> list[OpenQuestion]:
+        """Its open questions, the oldest first."""
+        return [self._open[id] for id in self._of_peer.get(peer, ())]
+
+    def ask(
+        self, peer: PeerId, asker: Requester, now: float, attributes: Attributes = UNNAMED, answers: int = 1, most: int = 1
+    ) -> AskResult | Refusal:
+        """A new question for the peer; its oldest open one where it has `most`. Call `expire` first: open questions count as in time."""
+        held = self.of(peer)
+        if len(held) >= most:
+            return AskResult(held[0], False)
         if self._held[asker] >= (self._room.network if asker.record else self._room.newcomers_of_a_network):
             return CROWDED
         displaced = None
@@ -80,15 +91,16 @@ class Sessions:
                 return BUSY
             displaced = self._open[next(reversed(self._newcomers))]
             self._close(displaced, DISPLACED)
-        question = OpenQuestion(f"{self._rng.getrandbits(128):032x}", peer, self._draw(self._rng), now, now + self._deadline, asker)
+        id, ends = f"{self._rng.getrandbits(128):032x}", now + self._deadline
+        question = OpenQuestion(id, peer, self._draw(self._rng), now, ends, asker, attributes, answers)
         self._open[question.id] = question
-        self._of_peer[peer] = question.id
+        self._of_peer.setdefault(peer, []).append(question.id)
         self._held[asker] += 1
         if not asker.record:
             self._newcomers[question.id] = None
         return AskResult(question, True, displaced)
 
-    def take(self, id: str, peer: PeerId, now: float) -> OpenQuestion | Refusal:
+    def take(self, id: str, peer: PeerId, now: float, answers: int = 1) -> OpenQuestion | Refusal:
         """Close the question as answered by `peer`, and return it to be scored."""
         if id in self._closed:
             asked_of, why = self._closed[id]
@@ -100,6 +112,8 @@ class Sessions:
             return OTHER_PEER
         if now > question.deadline:
             return TOO_LATE  # `expire` will close it, and say so to the store
+        if answers != question.answers:
+            return Refusal(422, f"the question wants {question.answers} answers, not {answers}", "Send as many as you asked for.")
         self._close(question, ALREADY_ANSWERED)
         return question
 
@@ -122,7 +136,9 @@ class Sessions:
 
     def _close(self, question: OpenQuestion, why: Refusal) -> None:
         del self._open[question.id]
-        del self._of_peer[question.peer]
+        self._of_peer[question.peer].remove(question.id)
+        if not self._of_peer[question.peer]:
+            del self._of_peer[question.peer]
         self._newcomers.pop(question.id, None)
         self._held[question.asker] -= 1
         if not self._held[question.asker]:

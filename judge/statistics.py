@@ -1,7 +1,7 @@
-"""Confidence interval of a share of right answers. Pure."""
+"""Confidence interval of a share of right answers, and pass@k. Pure."""
 
 from dataclasses import dataclass
-from math import sqrt
+from math import comb, sqrt
 
 Z_95 = 1.959963984540054  # two-sided 95 % of the normal distribution
 
@@ -27,3 +27,13 @@ def wilson(successes: int, trials: int, z: float = Z_95) -> Interval:
     half = z / shrink * sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
     # Exactly 0 and 1 at the ends, where rounding would leave a hair.
     return Interval(max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0)
+
+
+def pass_at(k: int, answers: int, right: int) -> float:
+    """The chance that of k answers, drawn from these without putting any back, one is right at least.
+
+    The unbiased estimator of pass@k (arXiv 2107.03374, section 2.1). Needs k answers.
+    """
+    if not 1 <= k <= answers or not 0 <= right <= answers:
+        raise ValueError(f"pass@{k} of {right} right ones of {answers}")
+    return 1.0 - comb(answers - right, k) / comb(answers, k)

@@ -7,13 +7,14 @@ judge's own clock, given by the caller. What a disk or a server does wrong reach
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, case, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from judge.attributes import Attributes
 from judge.database import Database
 from judge.errors import DatabaseUnusable
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Record, ScoreTally, Standing, curve_numbers
@@ -23,6 +24,8 @@ from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
 
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
+SAID = tuple(field.name for field in fields(Attributes) if field.name not in ("round", "model"))
+OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
 PROBE_BYTES = 16 * 1024
 HISTORY_PAGE = 500  # answers of a peer, at most,
 HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
@@ -31,7 +34,7 @@ HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer 
 _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
 _HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
 _KNOWN = select(peers.c.sequence, peers.c.answered).where(_PEER)
-_SEEN_AGAIN = update(peers).where(_PEER).values(model=bindparam("name"), last_seen=bindparam("at"), sequence=_HIGHER)
+_SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _SEEN_FIRST = insert(peers).values(low=0.0, answered=0, unanswered=0, reward=0.0)
 _ASKED = insert(evaluations).values(state="open")
 _COUNTS = select(peers.c.answered, peers.c.unanswered, peers.c.reward).where(_PEER)
@@ -39,7 +42,7 @@ _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
 _ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _NOT_ANSWERED = update(peers).where(_PEER)
 _RECENT = (
-    select(evaluations.c.specialty, evaluations.c.reward)
+    select(evaluations.c.specialty, evaluations.c.reward, evaluations.c.answers, evaluations.c.correct)
     .where(evaluations.c.peer == bindparam("of"), evaluations.c.number.is_not(None))
     .order_by(evaluations.c.number.desc())
     .limit(WINDOW)
@@ -67,6 +70,7 @@ class Grade:
     total: float  # its rewards so far
     score: float  # pass@1 of its newest questions,
     n: int  # so many
+    number: int  # of this question, among those of this peer that count
 
 
 class Store:
@@ -130,29 +134,44 @@ class Store:
         with self._begin() as db:
             return db.execute(_KNOWN, {"of": peer}).one_or_none()
 
-    def asked(self, question: OpenQuestion, round_number: int, model: str, sequence: int, at: float) -> None:
+    def asked(self, question: OpenQuestion, sequence: int, at: float) -> None:
+        said = asdict(question.attributes)
+        of_round = said.pop("round")
         with self._begin() as db:
-            seen = {"of": question.peer, "name": model, "at": at, "claimed": sequence}
-            if db.execute(_SEEN_AGAIN, seen).rowcount == 0:
-                first = {"peer": question.peer, "model": model, "first_seen": at, "last_seen": at, "sequence": sequence}
-                db.execute(_SEEN_FIRST, first)
+            if db.execute(_SEEN_AGAIN, {**said, "of": question.peer, "at": at, "claimed": sequence}).rowcount == 0:
+                first = {"peer": question.peer, "first_seen": at, "last_seen": at, "sequence": sequence}
+                db.execute(_SEEN_FIRST, {**said, **first})
             ref = question.task.ref
-            row = {"id": question.id, "peer": question.peer, "round": round_number, "model": model}
-            db.execute(_ASKED, {**row, "specialty": ref.specialty, "n": ref.n, "asked_at": at})
+            row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}
+            db.execute(_ASKED, {**said, **row, "specialty": ref.specialty, "n": ref.n, "asked_at": at})
 
-    def graded(self, question: OpenQuestion, answer: Completion, reason: GradeReason, seconds: float, sequence: int, at: float) -> Grade:
-        """Record a scored answer. `seconds`: from question to answer, by the judge's monotonic clock. Raises NotOpen."""
+    def graded(
+        self,
+        question: OpenQuestion,
+        answers: Sequence[Completion],
+        reasons: Sequence[GradeReason],
+        seconds: float,
+        sequence: int,
+        at: float,
+    ) -> Grade:
+        """Record scored answers; the first is what counts. `seconds`: from question to answer, by the judge's monotonic clock.
+
+        Raises NotOpen.
+        """
+        answer, reason = answers[0], reasons[0]
         with self._begin() as db:
             peer = db.execute(_COUNTS, {"of": question.peer}).one()
             answered, total = peer.answered + 1, peer.reward + reason.reward
             outcome = {"state": "graded", "reward": reason.reward, "reason": reason.value, "seconds": seconds}
-            recent = self._count(db, question, peer, total, {**outcome, "answer": answer.text, "ended": int(answer.ended)})
+            outcome |= {"answer": answer.text, "ended": int(answer.ended), "correct": sum(r.reward >= 1 for r in reasons)}
+            outcome["further"] = _further(answers[1:], reasons[1:])
+            recent = self._count(db, question, peer, total, outcome)
             if recent is None:
                 raise NotOpen(f"evaluation {question.id} is not open")
             seen = {"of": question.peer, "at": at, "claimed": sequence}
             db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, "low": recent.interval.low})
-        ref = question.task.ref
-        return Grade(question.id, reason.reward, reason.value, ref.specialty, answered, total, recent.share, recent.answers)
+        ref, number = question.task.ref, answered + peer.unanswered
+        return Grade(question.id, reason.reward, reason.value, ref.specialty, answered, total, recent.share, recent.answers, number)
 
     def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
         """Record questions that were not answered in time: they count as wrong."""
@@ -208,7 +227,10 @@ class Store:
         size = 0
         with self._begin() as db:
             for row in db.execute(_page(peer, before, limit + 1)).mappings():
-                entry = {**row, "ended": None if row["ended"] is None else bool(row["ended"])}
+                entry = {name: value for name, value in row.items() if value is not None or name not in OPTIONAL}
+                entry["ended"] = None if row["ended"] is None else bool(row["ended"])
+                if "further" in entry:
+                    entry["further"] = json.loads(entry["further"])
                 size += len(json.dumps(entry, ensure_ascii=False).encode())
                 if found and (len(found) == limit or size > HISTORY_BYTES):
                     return found, int(found[-1]["number"])
@@ -219,15 +241,23 @@ class Store:
         c = evaluations.c
         numbers = curve_numbers(row.answered + row.unanswered)
         curve = select(c.number, c.total).where(c.peer == row.peer, c.number.in_(numbers)).order_by(c.number)
-        recent = [(specialty, reward) for specialty, reward in db.execute(_RECENT, {"of": row.peer})]
+        recent = db.execute(_RECENT, {"of": row.peer}).all()[::-1]
         return Record(
             row.peer, row.model, row.first_seen, row.last_seen, row.answered, row.unanswered, row.reward,
-            recent=recent[::-1], curve=[(number, total) for number, total in db.execute(curve)],
+            recent=[(r.specialty, r.reward) for r in recent], curve=[(number, total) for number, total in db.execute(curve)],
+            said={name: row._mapping[name] for name in SAID if row._mapping[name] is not None},
+            samples=[(r.answers, r.correct or 0) for r in recent if r.answers > 1],
         )  # fmt: skip
+
+
+def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> str | None:
+    rows = [{**asdict(answer), "reason": reason.value} for answer, reason in zip(answers, reasons, strict=True)]
+    return json.dumps(rows) if rows else None
 
 
 def _page(peer: str, before: int, limit: int) -> Select[Any]:
     c = evaluations.c
     shown = [c.number, c.round, c.model, c.specialty, c.n, c.asked_at, c.seconds, c.answer, c.ended, c.reward, c.reason, c.total]
+    shown += [c.answers, c.correct, c.further, *(c[name] for name in SAID)]
     chosen = select(c.id.label("evaluation"), *shown).where(c.peer == peer, c.number < before)
     return chosen.order_by(c.number.desc()).limit(limit)

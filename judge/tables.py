@@ -4,6 +4,7 @@ What counts has a number: graded answers, and questions that lapsed. `low`: the 
 """
 
 import re
+from typing import Any
 
 from sqlalchemy import REAL, BigInteger, Column, Double, ForeignKey, Index, Integer, MetaData, Table, Text, TypeDecorator
 from sqlalchemy.engine import Dialect
@@ -39,6 +40,13 @@ NAME = Text().with_variant(Text(collation="C"), "postgresql")
 
 metadata = MetaData()
 
+
+def _said() -> list[Column[Any]]:
+    """What a peer says of itself (judge/attributes.py), but for round and model."""
+    texts = [Column(name, AnyText) for name in ("name", "sharing", "strategy", "version", "hardware")]
+    return [*texts, Column("local", NUMBER), Column("external", NUMBER)]
+
+
 about = Table("about", metadata, Column("name", NAME), Column("value", Text))
 
 peers = Table(
@@ -53,6 +61,7 @@ peers = Table(
     Column("unanswered", NUMBER),
     Column("reward", REAL_NUMBER),
     Column("low", REAL_NUMBER),
+    *_said(),
 )
 
 evaluations = Table(
@@ -73,6 +82,10 @@ evaluations = Table(
     Column("seconds", REAL_NUMBER),
     Column("answer", AnyText),
     Column("ended", NUMBER),
+    Column("answers", NUMBER),  # asked for; `answer`, `ended`, `reward` and `reason` are of the first
+    Column("correct", NUMBER),  # of them all
+    Column("further", AnyText),  # those behind the first, as JSON
+    *_said(),
 )
 
 listed = peers.c.answered >= LISTED_ANSWERS

@@ -182,6 +182,7 @@ class JudgeConfig(_Section):
         ""  # "": not judged; "auto": by one that is advertised in the swarm
     )
     every: Annotated[int, Field(ge=1)] = 1  # rounds between evaluations
+    name: Annotated[str, Field(max_length=40)] = ""  # what the leaderboard calls this node besides its nickname
 
 
 class MetricsConfig(_Section):

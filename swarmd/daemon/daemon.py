@@ -117,13 +117,17 @@ class Daemon:
         runs = introduce(self.member, curriculum, lambda: PAUSED if self.guest.pauses else TRAINING)
         self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs)
         self.guest = Guest(config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu)
-        self.judging = Judging(self.member, config, curriculum, self.child.tell, view.talk)
+        self.judging = Judging(self.member, config, curriculum, folder, self._device, self.child.tell, view.talk)
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
         self._cannot_share = False  # it was said that nothing can be shared
         self._behind: int | None = None  # rounds the trainer has finished; None: not known yet
         self._nursery: trio.Nursery | None = None
+
+    def _device(self) -> str:
+        """What the model runs on; "" until it is loaded."""
+        return str((self.status.model or {}).get("device", ""))
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

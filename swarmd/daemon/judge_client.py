@@ -1,16 +1,17 @@
 """The judge's client, in the daemon (trio). A judge that is down, slow or lying costs a line in the status, never a round.
 
-The protocol in words: docs/judge-protocol.md. Nothing here raises for what a judge does: there is a Question, a grade, or a NotJudged with
-cause and remedy. What a judge sends is a stranger's: the size is capped before it is decoded, the types and values are checked after.
+The protocol in words: docs/judge-protocol.md. Version 2 is spoken where the judge knows it, else version 1. Nothing here raises for what a
+judge does: there is a Question, a grade, or a NotJudged with cause and remedy. What a judge sends is a stranger's: the size is capped
+before it is decoded, the types and values are checked after.
 """
 
 import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import PureWindowsPath
@@ -20,7 +21,7 @@ import httpx2
 import msgspec
 import trio
 
-from p2p.identity import Identity
+from p2p.identity import Identity, verify
 from swarmd.config.addresses import web_origin
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA
@@ -29,6 +30,8 @@ from swarmd.types import Completion
 log = logging.getLogger(__name__)
 
 DOMAIN = b"swarmd judge request v1"
+RECEIPT = b"swarmd judge receipt v1"
+NOT_FOUND = 404
 MAX_RESPONSE = 64 * 1024  # bytes; an honest one has less than 4 KiB
 MAX_QUESTION = 8_192  # characters; the longest of sapo-9 has about 1,000
 MAX_ANSWER = 16_384  # characters; a judge takes no more
@@ -48,6 +51,7 @@ class Question:
     id: str
     text: str
     expires: float  # by this client's clock
+    judge: str = ""  # the peer id that signs its receipts; "": protocol 1, which has none
 
     def expired(self, now: float) -> bool:
         return now > self.expires
@@ -60,6 +64,7 @@ class Graded:
     specialty: str
     score: float  # pass@1 over our newest questions, by the judge's count (docs/judge-protocol.md)
     n: int  # so many
+    receipt: Mapping[str, str] | None = None  # signed by the judge, and checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class NotJudged:
 
     cause: str
     remedy: str
+    status: int = field(default=0, compare=False)  # HTTP's, of a refusal
 
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -77,6 +83,11 @@ class _Asked(msgspec.Struct, frozen=True):
     evaluation: _Id
     question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION)]
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+
+class _AskedSeveral(msgspec.Struct, frozen=True):
+    judge: Annotated[str, msgspec.Meta(max_length=64)]
+    evaluations: Annotated[list[_Asked], msgspec.Meta(min_length=1, max_length=8)]
 
 
 class _Grade(msgspec.Struct, frozen=True):
@@ -92,6 +103,19 @@ class _Grade(msgspec.Struct, frozen=True):
 
 class _Health(msgspec.Struct, frozen=True):
     curriculum: Annotated[str, msgspec.Meta(max_length=64)]  # digest
+
+
+class _GradeWithReceipt(_Grade, frozen=True):
+    receipt: Annotated[str, msgspec.Meta(max_length=8_192)]
+    signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
+
+
+class _Receipt(msgspec.Struct, frozen=True):
+    judge: str
+    evaluation: str
+    peer: str
+    answers: list[str]
+    rewards: list[float]
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -146,9 +170,11 @@ class JudgeClient:
         nanoseconds: Callable[[], int] = time.time_ns,
         timeouts: Timeouts = Timeouts(),
         resolve: Resolve | None = None,
+        said: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """`clock`: seconds, for waits and deadlines. `nanoseconds`: only where the sequence numbers begin; its skew does no harm.
         `resolve`: gives the IP addresses that the judge's name may be dialled at, or raises OSError; None: any.
+        `said`: what this node tells a judge of itself besides its model.
 
         Raises BadJudgeUrl.
         """
@@ -159,7 +185,8 @@ class JudgeClient:
         self._spread = sha256(identity.peer_id.encode()).digest()[0] / 256
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
-        self._resolve = resolve
+        self._resolve, self._said = resolve, said
+        self._speaks_2 = True  # until the judge says that it does not
 
     def now(self) -> float:
         return self._clock()
@@ -176,10 +203,23 @@ class JudgeClient:
         folder = model.startswith(("/", ".", "~")) or "\\" in model
         shown = PureWindowsPath(model).name if folder else model  # a folder's path is private
         name = "".join(c for c in shown if c.isprintable())[:MAX_MODEL] or "unnamed"
+        if self._speaks_2:
+            outcome = await self._ask_2(round_number, name)
+            if not (isinstance(outcome, NotJudged) and outcome.status == NOT_FOUND):
+                return outcome
+            self._speaks_2 = False
         asked = await self._call("/v1/evaluations", {"round": round_number, "model": name, "curriculum": self._digest}, 201, _Asked)
         if isinstance(asked, NotJudged):
             return self._failed(asked)
         return Question(asked.evaluation, asked.question, self._clock() + asked.seconds)
+
+    async def _ask_2(self, round_number: int, name: str) -> Question | NotJudged:
+        wish = {"round": round_number, "curriculum": self._digest, "asker": {**self._said(), "model": name}}
+        asked = await self._call("/v2/evaluations", wish, 201, _AskedSeveral)
+        if isinstance(asked, NotJudged):
+            return asked if asked.status == NOT_FOUND else self._failed(asked)
+        first = asked.evaluations[0]
+        return Question(first.evaluation, first.question, self._clock() + first.seconds, asked.judge)
 
     async def check(self) -> NotJudged | None:
         """Why the judge would refuse us, as it asks another curriculum. None where it does not, or cannot be asked now: `ask` says that."""
@@ -201,13 +241,32 @@ class JudgeClient:
                 "use a smaller model or fewer new tokens, or ask the judge's operator for more time",
             )
         text = completion.text.encode("utf-8", "replace").decode()[:MAX_ANSWER]  # a lone surrogate has no UTF-8
-        grade = await self._call(f"/v1/evaluations/{question.id}/answer", {"text": text, "ended": completion.ended}, 200, _Grade)
+        given = {"text": text, "ended": completion.ended}
+        if question.judge:
+            grade = await self._call(f"/v2/evaluations/{question.id}/answers", {"answers": [given]}, 200, _GradeWithReceipt)
+        else:
+            grade = await self._call(f"/v1/evaluations/{question.id}/answer", given, 200, _Grade)
         if isinstance(grade, NotJudged):
             return self._failed(grade)
         if grade.evaluation != question.id or grade.reward not in (0.0, 1.0) or grade.total > grade.answered:
             return self._failed(self._lie("a grade that cannot be"))
+        receipt = None
+        if question.judge:
+            if not self._stands(grade, question, text):
+                return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
+            receipt = {"receipt": grade.receipt, "signature": grade.signature}
         self._failures = 0
-        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n)
+        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n, receipt)
+
+    def _stands(self, grade: _GradeWithReceipt, question: Question, text: str) -> bool:
+        """Whether the receipt is of this answer of ours and its grade, and signed by the judge that asked."""
+        try:
+            receipt = msgspec.json.decode(grade.receipt, type=_Receipt)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return False
+        digest = sha256(text.encode()).hexdigest()
+        ours = _Receipt(question.judge, question.id, self._identity.peer_id, [digest], [grade.reward])
+        return receipt == ours and verify(question.judge, RECEIPT, grade.receipt.encode(), bytes.fromhex(grade.signature))
 
     def _failed(self, silence: NotJudged) -> NotJudged:
         self._failures += 1
@@ -299,89 +358,9 @@ class JudgeClient:
         self._sequence = max(self._sequence, refusal.sequence)  # another run of this node was ahead of our clock
         if not 400 <= status < 600 or not refusal.error:
             return self._lie(f"something else than the protocol says (HTTP {status})")
-        return NotJudged(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator")
+        return NotJudged(f"the judge refused: {_readable(refusal.error)}", _readable(refusal.remedy) or "ask the judge's operator", status)
 
 
 def _readable(text: str) -> str:
     """A stranger's words, for the operator's terminal: one line, nothing that moves the cursor."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_WORDS]).strip()
-
-
-class Evaluation:
-    """The daemon's side of being judged: at most one question at a time, from the judge to the trainer and back."""
-
-    def __init__(
-        self,
-        url: str,
-        identity: Identity,
-        curriculum_digest: str,
-        ask_trainer: Callable[[str, str], None],
-        judged: Callable[[float, int], None],
-        client: JudgeClient | None = None,
-        talk: Callable[[str], None] = lambda _text: None,
-        resolve: Resolve | None = None,
-    ) -> None:
-        """`ask_trainer(question id, text)`; `judged(score, n)`; `talk`: to the operator; `resolve`: as JudgeClient has it.
-
-        Raises BadJudgeUrl.
-        """
-        self._client = client or JudgeClient(url, identity, curriculum_digest, resolve=resolve)
-        self._ask_trainer, self._judged, self._talk = ask_trainer, judged, talk
-        self._busy = False
-        self._open: Question | None = None
-        self._last: Graded | None = None
-        self._silence: NotJudged | None = None
-
-    async def check(self) -> None:
-        """See whether the judge asks what we train on. What it says of that is told at once."""
-        if (mismatch := await self._client.check()) is not None:
-            self._on_failure(mismatch)
-
-    async def ask(self, round_number: int, model: str) -> None:
-        """Get a question and give it to the trainer. Does nothing while one is on its way, being answered, or not yet due."""
-        if self._busy or self._client.wait() or (self._open is not None and not self._open.expired(self._client.now())):
-            return
-        self._busy = True
-        try:
-            outcome = await self._client.ask(round_number, model)
-        finally:
-            self._busy = False
-        if isinstance(outcome, NotJudged):
-            self._on_failure(outcome)
-            return
-        self._open = outcome
-        self._ask_trainer(outcome.id, outcome.text)
-
-    async def answer(self, question_id: str, text: str, ended: bool) -> None:
-        """Hand the trainer's answer in. An answer to a question that is no longer ours to answer is dropped."""
-        question = self._open
-        if question is None or question.id != question_id:
-            return
-        self._busy, self._open = True, None
-        try:
-            outcome = await self._client.answer(question, Completion(text, ended))
-        finally:
-            self._busy = False
-        if isinstance(outcome, NotJudged):
-            self._on_failure(outcome)
-            return
-        self._last, self._silence = outcome, None
-        self._judged(outcome.score, outcome.n)
-
-    def document(self) -> dict[str, Any]:
-        """For `swarmd status`: the last grade, and why there is none newer."""
-        last, silence = self._last, self._silence
-        return {
-            "url": self._client.origin,
-            "score": last.score if last else None,
-            "n": last.n if last else 0,
-            "cause": silence.cause if silence else "",
-            "remedy": silence.remedy if silence else "",
-            "asked_again_in": round(self._client.wait(), 1),  # seconds
-        }
-
-    def _on_failure(self, silence: NotJudged) -> None:
-        if silence != self._silence:
-            log.warning("not judged: %s; %s", silence.cause, silence.remedy)
-            self._talk(f"not judged: {silence.cause}; {silence.remedy}")
-        self._silence = silence

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -11,7 +13,8 @@ from p2p.identity import nickname
 from p2p.member import Member
 from swarmd import link
 from swarmd.config.config import NodeConfig
-from swarmd.daemon.judge_client import Evaluation, Resolve
+from swarmd.daemon.evaluation import RECEIPTS_FILE, Evaluation, ReceiptFile
+from swarmd.daemon.judge_client import Resolve
 from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
 from swarmd.tasks.curriculum import Curriculum
 
@@ -19,13 +22,15 @@ CHECK_EVERY = 600.0  # seconds between two questions whether the judge is of our
 
 
 class Judging:
-    """tell: the trainer. talk: the operator."""
+    """folder: the node's, for receipts. device: what the model runs on, as torch names it. tell: the trainer. talk: the operator."""
 
     def __init__(
         self,
         member: Member,
         config: NodeConfig,
         curriculum: Curriculum,
+        folder: Path,
+        device: Callable[[], str],
         tell: Callable[[link.ToTrainer], None],
         talk: Callable[[str], None],
     ) -> None:
@@ -37,6 +42,8 @@ class Judging:
             ask_trainer=lambda question_id, text: tell(link.JudgeQuestion(question_id, text)),
             judged=lambda score, n: tell(link.JudgeScore(score, n)),
             talk=talk,
+            said=lambda: said_of(config, device()),
+            receipts=ReceiptFile(folder / RECEIPTS_FILE),
         )
         named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
         self._search = JudgeSearch(member, named) if config.judge.url == AUTO else None
@@ -67,3 +74,25 @@ class Judging:
 
     def _by(self, url: str, resolve: Resolve | None = None) -> Evaluation:
         return self._make(url, resolve=resolve)
+
+
+def said_of(config: NodeConfig, device: str) -> dict[str, Any]:
+    """What a node tells a judge of itself, besides its model. docs/judge-protocol.md lists the fields."""
+    sharing, kind = config.sharing, device.partition(":")[0]
+    said = {
+        "name": config.judge.name,
+        "sharing": "swarm" if config.round.wanted else "solo",
+        "strategy": f"{config.replay.strategy if config.replay.mode == 'on' else sharing.take} {sharing.weigh}",
+        "version": swarmd_version(),
+        "hardware": kind if kind in ("cpu", "cuda", "mps") else "other",
+        "local": config.round.local,
+        "external": config.round.wanted,
+    }
+    return {name: value for name, value in said.items() if value != ""}
+
+
+def swarmd_version() -> str:
+    try:
+        return version("swarmd")
+    except PackageNotFoundError:  # run from a checkout
+        return ""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from judge.config import JudgeSettings
+from judge.requests import AskBody
 from judge.service import JudgeService, open_service
 from judge.signing import Signed
 from p2p.types import PeerId
@@ -38,12 +39,13 @@ class Hall:
     async def ask(self, peer: str) -> tuple[str, str]:
         """The question's id and its right answer."""
         self.clock[0] += 1.0  # one question a second
-        handed = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", 1, "tiny", TINY_9.digest)
+        wish = AskBody(round=1, model="tiny", curriculum=TINY_9.digest)
+        (handed,) = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", wish)
         task = next(q.task for q in self.service._sessions._open.values() if q.id == handed.id)
         return handed.id, f"<answer>{solution(self._tasks, task)}</answer>"
 
     async def answer(self, peer: str, id: str, text: str) -> None:
-        await self.service.answer(self._signed(peer), id, Completion(text, True))
+        await self.service.answer(self._signed(peer), id, [Completion(text, True)])
 
     async def let_lapse(self) -> None:
         self.clock[0] += DEADLINE + 1.0

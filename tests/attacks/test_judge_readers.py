@@ -36,9 +36,9 @@ def fill(folder: Path, answers: int) -> None:
         for number in range(answers):
             task = Task(TaskRef("bf", 10**9 + number), "?", {})
             asked = OpenQuestion(f"{number:032x}", LONG, task, 0.0, 60.0, Requester("", record=True))
-            store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
+            store.asked(asked, sequence=2 * number, at=0.0)
             answer = Completion("\U0001f600" * MAX_ANSWER_CHARACTERS, True)
-            store.graded(asked, answer, GradeReason.WRONG, 0.5, 2 * number + 1, 0.0)
+            store.graded(asked, [answer], [GradeReason.WRONG], 0.5, 2 * number + 1, 0.0)
 
 
 async def calls(judge: JudgeClient, seconds: float, least: int) -> list[float]:

@@ -45,7 +45,7 @@ class Court:
         return await self.post(peer, f"/v1/evaluations/{evaluation}/answer", {"text": text, "ended": True})
 
     async def right_answer(self, peer: SigningPeer, evaluation: str) -> str:
-        """Only the judge's own store knows which task it was."""
+        """Only the judge's own store knows which task it was. Also of one of several questions."""
         ((specialty, n),) = self.rows(f"SELECT specialty, n FROM evaluations WHERE id = '{evaluation}'")
         tasks = tasks_of("tiny-9")
         task = next(q.task for q in self.service._sessions._open.values() if q.id == evaluation)
@@ -91,9 +91,10 @@ def new_database(request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-async def court(court_database: str, anyio_backend: str) -> AsyncIterator[Court]:
+async def court(court_database: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Court]:
     monotonic, wall = Clock(1_000.0), Clock(1_800_000_000.0)
-    settings = JudgeSettings(court_database, "tiny-9", deadline=60.0)
+    key = tmp_path_factory.mktemp("key") / "judge.key"
+    settings = JudgeSettings(court_database, "tiny-9", deadline=60.0, key=key)
     async with open_service(settings, random.Random(11), monotonic, wall) as service:
         transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:

@@ -236,7 +236,7 @@ async def test_hostile_answers_earn_nothing(court: Court) -> None:
 
 
 async def test_what_is_not_there(court: Court) -> None:
-    refused(await court.http.get("/v2"), 404)
+    refused(await court.http.get("/v3"), 404)
     refused(await court.http.get("/docs"), 404)
     refused(await court.http.get("/v1/evaluations"), 405)
     refused(await court.http.get("/v1/peers/nobody"), 404)

@@ -34,11 +34,11 @@ def fill(database: str, verifier: Verifier) -> None:
             task = tasks.task(asked.task.ref)
             assert task is not None
             text = HOSTILE if number % 3 == 0 else f"<answer>{solution(tasks, task)}</answer>"
-            store.asked(asked, 1, "tiny", number, 0.0)
+            store.asked(asked, number, 0.0)
             ((reason,),) = verifier.judge([(task.ref, [Completion(text, True)])])
-            store.graded(asked, Completion(text, True), reason, 0.5, number, 1.0)
+            store.graded(asked, [Completion(text, True)], [reason], 0.5, number, 1.0)
         for number in (1, 2):
-            store.asked(question(number), 2, "tiny", 3 * 10**9 + number, 2.0)
+            store.asked(question(number), 3 * 10**9 + number, 2.0)
         store.lapsed([question(1)])
 
 
@@ -62,7 +62,7 @@ def test_what_is_stored_is_scored_again(database: str, verifier: Verifier) -> No
     change(database, f"UPDATE evaluations SET reward = 0, reason = 'wrong' WHERE id = {right}")
     answers, differences = archive.verify(database, CURRICULUM, verifier.judge)
     assert answers == 8
-    assert differences[0].stored == (0.0, "wrong") and differences[0].found == (1.0, "correct")
+    assert differences[0].stored == (0.0, 1, "wrong") and differences[0].found == (1.0, 1, "correct")
     assert any("of bob" in d.what or "of alice" in d.what for d in differences[1:])  # the totals no longer add up
 
 

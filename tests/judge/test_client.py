@@ -5,7 +5,9 @@ import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,12 @@ import trio
 import trio.testing
 
 from p2p.identity import Identity
+from swarmd.daemon.evaluation import Evaluation, ReceiptFile
 from swarmd.daemon.judge_client import (
     FIRST_WAIT,
     LONGEST_WAIT,
     MAX_RESPONSE,
     BadJudgeUrl,
-    Evaluation,
     Graded,
     JudgeClient,
     NotJudged,
@@ -56,9 +58,12 @@ def whole(request: bytes) -> bool:
     return bool(end) and len(body) >= int(length.split(b":")[1])
 
 
+NO_PROTOCOL_2 = reply({"error": "not found", "remedy": "docs/judge-protocol.md names what there is."}, 404)
+
+
 @asynccontextmanager
-async def judge(handle: Handler) -> AsyncIterator[str]:
-    """A server that reads one request and then does what `handle` does. Its URL."""
+async def judge(handle: Handler, protocol: int = 1) -> AsyncIterator[str]:
+    """A server that reads one request and then does what `handle` does. Its URL. protocol 1: it knows nothing of protocol 2."""
 
     async def serve(stream: trio.SocketStream) -> None:
         async with stream:
@@ -66,7 +71,10 @@ async def judge(handle: Handler) -> AsyncIterator[str]:
             while not whole(request) and (part := await stream.receive_some(65_536)):
                 request += part
             try:
-                await handle(stream, request)
+                if protocol == 1 and request.startswith(b"POST /v2/"):
+                    await stream.send_all(NO_PROTOCOL_2)
+                else:
+                    await handle(stream, request)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return  # the client has had enough
 
@@ -121,6 +129,81 @@ async def test_an_evaluation() -> None:
     assert b'"model":"tiny"' in seen[0]  # a folder's path is private
     assert b"/home/me" not in seen[0]
     assert seen[1].startswith(f"POST /v1/evaluations/{ID}/answer HTTP/1.1".encode())
+
+
+JUDGE = Identity.from_seed(b"\x0a" * 32)
+ASKED_2: Mapping[str, Any] = {"judge": JUDGE.peer_id, "evaluations": [{**QUESTION, "answers": 1}]}
+FOUND: Mapping[str, Any] = {
+    "judge": JUDGE.peer_id, "evaluation": ID, "peer": ME.peer_id, "answers": [sha256(b"2").hexdigest()], "rewards": [1.0], "number": 4,
+}  # fmt: skip
+
+
+def grade_2(by: Identity = JUDGE, **changed: Any) -> dict[str, Any]:
+    text = json.dumps({**FOUND, **changed})
+    return {**GRADE, "receipt": text, "signature": by.sign(b"swarmd judge receipt v1", text.encode()).hex()}
+
+
+async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
+    """What the node says of itself is in the request; the receipt is checked and kept. After a 404 it is protocol 1, and no receipt."""
+    seen = []
+
+    async def handle(stream: trio.SocketStream, request: bytes) -> None:
+        seen.append(request)
+        await stream.send_all(reply(grade_2(), 200) if b"/answers " in request else reply(ASKED_2))
+
+    file = tmp_path / "receipts.jsonl"
+    scores: list[float] = []
+    async with judge(handle, protocol=2) as url:
+        by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=SHORT, said=lambda: {"hardware": "cpu", "local": 4})
+        keeping = ReceiptFile(file, most=2)
+        evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: scores.append(score), by, receipts=keeping)
+        for _ in range(5):
+            await evaluation.ask(3, "/home/me/models/tiny")
+            await evaluation.answer(ID, "2", True)
+    assert scores == [0.625] * 5
+    wish = json.loads(seen[0].partition(b"\r\n\r\n")[2])
+    assert wish == {"round": 3, "curriculum": "digest", "asker": {"hardware": "cpu", "local": 4, "model": "tiny"}}
+    assert json.loads(seen[1].partition(b"\r\n\r\n")[2]) == {"answers": [{"text": "2", "ended": True}]}
+    kept = [json.loads(line) for line in file.read_text().splitlines()]
+    assert kept == [{"receipt": grade_2()["receipt"], "signature": grade_2()["signature"]}] * 2  # of five, no more than twice two
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"by": ME}, {"judge": ME.peer_id}, {"evaluation": "cd" * 16}, {"peer": JUDGE.peer_id}, {"answers": []}, {"rewards": [0.0]},
+        {"answers": [sha256(b"3").hexdigest()]}, {"rewards": "1"},
+    ],
+)  # fmt: skip
+async def test_a_receipt_that_does_not_stand(changed: dict[str, Any]) -> None:
+    async with judge(saying(reply(grade_2(**changed), 200)), protocol=2) as url:
+        outcome = await silent(lambda: client(url).answer(Question(ID, "?", 60.0, JUDGE.peer_id), Completion("2", True)))
+    assert "receipt" in outcome.cause
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {**ASKED_2, "evaluations": []},
+        {**ASKED_2, "judge": 5},
+        {**ASKED_2, "judge": "x" * 65},
+        {**ASKED_2, "evaluations": [QUESTION] * 9},
+        QUESTION,
+    ],
+    ids=lambda lie: repr(lie)[:40],
+)
+async def test_what_is_no_question_of_protocol_2(lie: Any) -> None:
+    async with judge(saying(reply(lie)), protocol=2) as url:
+        await silent(lambda: client(url).ask(1, "tiny"))
+
+
+async def test_a_grade_without_its_receipt() -> None:
+    async with judge(saying(reply(GRADE, 200)), protocol=2) as url:
+        await silent(lambda: client(url).answer(Question(ID, "?", 60.0, JUDGE.peer_id), Completion("2", True)))
+
+
+def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path) -> None:
+    ReceiptFile(tmp_path).add({"receipt": "{}", "signature": ""})  # a folder
 
 
 # Judges that lie.
@@ -325,7 +408,7 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
 
     async def resolve(host: str, port: int) -> list[str]:
         asked.append((host, port))
-        if len(asked) > 1:
+        if len(asked) > 2:  # the first was to see whether it speaks protocol 2
             raise OSError(f"{host} is no public address")
         return ["127.0.0.1"]
 
@@ -335,7 +418,7 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
         named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=SHORT, resolve=resolve)
         assert isinstance(await named.ask(1, "tiny"), Question)
         assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith("judge.invalid is no public address")
-    assert asked == [("judge.invalid", port)] * 2
+    assert asked == [("judge.invalid", port)] * 3
     assert len(seen) == 1
     for header in (f"host: judge.invalid:{port}", f"swarmd-origin: http://judge.invalid:{port}"):
         assert header.encode() in seen[0].lower()
@@ -357,7 +440,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
         assert isinstance(await asking.ask(1, "tiny"), NotJudged)
         clock.now += 60.0
         assert isinstance(await asking.ask(1, "tiny"), Question)
-    assert numbers == [5, 10**18 + 1]
+    assert numbers == [6, 10**18 + 1]  # 5 was to see whether it speaks protocol 2
 
 
 async def test_too_late_is_not_even_sent() -> None:

@@ -1,11 +1,11 @@
 """Wilson's interval against published values, and the points of a curve."""
 
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 
 from judge.leaderboard import CURVE_POINTS, curve_numbers
-from judge.statistics import Interval, wilson
+from judge.statistics import Interval, pass_at, wilson
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,15 @@ def test_a_curve_ends_at_the_last_answer(answered: int) -> None:
     assert list(numbers) == sorted(set(numbers))
     if answered:
         assert (numbers[0], numbers[-1]) == (1, answered)
+
+
+def test_pass_at_k_is_the_share_of_the_draws_with_a_right_answer() -> None:
+    for answers in range(1, 7):
+        for right in range(answers + 1):
+            marks = [1] * right + [0] * (answers - right)
+            for k in range(1, answers + 1):
+                draws = list(combinations(marks, k))
+                assert pass_at(k, answers, right) == pytest.approx(sum(map(any, draws)) / len(draws))
+    for bad in [(0, 3, 1), (4, 3, 1), (1, 3, 4)]:
+        with pytest.raises(ValueError, match="pass@"):
+            pass_at(*bad)

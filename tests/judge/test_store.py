@@ -5,6 +5,7 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.exc import SQLAlchemyError
 
 import judge
+from judge.attributes import Attributes
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.database import HEAD, Database
 from judge.errors import DatabaseInUse, DatabaseUnusable
@@ -38,13 +40,14 @@ def store(database: str) -> Iterator[Store]:
 
 
 def question(number: int, peer: PeerId = ALICE) -> OpenQuestion:
-    return OpenQuestion(f"{number:032x}", peer, Task(TaskRef("bf", number), "?", {}), 0.0, 60.0, Requester("", record=False))
+    task, asker = Task(TaskRef("bf", number), "?", {}), Requester("", record=False)
+    return OpenQuestion(f"{number:032x}", peer, task, 0.0, 60.0, asker, Attributes(number, "tiny"))
 
 
 def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE) -> None:
     asked = question(number, peer)
-    store.asked(asked, number, "tiny", sequence=2 * number, at=float(number))
-    store.graded(asked, ANSWER, RIGHT if reward else WRONG, seconds=0.5, sequence=2 * number + 1, at=number + 0.5)
+    store.asked(asked, sequence=2 * number, at=float(number))
+    store.graded(asked, [ANSWER], [RIGHT if reward else WRONG], seconds=0.5, sequence=2 * number + 1, at=number + 0.5)
 
 
 def the(record: Record | None) -> Record:
@@ -80,8 +83,8 @@ def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
     """Of the longest answers, in the letters that JSON makes most of, a page holds few; the pages together hold them all."""
     for number, letter in enumerate("x\x01é\U0001f600" * 3, start=1):
         asked = question(number)
-        store.asked(asked, number, "tiny", sequence=2 * number, at=0.0)
-        store.graded(asked, Completion(letter * MAX_ANSWER_CHARACTERS, True), WRONG, 0.5, 2 * number + 1, 0.0)
+        store.asked(asked, sequence=2 * number, at=0.0)
+        store.graded(asked, [Completion(letter * MAX_ANSWER_CHARACTERS, True)], [WRONG], 0.5, 2 * number + 1, 0.0)
     seen: list[int] = []
     before: int | None = 2**63 - 1
     while before is not None:
@@ -95,23 +98,23 @@ def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
 def test_an_evaluation_is_graded_once(store: Store) -> None:
     evaluate(store, 1, 1.0)
     with pytest.raises(SQLAlchemyError):
-        store.graded(question(1), ANSWER, RIGHT, 0.5, 9, 9.0)
+        store.graded(question(1), [ANSWER], [RIGHT], 0.5, 9, 9.0)
     assert the(store.record(ALICE)).answered == 1  # undone as a whole
     with pytest.raises(SQLAlchemyError):
-        store.asked(question(1), 1, "tiny", 10, 10.0)
+        store.asked(question(1), 10, 10.0)
     evaluate(store, 2, 1.0)  # and the next one goes on
 
 
 def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     evaluate(store, 1, 1.0)
-    store.asked(question(2), 2, "tiny", 4, 2.0)
+    store.asked(question(2), 4, 2.0)
     store.lapsed([question(2)])
     record = the(store.record(ALICE))
     assert (record.answered, record.unanswered, record.reward) == (1, 1, 1.0)
     assert (record.score.right, record.score.answers) == (1, 2)
     assert record.curve == [(1, 1.0), (2, 1.0)]
     with pytest.raises(SQLAlchemyError):
-        store.graded(question(2), ANSWER, RIGHT, 0.5, 5, 2.0)
+        store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
     store.lapsed([question(2)])
     assert store.record(ALICE) == record  # nothing counts twice
     newest, _ = store.history(ALICE, 2**63 - 1)
@@ -140,13 +143,18 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
             after = page.more_after  # type: ignore[assignment]
         assert seen == list(enumerate(["steady", "lucky", "a", "b", "poor"], 1))
         for _ in range(60):
-            store.asked(question(n := next(numbers), PeerId("steady")), 1, "tiny", 2 * n, 0.0)
+            store.asked(question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
             store.lapsed([question(n, PeerId("steady"))])
         assert store.board(0).standings[0].record.peer == "lucky"  # steady left sixty out
 
 
 def as_before_alembic(path: Path, version: int) -> None:
     with closing(sqlite3.connect(path)) as database:
+        for table in ("peers", "evaluations"):
+            for name in ("name", "sharing", "strategy", "version", "hardware", "local", "external"):
+                database.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
+        for name in ("answers", "correct", "further"):
+            database.execute(f"ALTER TABLE evaluations DROP COLUMN {name}")
         if version == 1:
             database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
         database.executescript(f"DROP TABLE alembic_version; PRAGMA user_version={version}")
@@ -198,23 +206,23 @@ def test_what_is_no_database(address: str) -> None:
 
 def test_text_comes_back_as_it_was(store: Store) -> None:
     text = "a\0b \\0 \\ \\\\0 <answer>\U0001f9ab\r\n\u202e</answer>"
-    store.asked(question(1), 1, "m\0\\", 1, 0.0)
-    store.graded(question(1), Completion(text, False), WRONG, 0.5, 2, 0.0)
+    store.asked(replace(question(1), attributes=Attributes(1, "m\0\\", name="\0")), 1, 0.0)
+    store.graded(question(1), [Completion(text, False)], [WRONG], 0.5, 2, 0.0)
     ((row,), _) = store.history(ALICE, 2**63 - 1)
-    assert (row["answer"], row["ended"], row["model"]) == (text, False, "m\0\\")
+    assert (row["answer"], row["ended"], row["model"], row["name"]) == (text, False, "m\0\\", "\0")
 
 
 def test_what_a_restart_leaves(database: str) -> None:
     with closing(opened(database)) as store:
         evaluate(store, 1, 1.0)
-        store.asked(question(2), 2, "tiny", 5, 5.0)
+        store.asked(question(2), 5, 5.0)
         before = store.record(ALICE)
     with closing(opened(database)) as store:
         assert store.record(ALICE) == before
         assert the(store.record(ALICE)).unanswered == 0  # the open question is void: not the peer's fault
         assert store.sequence(ALICE) == 5
         with pytest.raises(SQLAlchemyError):
-            store.graded(question(2), ANSWER, RIGHT, 0.5, 6, 6.0)
+            store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
 
 
 def test_another_version_is_refused(database: str) -> None:
@@ -227,7 +235,7 @@ def test_another_version_is_refused(database: str) -> None:
 
 def test_a_version_of_before_alembic_that_never_was(tmp_path: Path) -> None:
     opened(tmp_path / "judge").close()
-    as_before_alembic(tmp_path / "judge", 3)
+    as_before_alembic(tmp_path / "judge", 4)
     with pytest.raises(DatabaseUnusable, match="another version"):
         opened(tmp_path / "judge")
 
@@ -235,9 +243,39 @@ def test_a_version_of_before_alembic_that_never_was(tmp_path: Path) -> None:
 def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> None:
     """All in one transaction; if one cannot be done, the others are done all the same."""
     evaluate(store, 1, 1.0)
-    asked = [(store.asked, (question(n), n, "tiny", n, 0.0)) for n in (2, 3)]
+    asked = [(store.asked, (question(n), n, 0.0)) for n in (2, 3)]
     assert store.together(asked) == [None, None]
-    steps = [(store.graded, (question(n), ANSWER, RIGHT, 0.5, 10 + n, 1.0)) for n in (2, 1, 3, 3)]
+    steps = [(store.graded, (question(n), [ANSWER], [RIGHT], 0.5, 10 + n, 1.0)) for n in (2, 1, 3, 3)]
     outcomes = store.together(steps)
     assert [getattr(outcome, "answered", type(outcome)) for outcome in outcomes] == [2, NotOpen, 3, NotOpen]
     assert store.together([(store.sequence, (ALICE,)), (store.answered, (ALICE,))]) == [13, 3]
+
+
+def test_several_answers(store: Store) -> None:
+    """The first is what counts; all are kept, and give pass@k over the questions that wanted so many."""
+    for number, right in enumerate((0, 1, 4), 1):
+        asked = replace(question(number), answers=4)
+        store.asked(asked, number, 0.0)
+        answers = [Completion(str(place), True) for place in range(4)]
+        reasons = [RIGHT if place >= 4 - right else WRONG for place in range(4)]
+        assert store.graded(asked, answers, reasons, 0.5, 10 + number, 0.0).reward == float(right == 4)
+    evaluate(store, 4, 1.0)
+    alice = the(store.record(ALICE))
+    assert (alice.score.right, alice.score.answers) == (2, 4)
+    assert alice.pass_at == {1: (pytest.approx(5 / 12), 3), 2: (pytest.approx(0.5), 3), 4: (pytest.approx(2 / 3), 3)}
+    (one, newest, *_), _ = store.history(ALICE, 2**63 - 1)
+    assert "further" not in one and (one["answers"], one["correct"]) == (1, 1)
+    assert (newest["answers"], newest["correct"], newest["answer"]) == (4, 4, "0")
+    assert newest["further"][2] == {"text": "3", "ended": True, "reason": "correct"}
+
+
+def test_what_a_peer_says_of_itself(store: Store) -> None:
+    """The newest is the peer's; each question keeps what was said when it was asked."""
+    said = {"name": "<b>otter</b>", "sharing": "swarm", "local": 4, "external": 0, "strategy": "uniform", "version": "1", "hardware": "cpu"}
+    store.asked(replace(question(1), attributes=Attributes(1, "tiny", **said)), 1, 0.0)  # type: ignore[arg-type] # numbers and texts
+    store.graded(question(1), [ANSWER], [RIGHT], 0.5, 2, 0.0)
+    assert the(store.record(ALICE)).said == said
+    evaluate(store, 2, 1.0)
+    assert the(store.record(ALICE)).said == {}
+    (newest, first), _ = store.history(ALICE, 2**63 - 1)
+    assert first.items() >= said.items() and not said.keys() & newest.keys()

@@ -1,0 +1,38 @@
+"""Signed receipts: what the judge found, for the peer to keep, and for anyone to check without the judge. Pure.
+
+A receipt is a JSON text and the judge's Ed25519 signature of it in the domain DOMAIN. docs/judge-protocol.md lists its fields.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from p2p.identity import Identity, verify
+from swarmd.types import Completion
+
+DOMAIN = b"swarmd judge receipt v1"
+SCHEMA = 1
+
+
+def digests(answers: Sequence[Completion]) -> list[str]:
+    """What a receipt says of the answers themselves: the SHA-256 of each text."""
+    return [sha256(answer.text.encode()).hexdigest() for answer in answers]
+
+
+def signed(judge: Identity, fields: Mapping[str, Any]) -> dict[str, str]:
+    """The receipt of these fields, as it is sent."""
+    text = json.dumps({"schema": SCHEMA, "judge": judge.peer_id, **fields}, sort_keys=True, separators=(",", ":"))
+    return {"receipt": text, "signature": judge.sign(DOMAIN, text.encode()).hex()}
+
+
+def checked(receipt: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The fields of a receipt, if the judge that it names has signed it."""
+    try:
+        fields = json.loads(receipt["receipt"])
+        signature = receipt["signature"] if re.fullmatch("[0-9a-f]{128}", receipt["signature"]) else ""  # one spelling
+        genuine = verify(fields["judge"], DOMAIN, receipt["receipt"].encode(), bytes.fromhex(signature))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return fields if genuine and isinstance(fields, dict) else None
