@@ -166,6 +166,16 @@ def test_a_swarm_that_would_never_be_met_is_refused(run: Run, tmp_path: Path, in
     assert told.code == 2 and said in told.err and not (tmp_path / "state").exists()
 
 
+def test_flags_override_and_say_so(run: Run, tmp_path: Path) -> None:
+    invitation = write_invitation(replace(WHOLE, digest=16 * "0"))  # so that it ends before anything starts
+    flags = ["--model", "tiny", "--judge", "", "--swarm", "lab", "--bootstrap", PUBLIC]
+    said = run("join", invitation, *flags, "--state-dir", tmp_path / "state").err
+    assert "swarm.name: lab, as --swarm says; the invitation says main" in said
+    assert "model.name: tiny, as --model says; the invitation says qwen2.5-0.5b" in said
+    assert f"swarm.bootstrap: {PUBLIC}, as --bootstrap says; the invitation says {PEER} {LOCAL}" in said
+    assert "judge.url: none, as --judge says; the invitation says https://judge.example:8443" in said
+
+
 def test_own_tasks_have_to_be_here_and_the_same(run: Run, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "riddles.jsonl", tmp_path / "theirs" / "riddles.jsonl"
     theirs.parent.mkdir()

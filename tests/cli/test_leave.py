@@ -1,7 +1,9 @@
 """`swarmd leave`, `swarmd logs` and `swarmd bug-report`."""
 
 import json
+import re
 import zipfile
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import pytest
 from p2p.identity import Identity
 from swarmd.state.bug_report import redacted
 from swarmd.state.folder import IDENTITY_FILE
+from swarmd.state.leaving import JOINED, OWN
 from swarmd.state.log_reader import follow, for_people
 from tests.cli.conftest import Run
 from tests.cli.test_cli import node
+from tests.packaging.checkout import ROOT
 
 LINE = json.dumps({"event": "node starts", "level": "info", "timestamp": "2026-11-23T03:04:56.600282Z", "token": "abcdef0123456789"})
 
@@ -49,6 +53,14 @@ def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run:
     said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
     assert said.code == 0 and "identity backup" in said.err
     assert names(tmp_path / "state") == {"notes of mine.txt"} and (tmp_path / "outside" / "file").exists()
+
+
+def test_every_file_of_a_state_folder_is_known() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    text = text.partition("## What a state folder holds\n")[2].partition("What is damaged")[0]
+    named = {name.rstrip("/") for name in re.findall(r"[a-z]+(?:\.[a-z]+|/)|\b(?:seen|reputation|sequence|lock)\b(?=  |,)", text)}
+    assert {"identity.key", "checkpoints", "seen", "lock", "ui.html"} <= named - {"metrics"}
+    assert [name for name in sorted(named) if not any(fnmatch(name, pattern) for pattern in (*JOINED, *OWN))] == []
 
 
 @pytest.mark.net

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
+from swarmd.daemon import control
 from swarmd.policy.models.progress import Download, Progress
 from swarmd.testing import wait_until
 from tests.policy.conftest import make_model
@@ -240,6 +241,9 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
         assert process.stderr is not None
         said = next(line for line in process.stderr if "downloading" in line)
         assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C leaves at once", said)
+        download = control.call(tmp_path / "state", "status")["download"]
+        assert (download["file"], download["done"], download["rate"], download["seconds_left"]) == ("model.safetensors", 0, 0, None)
+        assert download["total"] > 1_000
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in rest
