@@ -125,8 +125,8 @@ def _decoded(key: str, value: str) -> str:
     try:
         decoded = unquote_to_bytes(value).decode("ascii")
     except UnicodeError:
-        decoded = "\0"
-    if not decoded or not decoded.isprintable() or quote(decoded, safe=_PLAIN) != value:
+        decoded = ""
+    if not decoded or quote(decoded, safe=_PLAIN) != value:
         raise _wrong(f"its {key} is {shown(value)}, which is not plain text in its one spelling")
     return decoded
 

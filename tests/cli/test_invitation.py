@@ -83,6 +83,8 @@ def test_it_is_short_and_can_be_read_by_people() -> None:
         (checked("swarm:main,at=/ip4/192.0.2.7/tcp/0/p2p/x,check="), "its at is '/ip4/192.0.2.7/tcp/0/p2p/x'"),
         (checked("swarm:main,judge=file:///etc/passwd,check="), "its judge is 'file:///etc/passwd'"),
         (checked("swarm:main,judge=%1b[31m,check="), "not plain text"),
+        (checked("swarm:main,judge=%1B%5B31m,check="), "its judge is '\\x1b[31m'"),
+        (checked("swarm:main,model=,check="), "its model is '', which is not plain text"),
         (checked("swarm:main,model=%74iny,check="), "not plain text in its one spelling"),
         (checked("swarm:main" + 9 * f",at={PEER}" + ",check="), "it says at 9 times, and 8 is the most"),
     ],

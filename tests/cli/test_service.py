@@ -101,6 +101,12 @@ def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
+def test_letters_that_systemd_reads_in_its_own_way_are_escaped(tmp_path: Path) -> None:
+    service = user_service("linux", Path('/x/100% $HOME "a" \\ b;'), tmp_path)
+    assert service.content.count(b'--state-dir "/x/100%% $$HOME \\"a\\" \\\\ b;"\n') == 1
+    assert user_service("linux", Path("/x/état"), tmp_path).content.count('"/x/état"\n'.encode()) == 1
+
+
 def test_the_agent_of_launchd(tmp_path: Path) -> None:
     service = user_service("darwin", tmp_path / "state", tmp_path)
     agent = plistlib.loads(service.content)
