@@ -115,8 +115,9 @@ def clock_off(nodes: Nodes, _folder: Path) -> Result:
 
 def banned(nodes: Nodes, _folder: Path) -> Result:
     _hold_against(nodes[:1], nodes[1], offences=200)  # for which it is banned six times, the last time for half an hour
-    for node in nodes:
-        node.start()
+    nodes[0].start()
+    up(nodes[0])
+    nodes[1].start()
     return timed(nodes[1], trouble("ends each connection of this node"))
 
 
@@ -203,7 +204,7 @@ def healthy(seconds: float, pace: float, folder: Path) -> dict[str, Any]:
         for node in nodes:
             node.start()
         for node in nodes:
-            seconds_until(node, lambda status: status["peers"] == 2)
+            seconds_until(node, lambda status: status["connected"] == 2)
         begun, alarms, asked = time.monotonic(), list[str](), 0
         while (now := time.monotonic() - begun) < seconds:
             for node in nodes:

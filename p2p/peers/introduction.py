@@ -83,8 +83,8 @@ def answered(message: bytes, now: float) -> Introduced | None:
     return Introduced(said.digest, said.trains, said.runs, said.doing, said.refuses, said.time / 1000 - now)
 
 
-async def ask(request: Ask, peers: Collection[PeerId], name: str, clock: Callable[[], float]) -> Mapping[PeerId, Introduced]:
-    """The answers of these peers, asked at the same time. Peers that do not know the question, or do not answer, are left out."""
+async def ask(request: Ask, peers: Collection[PeerId], name: str, clock: Callable[[], float]) -> Mapping[PeerId, Introduced | None]:
+    """The answers of these peers, asked at the same time; None of those that do not know the question. Who does not answer is left out."""
     came: dict[PeerId, Introduced | None] = {}
 
     async def timed(peer: PeerId, message: bytes, limit: int) -> bytes:
@@ -93,4 +93,4 @@ async def ask(request: Ask, peers: Collection[PeerId], name: str, clock: Callabl
         return answer
 
     await ask_each(timed, peers, question(name), MAX_ANSWER, PATIENCE)
-    return {peer: said for peer, said in came.items() if said is not None}
+    return came

@@ -336,7 +336,8 @@ class Daemon:
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.engine is None:
             return {"schema": 1, "engine": None}
-        return await survey(self.member, self.engine, self.config) | {"trouble": self.isolation.document()["trouble"]}
+        known = {"trouble": self.isolation.document()["trouble"], "judge": self.judging.document()}
+        return await survey(self.member, self.engine, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return invite(self.config, curriculum_of(self.config), self.member.addresses())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2p.peers.introduction import HELPING, PAUSED, SHOWN, Introduced
-from p2p.types import Reason
+from p2p.types import PeerId, Reason
 from swarmd.daemon.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
 
@@ -40,6 +40,7 @@ class Facts:
     unknown: int = 0  # of them, those that said nothing when asked: they may train
     companions: int = 0  # other members of our curriculum that somebody sees, at least
     others: Mapping[str, int] = field(default_factory=dict)  # another curriculum -> nodes of it that somebody sees
+    answered: Collection[PeerId] = ()  # of the peers asked, those that answered at all
     introduced: Sequence[Introduced] = ()  # what peers say of themselves
     bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, with "address"
     hung_up: Sequence[str] = ()  # bootstrap addresses that answer, and end each connection of ours

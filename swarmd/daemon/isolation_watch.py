@@ -5,7 +5,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -136,7 +136,7 @@ class IsolationWatch:
             if not heard:
                 nursery.start_soon(self._knock)
         if not heard:
-            self._note_hung_up()
+            self._note_hung_up(said["answered"])
         return Facts(
             name=self._config.name,
             curriculum=self._curriculum,
@@ -152,11 +152,10 @@ class IsolationWatch:
             **said,
         )
 
-    def _note_hung_up(self) -> None:
-        """After all bootstrap peers were asked: those that answer a stranger should be connected."""
-        connected = self.member.engine.connected()
+    def _note_hung_up(self, answered: Collection[PeerId]) -> None:
+        """After the bootstrap peers were asked: one that answers a stranger should answer us, too."""
         for address, peer in self._bootstrap.items():
-            hangs_up = self._knocked[address]["answers"] and peer not in connected and peer != self.member.identity.peer_id
+            hangs_up = self._knocked[address]["answers"] and peer not in answered and peer != self.member.identity.peer_id
             self._would_not[address] = self._would_not[address] + 1 if hangs_up else 0
 
     async def _knock(self) -> None:

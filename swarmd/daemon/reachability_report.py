@@ -56,6 +56,7 @@ def diagnose(found: Survey) -> Diagnosis:
         _addresses(found, reachable),
         *_bootstrap(found),
         _trouble(found) or _members(found, bool(answering)),
+        *_judged(found),
         _reached(found, reachable),
         *_relayed(found, reachable),
     ]
@@ -151,6 +152,12 @@ def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
     if entry["refused"]:
         return "the machine is there and the node is not running, or has another port: ask its people"
     return "check that this machine is online and that no firewall stops outgoing TCP connections to that port; otherwise that node is down"
+
+
+def _judged(found: Survey) -> list[Finding]:
+    """What keeps the running node's judge from it."""
+    judge = found.get("judge") or {}
+    return [Finding("judge", False, judge["cause"], judge["remedy"])] if judge.get("cause") else []
 
 
 def _trouble(found: Survey) -> Finding | None:

@@ -82,12 +82,25 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
             if parse_bootstrap(address)[0] != member.identity.peer_id:
                 nursery.start_soon(knock_at, address)
     found["bootstrap"].sort(key=lambda entry: config.swarm.bootstrap.index(entry["address"]))
-    facts = Facts(
-        config.swarm.name, found["curriculum"], member.topic.digest, connected=len(peers), bootstrap=found["bootstrap"], **said
-    )
-    trouble = certain(facts)
-    found["trouble"] = trouble.document() if trouble else None
+    found["trouble"] = _trouble(member, found, said)
     return found
+
+
+def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str] | None:
+    """Of a member that hears nobody, as it is new."""
+    answering = [entry["address"] for entry in found["bootstrap"] if entry["answers"]]
+    trouble = certain(
+        Facts(
+            member.topic.name,
+            found["curriculum"],
+            member.topic.digest,
+            connected=found["peers"]["connected"],
+            bootstrap=found["bootstrap"],
+            hung_up=[address for address in answering if parse_bootstrap(address)[0] not in said["answered"]],
+            **said,
+        )
+    )
+    return trouble.document() if trouble else None
 
 
 async def count_others(member: Member, asked: Sequence[PeerId], introduced: Mapping[PeerId, Introduced]) -> dict[str, Any]:
@@ -121,9 +134,10 @@ def whom_to_ask(member: Member, named: Sequence[PeerId], most: int = census.ASKE
 
 
 async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[], float]) -> dict[str, Any]:
-    """What these peers say of themselves, of us, and of whom they see; as `Facts` has it."""
+    """Who of these peers answers, what they say of themselves, of us, and of whom they see; as `Facts` has it."""
     said = await introduction.ask(member.engine.request, asked, member.topic.name, clock)
-    return {"introduced": [*said.values()], **await count_others(member, asked, said)}
+    introduced = {peer: one for peer, one in said.items() if one is not None}
+    return {"answered": [*said], "introduced": [*introduced.values()], **await count_others(member, asked, introduced)}
 
 
 async def who_answers(bootstrap: str) -> dict[str, Any]:

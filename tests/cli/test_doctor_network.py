@@ -109,6 +109,10 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (seen(0, tiny_9=3), "members", "swarm.curriculum"),
         (seen(0), "members", "None only bootstrap nodes (1), and no node that trains sapo-9 -> wait"),
         (seen(2, tiny_9=3), "members", "True connected to 1"),
+        ({"trouble": {"cause": "the clock is off", "remedy": "set it"}}, "swarm", "False the clock is off -> set it"),
+        ({"trouble": {"cause": "the clock is off", "remedy": "set it"}}, "members", ""),
+        ({"judge": {"cause": "the judge asks sapo-9", "remedy": "use another"}}, "judge", "False the judge asks sapo-9 -> use another"),
+        ({"judge": {"cause": "", "remedy": ""}}, "judge", ""),
         (HIVEMIND, "relay", "may take a minute"),
         (HIVEMIND | {"relays": RELAYS}, "relay", f"through {BOOT} -> "),  # each once
     ],

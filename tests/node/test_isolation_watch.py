@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable, Sequence
 
+import pytest
 import trio
 import trio.testing
 
@@ -28,8 +29,11 @@ def member(swarm: MemorySwarm, n: int, topic: Topic, also: Sequence[Topic] = ())
     return memory_member(swarm, Identity.from_seed(bytes([n]) * 32), clock, topic=topic, also=also)
 
 
+shift = 0.0  # seconds by which this machine's clock was set
+
+
 def clock() -> float:
-    return START + trio.current_time()
+    return START + trio.current_time() + shift
 
 
 def watched(play: Callable[[IsolationWatch, Roster, MemorySwarm, list[str]], object], *bootstrap: str) -> None:
@@ -110,6 +114,21 @@ def test_a_clock_that_is_off_is_said_while_others_are_heard_too() -> None:
     watched(play)
 
 
+def test_a_clock_that_is_set_wrong_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
+        for n in (2, 3):
+            roster.heard(introduced(swarm, n).identity.peer_id, clock())
+        await trio.sleep(CALM + 8)
+        assert watch.trouble is None
+        monkeypatch.setattr("tests.node.test_isolation_watch.shift", -600.0)
+        for n in (2, 3):
+            roster.heard(introduced(swarm, n, ahead=600).identity.peer_id, clock())
+        await trio.sleep(5)
+        assert watch.trouble is not None and "clock is 10 minutes behind" in watch.trouble.cause
+
+    watched(play)
+
+
 def test_a_node_that_all_refuse_says_so() -> None:
     async def play(watch: IsolationWatch, roster: Roster, swarm: MemorySwarm, said: list[str]) -> None:
         for n in (2, 3):
@@ -162,8 +181,13 @@ def test_a_bootstrap_address_that_does_not_answer_is_named_once_and_again_when_i
             await trio.sleep(60)
             assert watch.trouble is not None and address in watch.trouble.cause
             assert len(said) == 1  # tried again quietly
-            member(swarm, ord("b"), SAPO)
+            boot = member(swarm, ord("b"), SAPO).identity.peer_id
             await trio.sleep(40)
             assert said[1:] == [f"bootstrap address {address} answers again"] and watch.document()["bootstrap"] == []
+            roster.heard(Identity.from_seed(b"r" * 32).peer_id, clock())
+            await trio.sleep(10)
+            swarm.partition([boot])
+            await trio.sleep(12)
+            assert len(said) == 3 and watch.document() == {"trouble": None, "bootstrap": [dead]}
 
         watched(play, address)

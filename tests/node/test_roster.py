@@ -45,3 +45,14 @@ def test_what_is_said_of_nobody_is_forgotten() -> None:
     roster.bad(A)
     roster.useful(A)
     assert len(roster) == 0 and roster.get(A) is None
+
+
+def test_who_left_is_not_heard_until_it_sends_again_and_a_clock_set_back_makes_all_old() -> None:
+    roster = Roster()
+    for peer in (A, B):
+        roster.heard(peer, 1000.0, usable=peer == B)
+    roster.gone(B)
+    assert roster.present(1001.0) == [A] and not roster.any_usable(1001.0)  # A sends what is no text
+    roster.heard(B, 1002.0)
+    assert set(roster.present(1003.0)) == {A, B} and roster.any_usable(1003.0)
+    assert roster.present(400.0) == []

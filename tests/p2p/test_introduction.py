@@ -45,13 +45,13 @@ def test_any_bytes_are_an_answer_or_none(message: bytes) -> None:
     assert said is None or isinstance(said.ahead, float)
 
 
-def test_peers_that_do_not_answer_are_left_out() -> None:
+def test_who_does_not_answer_is_left_out_and_who_does_not_know_the_question_is_not() -> None:
     async def main() -> None:
         swarm, clock = MemorySwarm(), Clock()
         us, other, old = (memory_member(swarm, n, clock) for n in (1, 2, 3))
         other.answers[PeerRequest.INTRODUCTION] = introducer()
         gone = PeerId("12D3KooWGone")
         said = await ask(us.engine.request, [gone, old.identity.peer_id, other.identity.peer_id], TOPIC.name, clock)
-        assert list(said) == [other.identity.peer_id]
+        assert gone not in said and said[old.identity.peer_id] is None and said[other.identity.peer_id] is not None
 
     trio.run(main)
