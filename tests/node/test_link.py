@@ -89,6 +89,37 @@ def test_pause_and_resume(ends: Ends) -> None:
         wait_until(lambda paused=paused: trainer.paused == paused)  # type: ignore[misc]
 
 
+def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> None:
+    daemon, trainer, *_ = ends
+    rests: list[bool] = []
+    trainer.on_rest = rests.append
+    trainer.rest()  # at once: nobody said anything
+    assert trainer.rested < 5 and not rests
+
+    def during(*messages: link.ToTrainer) -> threading.Thread:
+        daemon.sendall(b"".join(map(link.pack, messages)))
+        wait_until(lambda: trainer.must_rest)
+        resting = threading.Thread(target=trainer.rest, daemon=True)
+        resting.start()
+        return resting
+
+    resting = during(link.Pause("on battery", "plug it in"))
+    assert read(daemon, 1) == [link.TrainerState("paused", "on battery", "plug it in")]
+    daemon.sendall(link.pack(link.Pause("night", "wait")))
+    assert read(daemon, 1) == [link.TrainerState("paused", "night", "wait")]
+    daemon.sendall(link.pack(link.Pause(brief=True)))  # the pause is over, the CPU share is not
+    assert read(daemon, 1) == [link.TrainerState("training")] and resting.is_alive()
+    daemon.sendall(link.pack(link.Resume()))
+    resting.join(10)
+    assert not resting.is_alive() and not trainer.must_rest and trainer.rested > 0
+    resting = during(link.Pause())
+    assert read(daemon, 1) == [link.TrainerState("paused", "you paused it", "swarmd resume")]
+    daemon.sendall(link.pack(link.Stop()))  # what is in hand is finished, and saved
+    resting.join(10)
+    assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState("training")]
+    assert rests == [True, True, True, False, True, False]
+
+
 def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
     daemon, _, gone, _ = ends
     daemon.close()

@@ -1,0 +1,37 @@
+"""Whoever computes is asked to rest before every token and every micro-batch, with every built-in engine."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from swarmd.config.config import NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.types import Completion, PeerId, Rollout, Scored, TaskRef
+
+
+def policy_of(engine: str, **train: Any) -> tuple[LanguagePolicy, list[int]]:
+    sections: dict[str, Any] = {"model": {"device": "cpu"}, "generate": {"engine": engine}, "train": train}
+    policy, rests = LanguagePolicy.open(NodeConfig.model_validate(sections), 1), list[int]()
+    policy.rest_with(lambda: rests.append(len(rests)))
+    return policy, rests
+
+
+@pytest.mark.parametrize("engine", ["own", "continuous"])
+def test_before_every_token(engine: str) -> None:
+    policy, rests = policy_of(engine)
+    (answers,) = policy.generate(["1 + 1 = ?"], 4)
+    assert len(rests) >= max(map(len, answers.tokens.ids)) > 2
+    policy.close()
+
+
+def test_before_every_micro_batch_and_once_before_a_step_of_several_trainers() -> None:
+    policy, rests = policy_of("own", micro_batch_tokens=1, kl_every=0)
+    texts = tuple(Completion(f"<answer>{n}</answer>", True) for n in range(4))
+    batch = [Scored(Rollout(TaskRef("bf", 1), texts, PeerId("p")), "1 + 1 = ?", (1.0, 0.0, 0.0, 0.0), 1)]
+    policy.update(batch)
+    assert len(rests) == 5  # one a row, and one before
+    policy.learner.combine = lambda *_: None
+    policy.update(batch)
+    assert len(rests) == 6
+    assert all(later == before + 1 for before, later in pairwise(rests))
