@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from p2p.engines.common.traffic import Traffic
-from p2p.types import Handlers, Verdict
-from swarmd.testing import until
+from p2p.engines.memory import MemorySwarm
+from p2p.types import Handlers, Started, Verdict
+from swarmd.testing import Clock, memory_member, until
 from tests.p2p.real import SECONDS, heard, real_engine, real_member
 
 ANSWER = os.urandom(50_000)
@@ -92,3 +94,22 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
     assert traffic.up + traffic.down == left
     member.come_back()
     await heard(other, member)
+
+
+async def test_a_member_that_has_left_before_it_runs_opens_nothing(nursery: trio.Nursery) -> None:
+    swarm, runs = MemorySwarm(), list[str]()
+    member = memory_member(swarm, 1, Clock())
+    run = member.engine.run
+
+    async def counted(task_status: Started) -> None:
+        runs.append("run")
+        await run(task_status)
+
+    member.engine.run = counted  # type: ignore[method-assign]
+    member.leave()
+    nursery.start_soon(member.run)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not runs and member.away
+    member.come_back()
+    await until(lambda: bool(runs), SECONDS)
+    assert not member.away
