@@ -24,7 +24,7 @@ class Choice:
 
 def choose(wanted: str) -> Choice:
     """The engine for "auto" or a name of ENGINES; imports none. Raises EngineMissing where hivemind is wanted and cannot run."""
-    from p2p.engines.hivemind.p2pd import missing
+    from p2p.engines.hivemind.p2pd import missing, tried
 
     if wanted not in ("auto", "hivemind"):
         return Choice(wanted, "as configured")
@@ -33,6 +33,8 @@ def choose(wanted: str) -> Choice:
         if reason is not None:
             raise EngineMissing(f'{reason}; or set swarm.engine = "auto"')
         return Choice("hivemind", "as configured")
+    if reason is None and not tried():
+        return Choice("libp2p", 'hivemind\'s p2pd has not been tried on such a machine; swarm.engine = "hivemind" takes it')
     if reason is None:
         return Choice("hivemind", "it is installed, and it is the quicker one")
     return Choice("libp2p", reason)

@@ -28,6 +28,7 @@ from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.types import Verdict
+from swarmd.testing import until
 from tests.p2p.real import SECONDS, TOPIC, real_engine, real_member
 
 
@@ -225,16 +226,43 @@ async def test_auto_takes_libp2p_where_hivemind_is_not_and_says_why(monkeypatch:
     monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "hivemind").exists()])
     monkeypatch.delitem(sys.modules, "hivemind", raising=False)
     choice = choose("auto")
-    assert choice.name == "libp2p" and ("pip install" in choice.why or "Linux on x86-64 only" in choice.why)
+    assert choice.name == "libp2p" and ("pip install" in choice.why or " only, and this is " in choice.why)
     with pytest.raises(EngineMissing, match=r"swarm\.engine"):
         choose("hivemind")
     with pytest.raises(EngineMissing):
         real_engine("hivemind", 1)
 
 
-async def test_another_machine_is_told_that_it_has_no_p2pd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p2pd_module.platform, "machine", lambda: "arm64")
-    assert "Linux on x86-64 only" in str(missing()) and choose("auto").name == "libp2p"
+@pytest.mark.parametrize("system, machine", [("linux", "riscv64"), ("darwin", "x86_64"), ("win32", "AMD64")])
+async def test_another_machine_is_told_that_it_has_no_p2pd(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    monkeypatch.setattr(p2pd_module.sys, "platform", system)
+    monkeypatch.setattr(p2pd_module.platform, "machine", lambda: machine)
+    assert f"this is {system} on {machine}" in str(missing()) and choose("auto").name == "libp2p"
+
+
+@pytest.mark.p2pd
+@pytest.mark.parametrize("system, machine", [("linux", "aarch64"), ("darwin", "arm64")])
+async def test_where_it_is_untried_only_its_name_takes_it(monkeypatch: pytest.MonkeyPatch, system: str, machine: str) -> None:
+    monkeypatch.setattr(p2pd_module.sys, "platform", system)
+    monkeypatch.setattr(p2pd_module.platform, "machine", lambda: machine)
+    assert missing() is None and choose("auto").name == "libp2p" and choose("hivemind").name == "hivemind"
+
+
+@pytest.mark.p2pd
+async def test_p2pd_runs_where_the_system_has_neither_schedulers_nor_counters_of_bytes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on macOS."""
+    caplog.set_level("INFO")
+    monkeypatch.delattr(os, "sched_getscheduler")
+    monkeypatch.delattr(os, "sched_setscheduler")
+    monkeypatch.delattr("psutil.Process.io_counters")
+    member = real_member("hivemind", 1)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(member.run)
+        assert member.addresses()
+        await until(lambda: "this system does not count a process's bytes" in caplog.text)
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.p2pd

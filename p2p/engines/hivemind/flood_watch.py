@@ -61,6 +61,9 @@ class FloodWatch:
         read, at, seen = 0, trio.current_time(), True
         try:
             process = psutil.Process(self._p2pd.pid)
+            if not hasattr(process, "io_counters"):
+                _cannot_see(OSError("this system does not count a process's bytes"))
+                return
             while True:
                 await trio.sleep(EVERY)
                 before, since, moved = read, at, process.io_counters()

@@ -35,6 +35,8 @@ from p2p.identity import KEY_BYTES, Identity, peer_id_of, public_key_of
 from p2p.types import PeerId
 
 INSTALL = "pip install --no-deps hivemind==1.1.12"
+TRIED = ("linux", "x86_64")
+MACHINES = (TRIED, ("linux", "aarch64"), ("darwin", "arm64"))  # of hivemind's wheels
 MAX_MESSAGE = 4 * 1024 * 1024  # bytes; p2pd's own limit
 START_TIMEOUT = 30.0  # seconds; it takes 0.2 on an idle machine
 ANSWER_TIMEOUT = 20.0  # seconds for what needs no network; then it hangs
@@ -54,14 +56,19 @@ class P2pdRefused(Exception):
 
 def missing() -> str | None:
     """Why p2pd cannot run here, with what to do about it; None where it can."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return f"hivemind's p2pd is for Linux on x86-64 only, and this is {sys.platform} on {platform.machine()}"
+    if (sys.platform, platform.machine()) not in MACHINES:
+        return f"hivemind has p2pd for Linux (x86-64, ARM) and macOS (ARM) only, and this is {sys.platform} on {platform.machine()}"
     program = _program()
     if program is None:
         return f"hivemind is not installed; install it with `{INSTALL}`"
     if not os.access(program, os.X_OK):
         return f"{program} is not there or cannot be executed; install hivemind anew with `{INSTALL}`"
     return None
+
+
+def tried() -> bool:
+    """Whether p2pd has been tried on a machine like this."""
+    return (sys.platform, platform.machine()) == TRIED
 
 
 def peer_bytes(peer: PeerId) -> bytes:
@@ -246,6 +253,9 @@ def _batch_priority() -> Iterator[None]:
     """A process started meanwhile does not preempt others when it wakes up (SCHED_BATCH, sched(7)). p2pd wakes up for each copy of each
     message. That it handles several at a time saves a fifth of an exchange on a busy machine, and the machine's user is served first.
     """
+    if not hasattr(os, "sched_getscheduler"):  # macOS
+        yield
+        return
     policy = os.sched_getscheduler(0)
     if policy == os.SCHED_OTHER:  # else the operator has chosen another
         with contextlib.suppress(OSError):  # forbidden in some containers
