@@ -72,7 +72,7 @@ def test_the_page_says_what_the_status_says() -> None:
     shown = whole(document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})).text
     facts = (
         "training", "120 of 300", "0.429, mean of the last 10 rounds", "of 60 rounds with others' rollouts 0.379, of 60 alone 0.259",
-        "120 rollouts; used 30 times, by 3 other nodes", "1.50", "10.00", "/ip4/192.0.2.9/tcp/4001", "and 3 more", "bad signature",
+        "120 rollouts; used 30 times, by 3 other nodes", "1.500", "10.000", "/ip4/192.0.2.9/tcp/4001", "and 3 more", "bad signature",
         "update", "score 0.310", PEER,
     )  # fmt: skip
     for fact in facts:
@@ -87,9 +87,10 @@ def test_each_pause_says_why_and_when_it_ends() -> None:
 
 def test_limits_that_are_set_are_shown() -> None:
     limits = {"limits.cpu": "25 %", "limits.up": "", "when.hours": ["sat", "sun"], "when.user": 0.0, "limits.gpu_memory": "100 %"}
+    limits |= {"limits.priority": "normal"}
     shown = whole(document(limits=limits)).text
     assert "25 %" in shown and "sat, sun" in shown and "swarmd config path" in shown
-    assert not any(key in shown for key in ("limits.up", "when.user", "limits.gpu_memory"))
+    assert not any(key in shown for key in ("limits.up", "when.user", "limits.gpu_memory", "limits.priority"))
 
 
 def test_what_is_not_known_is_not_shown() -> None:

@@ -33,13 +33,14 @@ _BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # operation of the co
     "Stop": ("stop", {}),
 }
 _COSTS = (  # title, key of the usage, what it is divided by, digits
-    ("CPU hours", "cpu_seconds", 3600, 2),
+    ("CPU hours", "cpu_seconds", 3600, 3),
     ("kWh, estimated", "energy_wh", 1000, 2),
     ("MB sent", "bytes_up", 1e6, 1),
     ("MB received", "bytes_down", 1e6, 1),
     ("GB written", "bytes_written", 1e9, 2),
 )
 _NO_COMPARISON = "Rounds alone come at other times of the training, so the two means are no fair comparison; swarmd demo makes one."
+_NO_LIMIT = ("100 %", "normal")
 _CHANGE_LIMITS = "Change them in the file that swarmd config path names, then stop the node and join again."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
@@ -199,7 +200,7 @@ def _refused(document: Document) -> str:
 def _limits(limits: Mapping[str, Any]) -> str:
     """Settings that limit the node, but for those that are off."""
     on = [(key, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value) for key, value in limits.items() if value]
-    return _card("Limits", _facts(item for item in on if item[1] != "100 %") + _paragraph(_CHANGE_LIMITS)) if limits else ""
+    return _card("Limits", _facts(item for item in on if item[1] not in _NO_LIMIT) + _paragraph(_CHANGE_LIMITS)) if limits else ""
 
 
 def _node(document: Document, now: float) -> str:
