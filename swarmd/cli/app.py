@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.models import CommandInfo
 
 from p2p.errors import OperatorError
 from swarmd.cli import inspect, invite, lab, leave, model, network, page, pausing, person, plan, service, tasks
@@ -287,3 +288,27 @@ def version(as_json: AsJson = False) -> None:
     versions = {"python": sys.version.split()[0]} | {package: installed_version(package) for package in packages}
     text = "\n".join(f"{package} {number}" for package, number in versions.items())
     answer({"schema": 1, "versions": versions}, text, as_json)
+
+
+# The order in which `swarmd --help` shows them: what a volunteer does first comes first.
+_PANELS = {
+    "Take part": "join invite status peers ui pause resume stop leave logs service demo",
+    "This machine": "models doctor plan config identity bug-report version",
+    "A swarm's operator, a person, a researcher": "bootstrap answer export task lab",
+}
+
+
+def _arrange_help() -> None:
+    panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
+
+    def name_of(command: CommandInfo) -> str:
+        return str(command.name or getattr(command.callback, "__name__", ""))
+
+    app.registered_commands.sort(key=lambda command: list(panels).index(name_of(command)))
+    for command in app.registered_commands:
+        command.rich_help_panel = panels[name_of(command)]
+    for group in app.registered_groups:
+        group.rich_help_panel = panels[str(group.name)]
+
+
+_arrange_help()

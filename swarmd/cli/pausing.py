@@ -22,7 +22,10 @@ def pause(
     state_dir: StateDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pause training at once, within a round if need be. The node stays in the swarm. A pause outlasts a restart of the node."""
+    """Pause training at once, within a round if need be.
+
+    The node stays in the swarm. A pause outlasts a restart of the node.
+    """
     from swarmd.daemon.control import call
 
     end = pause_end(for_, until, time.time())
@@ -35,8 +38,9 @@ def pause(
 
 
 def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
-    """Resume training, whatever pauses it: your own pause ends, and a condition that holds now (battery, hours, ...) is set aside until it
-    has ended.
+    """Resume training, whatever pauses it.
+
+    Your own pause ends. A condition that holds now (battery, hours, ...) is set aside until it has ended.
     """
     from swarmd.daemon.control import call
 
