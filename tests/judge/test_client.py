@@ -37,6 +37,7 @@ from swarmd.types import Completion
 pytestmark = pytest.mark.net
 
 ME = Identity.from_seed(b"\x07" * 32)
+PATIENT = Timeouts(10.0, 30.0, 30.0)
 SHORT = Timeouts(connect=0.5, read=0.4, whole=0.8)
 ID = "ab" * 16
 QUESTION: Mapping[str, Any] = {"evaluation": ID, "question": "1 + 1?", "seconds": 60.0}
@@ -154,7 +155,7 @@ async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
     file = tmp_path / "receipts.jsonl"
     scores: list[float] = []
     async with judge(handle, protocol=2) as url:
-        by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=SHORT, said=lambda: {"hardware": "cpu", "local": 4})
+        by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=PATIENT, said=lambda: {"hardware": "cpu", "local": 4})
         keeping = ReceiptFile(file, most=2)
         evaluation = Evaluation(url, ME, "digest", lambda id, text: None, lambda score, n: scores.append(score), by, receipts=keeping)
         for _ in range(5):
@@ -177,8 +178,9 @@ async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
 )  # fmt: skip
 async def test_a_receipt_that_does_not_stand(changed: dict[str, Any]) -> None:
     async with judge(saying(reply(grade_2(**changed), 200)), protocol=2) as url:
-        outcome = await silent(lambda: client(url).answer(Question(ID, "?", 60.0, JUDGE.peer_id), Completion("2", True)))
-    assert "receipt" in outcome.cause
+        by = JudgeClient(url, ME, "digest", Clock(0.0), timeouts=PATIENT)
+        outcome = await by.answer(Question(ID, "?", 60.0, JUDGE.peer_id), Completion("2", True))
+    assert isinstance(outcome, NotJudged) and "receipt" in outcome.cause
 
 
 @pytest.mark.parametrize(
