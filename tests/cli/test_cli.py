@@ -90,7 +90,7 @@ def test_a_running_node_is_asked_told_and_stopped(run: Run, tmp_path: Path, monk
         assert "state    training\nround    120 of 300\n" in run("status").out
         assert "brave-otter" in run("peers").out
         assert json.loads(run("peers", "--json").out) == PEERS
-        assert run("pause") == Said(0, "", "pausing after the current round; `swarmd resume` continues\n")
+        assert run("pause") == Said(0, "", "pausing; `swarmd resume` continues\n")
         assert json.loads(run("resume", "--json").out) == {"schema": 1, "paused": False}
         second = run("join", "--model", "tiny")
         assert second.code == 5
