@@ -11,7 +11,7 @@ from swarmd.errors import CannotRecord
 JOINED: Final = ("choices.json", "peers.json*", "seen*", "reputation*")  # the swarm's: what was joined, who was met
 OWN: Final = (
     *("identity.key*", "sequence*", "checkpoints*", "metrics.jsonl*", "node.json*", "usage.json*", "swarmd.log*", "trainer.log*"),
-    *("receipts.jsonl*", "ui.html*", "pause.json*", "lock", "run.json"),
+    *("receipts.jsonl*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
 )
 
 
