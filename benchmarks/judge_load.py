@@ -179,8 +179,16 @@ def killed(given: argparse.Namespace) -> dict[str, Any]:
                 peer.sequence = sequence
 
             async def run(process: subprocess.Popen[str], url: str, peers: list[SigningPeer]) -> None:
-                asyncio.get_running_loop().call_later(rng.uniform(0.1, 1.5), process.kill)
+                enough = load.evaluations + rng.randint(1, 100)
+
+                async def kill() -> None:
+                    while load.evaluations < enough:
+                        await asyncio.sleep(0.001)
+                    process.kill()
+
+                killer = asyncio.create_task(kill())
                 await press(url, peers, given.rate, 60.0, given.connections, load)
+                killer.cancel()
 
             asyncio.run(run(process, url, peers))
             sequence += 1_000_000
