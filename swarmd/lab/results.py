@@ -115,7 +115,7 @@ class Results:
                     raise BadResults(f"{final} is finished: another process has played this run meanwhile.")
                 yield lines
                 lines.mark()
-            part.replace(final)
+                part.replace(final)  # while it is ours: who waits for it must find it finished
         except OSError as error:
             raise BadResults(
                 f"{final}: cannot be written: {error.strerror or error}. Finished runs are whole: free some space, then use --resume."
