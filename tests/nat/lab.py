@@ -92,7 +92,8 @@ class Lab:
     def __exit__(self, *_: object) -> None:
         for line in self._lines:
             line.kill()
-            line.wait()
+            with line:  # closes its pipe and waits
+                pass
         for name in self._names:
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip(f"netns del {name}")
@@ -171,7 +172,7 @@ class BootstrapProcess:
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own | {"SWARMD_SWARM_ENGINE": engine})
         assert self._process.stdout is not None
         said = json.loads(self._process.stdout.readline())
-        self.topic = str(said["swarm"]["topic"])
+        self.topic = str(said["swarm"]["topics"][0])
         self.addresses = [entry["address"] for entry in said["addresses"] if entry["from"] == "internet"]
 
     def __enter__(self) -> "BootstrapProcess":
@@ -180,6 +181,8 @@ class BootstrapProcess:
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
         self._process.wait(20)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 def _ip(arguments: str) -> None:
