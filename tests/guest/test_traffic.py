@@ -37,6 +37,15 @@ async def test_whoever_is_cancelled_while_it_waits_holds_nobody_up(autojump_cloc
     assert trio.current_time() - begun < 1.5
 
 
+async def answered(asker: Any, peer: PeerId) -> bytes:
+    """As nodes ask: again where the connection was being replaced by another."""
+    while True:
+        try:
+            return bytes(await asker.request(peer, b"more", len(ANSWER)))
+        except Unanswered:
+            await trio.sleep(0.1)
+
+
 @pytest.mark.parametrize("name", REAL)
 async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) -> None:
     giving, taking = Traffic(), Traffic()
@@ -47,21 +56,12 @@ async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) 
     with trio.fail_after(SECONDS):
         before = taking.down, giving.up
         for _ in range(20):
-            assert await taker.request(giver.me, b"more", len(ANSWER)) == ANSWER
+            assert await answered(taker, giver.me) == ANSWER
     payload = 20 * len(ANSWER)
     await until(lambda: taking.down - before[0] >= payload and giving.up - before[1] >= payload, SECONDS)
     for moved in (taking.down - before[0], giving.up - before[1]):
         assert payload <= moved <= 1.1 * payload
     assert taking.up < 0.1 * payload and giving.down < 0.1 * payload
-
-
-async def answered(asker: Any, peer: PeerId) -> bytes:
-    """As nodes ask: again where the connection was being replaced by another."""
-    while True:
-        try:
-            return bytes(await asker.request(peer, b"more", len(ANSWER)))
-        except Unanswered:
-            await trio.sleep(0.1)
 
 
 @pytest.mark.net
