@@ -3,7 +3,7 @@
     python -m benchmarks.churn [--kills 20] [--nodes 3] [--seed 0] [--json]
 
 The nodes save every 5 s here, in place of every minute, so that kills meet young and old checkpoints. rounds_lost counts the finished
-rounds that a kill lost (each takes half a second at least); they are run again.
+rounds that a kill lost (each takes half a second at least); they are run again. At most those since the last whole checkpoint may be lost.
 
 Prints a line a kill and a table; with --json the last line is one object.
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 from swarmd.daemon import control
 from swarmd.errors import SwarmdError
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_swarm
+from swarmd.trainer.checkpoint import saved_in
 
 CHECKPOINT = 5.0  # seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
 LOOK = 0.1  # seconds between two looks
@@ -39,6 +40,7 @@ class Kill:
     node: str
     process: str  # "daemon", "trainer" or "verifier"
     round_before: int  # the last in metrics.jsonl when it was killed
+    round_saved: int  # of its newest checkpoint when it was killed
     round_resumed: int | None  # what the run went on from; None for a verifier, whose loss costs no round
     up_seconds: float | None  # from the new start until the node answers
     receiving_seconds: float | None  # from then until a frame of another node was admitted
@@ -59,7 +61,7 @@ def churn(folder: Path, kills: int, seed: int = 0, nodes: int = 3, pace: float =
         for node in swarm:
             node.start()
         for node in swarm:
-            _until(lambda node=node: len(node.lines()) >= 2, f"{node.name} to finish two rounds", swarm)  # type: ignore[misc]
+            _until(lambda node=node: _saved(node) > 0, f"{node.name} to make a checkpoint", swarm)  # type: ignore[misc]
         for number in range(kills):
             kill = _one(swarm, rng)
             done.append(kill)
@@ -80,6 +82,7 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     before = _round(node)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+    saved = _saved(node)
     up = receiving = None
     if process == "daemon":
         up, receiving = _rejoin(node, swarm)
@@ -94,6 +97,7 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
         node=node.name,
         process=process,
         round_before=before,
+        round_saved=saved,
         round_resumed=int(resumed[-1]) if resumed else (None if process == "verifier" else 0),
         up_seconds=up,
         receiving_seconds=receiving,
@@ -117,6 +121,12 @@ def _rejoin(node: LocalNode, swarm: Sequence[LocalNode]) -> tuple[float, float]:
 def _round(node: LocalNode) -> int:
     lines = node.lines()
     return int(lines[-1]["round"]) if lines else 0
+
+
+def _saved(node: LocalNode) -> int:
+    """The round of its newest checkpoint; 0 where there is none."""
+    saved = saved_in(node.folder / "checkpoints")
+    return int(saved[-1].name.removeprefix("round-")) if saved else 0
 
 
 def _frames(node: LocalNode) -> int:
