@@ -1,33 +1,25 @@
 """HTTP API of the judge: checks requests, calls the service, writes responses. docs/judge-protocol.md describes it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import FastAPI, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from judge import config, pages
-from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, by_specialty
-from judge.overlap import new_texts
+from judge import config
+from judge.reading import add_reading_routes, service_of
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
 from judge.store import Grade
-from p2p.identity import nickname
 from swarmd.tasks.scoring import Completion
-
-SCHEMA = 1
-
-
-Handler = Callable[..., Awaitable[Response]]
-Rank = Annotated[int, Query(ge=0, lt=2**31)]
 
 B = TypeVar("B", bound=Body)
 
@@ -38,7 +30,7 @@ def create_app(service: JudgeService) -> FastAPI:
     app.state.service = service
     _add_error_answers(app)
     _add_evaluation_routes(app)
-    _add_reading_routes(app)
+    add_reading_routes(app)
     return app
 
 
@@ -48,14 +40,14 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(AskBody, body)
         host = request.client.host if request.client else ""
-        handed = (await _service(request).ask(signed, host, wish))[0]
+        handed = (await service_of(request).ask(signed, host, wish))[0]
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
 
     @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody))
     async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
         given = _parse(AnswerBody, body)
-        graded = await _service(request).answer(signed, id, [Completion(given.text, given.ended)])
+        graded = await service_of(request).answer(signed, id, [Completion(given.text, given.ended)])
         return JSONResponse(_grade(graded.grade))
 
     @app.post("/v2/evaluations", status_code=201, openapi_extra=described(QuestionsBody))
@@ -63,7 +55,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(QuestionsBody, body)
         host = request.client.host if request.client else ""
-        service = _service(request)
+        service = service_of(request)
         handed = await service.ask(signed, host, wish)
         evaluations = [{"evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers} for h in handed]
         return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
@@ -72,62 +64,9 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     async def answer_several(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
         given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
-        graded = await _service(request).answer(signed, id, given)
+        graded = await service_of(request).answer(signed, id, given)
         found = {"rewards": [r.reward for r in graded.reasons], "reasons": [r.value for r in graded.reasons]}
         return JSONResponse({**_grade(graded.grade), "number": graded.grade.number, **found, **graded.receipt})
-
-
-def _add_reading_routes(app: FastAPI) -> None:
-    def readable(path: str) -> Callable[[Handler], Handler]:
-        def both(handler: Handler) -> Handler:
-            app.head(path, include_in_schema=False)(handler)
-            return app.get(path)(handler)
-
-        return both
-
-    @readable("/v2/judge")
-    async def judge(request: Request) -> Response:
-        service = _service(request)
-        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-        limits = {"questions": config.MAX_QUESTIONS, "answers": config.MAX_ANSWERS, "seconds": service.settings.deadline}
-        return JSONResponse({"schema": SCHEMA, "judge": service.key, "protocols": [1, 2], "curriculum": lessons, **limits})
-
-    @readable("/v1/leaderboard")
-    async def leaderboard(request: Request, after: Rank = 0) -> Response:
-        service = _service(request)
-        board = await service.leaderboard(after)
-        lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
-        return JSONResponse(
-            {
-                "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
-                "new_texts": new_texts(service.curriculum.digest) or None,
-                "listed": board.listed, "unlisted": board.unlisted, "answers": board.answers,
-                "peers": [{"rank": s.rank, **_record(s.record)} for s in board.standings], "more_after": board.more_after,
-            }
-        )  # fmt: skip
-
-    @readable("/v1/peers/{peer}")
-    async def peer(
-        request: Request, peer: Annotated[str, Path(max_length=64)], before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1
-    ) -> Response:
-        found = await _service(request).peer(peer, before)
-        if found is None:
-            raise Refused(Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard."))
-        record, history, more = found
-        return JSONResponse({"schema": SCHEMA, **_record(record), "evaluations": history, "more_before": more})
-
-    @readable("/healthz")
-    async def healthz(request: Request) -> Response:
-        service = _service(request)
-        return JSONResponse({"status": "ok", "curriculum": service.curriculum.digest, **await service.health()})
-
-    @readable("/")
-    async def page(request: Request, after: Rank = 0) -> Response:
-        service = _service(request)
-        board = await service.leaderboard(after)
-        lessons = service.curriculum
-        text = pages.leaderboard(board, lessons.name, lessons.specialties, new_texts(lessons.digest), service.now())
-        return HTMLResponse(text, headers=pages.HEADERS)
 
 
 def _add_error_answers(app: FastAPI) -> None:
@@ -170,7 +109,7 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
         raise Refused(TOO_SLOW) from None  # nobody is there to read it
     scope = request.scope
     target = scope["raw_path"].decode("latin-1") + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
-    outcome = verify_request(request.method, target, scope["headers"], bytes(body), _service(request).settings.origins)
+    outcome = verify_request(request.method, target, scope["headers"], bytes(body), service_of(request).settings.origins)
     if isinstance(outcome, Refusal):
         raise Refused(outcome)
     return outcome, bytes(body)
@@ -185,25 +124,5 @@ def _parse(kind: type[B], body: bytes) -> B:
         raise Refused(Refusal(422, f"{where}: {first['msg']}", "docs/judge-protocol.md gives the form of each request.")) from None
 
 
-def _service(request: Request) -> JudgeService:
-    service: JudgeService = request.app.state.service
-    return service
-
-
-def _record(record: Record) -> dict[str, Any]:
-    return {
-        "peer": record.peer, "nickname": nickname(record.peer), "model": record.model,
-        "first_seen": record.first_seen, "last_seen": record.last_seen,
-        "answered": record.answered, "unanswered": record.unanswered, "reward": record.reward, "curve": record.curve,
-        **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
-        "said": dict(record.said), "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
-    }  # fmt: skip
-
-
 def _grade(grade: Grade) -> dict[str, Any]:
     return {name: value for name, value in asdict(grade).items() if name != "number"}
-
-
-def _tally(tally: ScoreTally) -> dict[str, Any]:
-    interval = tally.interval
-    return {"score": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}

@@ -8,10 +8,10 @@ from html.parser import HTMLParser
 import pytest
 
 from benchmarks.overlap import new_share
-from judge.drawing import chart, sparkline
 from judge.leaderboard import LeaderboardPage, Record, Standing
 from judge.overlap import TRAINING, new_texts
-from judge.pages import HEADERS, leaderboard
+from judge.pages.drawing import chart, sparkline
+from judge.pages.rendering import HEADERS, leaderboard
 from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum

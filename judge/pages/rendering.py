@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from time import gmtime, strftime
 
-from judge.drawing import chart, sparkline, whisker
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Standing, by_specialty
 from judge.overlap import TRAINING
-from judge.style import STYLE
+from judge.pages.drawing import chart, sparkline, whisker
+from judge.pages.style import STYLE
 from p2p.identity import nickname
 
 CHARTED = 6  # curves, one for each colour of the style sheet
