@@ -105,6 +105,18 @@ def test_a_damaged_pause_is_none(tmp_path: Path, content: bytes) -> None:
     assert Played(tmp_path).see() == []
 
 
+async def test_what_cannot_be_told_here_is_said_once_and_only_after_a_look(tmp_path: Path) -> None:
+    node = Played(tmp_path, when={"user": 3.0})
+    await node.guest.on_pause({})
+    assert not node.said  # nobody has looked yet
+    node.see()
+    node.see()
+    assert len(node.said) == 1 and "when.user has no effect" in node.said[0]
+    seeing = Played(tmp_path, when={"user": 3.0})
+    seeing.see(idle=1000.0)
+    assert not seeing.said
+
+
 async def test_resume_sets_aside_what_holds_until_it_has_ended(tmp_path: Path) -> None:
     node = Played(tmp_path, when={"user": 3.0})
     await node.guest.on_pause({})

@@ -131,7 +131,10 @@ class Guest:
                 self._talk(note)
                 log.warning("%s", note)
         self._facts = facts
-        now = self._clock()
+        self._decide()
+
+    def _decide(self) -> None:
+        facts, now = self._facts or MachineFacts(), self._clock()
         held = self._conditions.check(facts, now)
         away = [PauseCause("metered", "the network is metered: it trains alone", None, "when it is not metered", OVERRIDE)]
         away = away if self._leaves_when_metered and facts.metered else []
@@ -161,14 +164,14 @@ class Guest:
         ):
             raise SwarmdError("A pause ends within a year from now, or with `swarmd resume`.")
         self._asked.begin(until)
-        self.decide(self._facts or MachineFacts())
+        self._decide()
         return {"schema": 1, "paused": True, "until": until, "pauses": self.document()["pauses"]}
 
     async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`swarmd resume`: ends the user's own pause. PauseConditions that hold now are set aside until each of them has ended."""
         self._asked.end()
         self._set_aside |= {each.kind for each in [*self.pauses, *self.away]}
-        self.decide(self._facts or MachineFacts())
+        self._decide()
         return {"schema": 1, "paused": False}
 
     def _tell_trainer(self) -> None:
