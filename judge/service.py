@@ -11,7 +11,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -19,9 +19,10 @@ from typing import Any, Protocol, TypeVar
 from judge import config, receipts
 from judge.attributes import Attributes
 from judge.config import JudgeSettings
-from judge.database import FAILURES
+from judge.database import FAILURES, Database
 from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
+from judge.reader import Reader
 from judge.refusals import BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
@@ -84,13 +85,14 @@ async def open_service(
     lessons = find_curriculum(settings.curriculum)
     with (
         contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
+        contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
         Verifier(lessons) as verifier,
         contextlib.closing(Verifier(lessons)) as maker,  # starts for own tasks alone: their questions do not wait for what is scored
     ):
         key = Identity.load_or_create(settings.key or config.default_key(settings.database))
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
-        service = JudgeService(settings, lessons, key, tasks.draw_held_out, store, verifier.judge, rng, monotonic, wall)
+        service = JudgeService(settings, lessons, key, tasks.draw_held_out, store, reader, verifier.judge, rng, monotonic, wall)
         reaper = asyncio.create_task(service.expire_forever())
         try:
             yield service
@@ -107,15 +109,16 @@ class JudgeService:
         key: Identity,
         draw: Draw,
         store: Store,
+        reader: Reader,
         mark: Mark,
         rng: random.Random,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """`key` signs the receipts. `store` and `mark` are each used from one thread of this service's own; `rng` must be unpredictable
-        outside tests."""
+        """`key` signs the receipts. `store`, `reader` and `mark` are each used from one thread of this service's own; `rng` must
+        be unpredictable outside tests."""
         self.settings, self.curriculum, self._key = settings, curriculum, key
-        self._store, self._mark, self._monotonic, self._wall = store, mark, monotonic, wall
+        self._store, self._reader, self._mark, self._monotonic, self._wall = store, reader, mark, monotonic, wall
         room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
         self._sessions = Sessions(lambda r: draw(1, r)[0], rng, settings.deadline, room)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
@@ -123,6 +126,7 @@ class JudgeService:
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
         self._sequences = Sequences()
         self._writer = StoreWriter(store)
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         self._boards: dict[int, tuple[float, LeaderboardPage]] = {}  # by their first rank less one; each for config.LEADERBOARD_SECONDS
@@ -227,15 +231,15 @@ class JudgeService:
             now = self._monotonic()
             self._boards = {start: kept for start, kept in self._boards.items() if 0 <= now - kept[0] < config.LEADERBOARD_SECONDS}
             if after not in self._boards:
-                self._boards[after] = (now, await self._write(self._store.board, after))
+                self._boards[after] = (now, await self._read(self._reader.board, after))
                 while len(self._boards) > config.BOARDS_KEPT:
                     del self._boards[next(iter(self._boards))]
             return self._boards[after][1]
 
     async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]], int | None] | None:
         """Its record, a page of its answers, and where the next page begins."""
-        record = await self._write(self._store.record, peer)
-        return None if record is None else (record, *await self._write(self._store.history, peer, before))
+        record = await self._read(self._reader.record, peer)
+        return None if record is None else (record, *await self._read(self._reader.history, peer, before))
 
     def now(self) -> float:
         """Seconds since the epoch, by the judge's own clock."""
@@ -257,7 +261,8 @@ class JudgeService:
 
     async def close(self) -> None:
         """Wait for writing and scoring to finish. The caller closes the store and the verifier."""
-        await asyncio.to_thread(self._scorer.shutdown, wait=True, cancel_futures=True)
+        for threads in (self._scorer, self._readers):
+            await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
         await self._writer.close()
 
     async def _claim(self, signed: Signed) -> None:
@@ -278,8 +283,14 @@ class JudgeService:
         return rows[0]
 
     async def _write(self, step: Callable[..., T], *arguments: object) -> T:
+        return await self._told(self._writer.run(step, *arguments))
+
+    async def _read(self, step: Callable[..., T], *arguments: object) -> T:
+        return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, step, *arguments))
+
+    async def _told(self, outcome: Awaitable[T]) -> T:
         try:
-            return await self._writer.run(step, *arguments)
+            return await outcome
         except FAILURES:  # a full or broken disk, a server that is gone; the operator hears of it in the log, the node gets a refusal
             log.exception("cannot use the database")
             self._failed = self._monotonic()

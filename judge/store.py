@@ -11,24 +11,21 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, case, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.attributes import Attributes
 from judge.database import Database
 from judge.errors import DatabaseUnusable
-from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPage, Record, ScoreTally, Standing, curve_numbers
+from judge.leaderboard import WINDOW, ScoreTally
 from judge.sessions import OpenQuestion
-from judge.tables import about, evaluations, listed, peers
+from judge.tables import about, evaluations, peers
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
 
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
 SAID = tuple(field.name for field in fields(Attributes) if field.name not in ("round", "model"))
-OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
 PROBE_BYTES = 16 * 1024
-HISTORY_PAGE = 500  # answers of a peer, at most,
-HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
 
 # The statements of an evaluation, made once: making one takes as long as running it.
 _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
@@ -41,13 +38,13 @@ _COUNTS = select(peers.c.answered, peers.c.unanswered, peers.c.reward).where(_PE
 _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
 _ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _NOT_ANSWERED = update(peers).where(_PEER)
-_RECENT = (
+RECENT = (
     select(evaluations.c.specialty, evaluations.c.reward, evaluations.c.answers, evaluations.c.correct)
     .where(evaluations.c.peer == bindparam("of"), evaluations.c.number.is_not(None))
     .order_by(evaluations.c.number.desc())
     .limit(WINDOW)
 )
-_newest = _RECENT.subquery()
+_newest = RECENT.subquery()
 _TALLY = select(func.count(), func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)).select_from(_newest)
 
 
@@ -78,7 +75,7 @@ class Store:
 
     def __init__(self, database: Path | str, curriculum: str) -> None:
         """`curriculum`: name and digest; one database holds one curriculum. Raises DatabaseInUse, DatabaseUnusable."""
-        self._database = Database(database)
+        self.database = Database(database)
         self._together: Connection | None = None  # the transaction that `together` has begun
         try:
             self._prepare(curriculum)
@@ -93,19 +90,19 @@ class Store:
                 db.execute(insert(about).values(name="curriculum", value=curriculum))
             elif held != curriculum:
                 raise DatabaseUnusable(
-                    f"{self._database.name} holds answers to {held}, and this judge asks {curriculum}; "
+                    f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}; "
                     "start it with the same --curriculum, or give another one with --database"
                 )
             # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
             db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
     def close(self) -> None:
-        self._database.close()
+        self.database.close()
 
     def together(self, steps: Sequence[tuple[Callable[..., Any], Sequence[object]]]) -> list[Any]:
         """What each of these methods returns or raises, all in one transaction. If one fails, each is done again in one of its own."""
         try:
-            with self._database.begin() as self._together:
+            with self.database.begin() as self._together:
                 return [step(*arguments) for step, arguments in steps]
         except Exception as error:
             self._together = None
@@ -118,7 +115,7 @@ class Store:
         if self._together is not None:
             yield self._together
         else:
-            with self._database.begin() as db:
+            with self.database.begin() as db:
                 yield db
 
     def sequence(self, peer: PeerId) -> int:
@@ -203,61 +200,7 @@ class Store:
         with self._begin() as db:
             db.execute(_CLOSED, {"evaluation": question.id, "state": "void"})
 
-    def board(self, after: int, limit: int = BOARD_PAGE) -> LeaderboardPage:
-        """The peers ranked `after` + 1 and on, best first; of equal ones the first by its id."""
-        page = select(peers).where(listed).order_by(peers.c.low.desc(), peers.c.peer).limit(limit).offset(after)
-        few = peers.c.answered.between(1, LISTED_ANSWERS - 1)
-        totals = select(func.count().filter(listed), func.count().filter(few), func.coalesce(func.sum(peers.c.answered), 0))
-        with self._begin() as db:
-            standings = [Standing(after + place, self._record(db, row)) for place, row in enumerate(db.execute(page).all(), 1)]
-            many, others, answers = db.execute(totals).one()
-        return LeaderboardPage(standings, after, many, others, int(answers))
-
-    def record(self, peer: str) -> Record | None:
-        with self._begin() as db:
-            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
-            return None if row is None else self._record(db, row)
-
-    def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
-        """What counts and has a number below `before`, newest first, and where the next page begins; None: it was the last.
-
-        An answer is null where the question lapsed. The task and the answer are there: anybody can score it again.
-        """
-        found: list[Mapping[str, Any]] = []
-        size = 0
-        with self._begin() as db:
-            for row in db.execute(_page(peer, before, limit + 1)).mappings():
-                entry = {name: value for name, value in row.items() if value is not None or name not in OPTIONAL}
-                entry["ended"] = None if row["ended"] is None else bool(row["ended"])
-                if "further" in entry:
-                    entry["further"] = json.loads(entry["further"])
-                size += len(json.dumps(entry, ensure_ascii=False).encode())
-                if found and (len(found) == limit or size > HISTORY_BYTES):
-                    return found, int(found[-1]["number"])
-                found.append(entry)
-        return found, None
-
-    def _record(self, db: Connection, row: Counts) -> Record:
-        c = evaluations.c
-        numbers = curve_numbers(row.answered + row.unanswered)
-        curve = select(c.number, c.total).where(c.peer == row.peer, c.number.in_(numbers)).order_by(c.number)
-        recent = db.execute(_RECENT, {"of": row.peer}).all()[::-1]
-        return Record(
-            row.peer, row.model, row.first_seen, row.last_seen, row.answered, row.unanswered, row.reward,
-            recent=[(r.specialty, r.reward) for r in recent], curve=[(number, total) for number, total in db.execute(curve)],
-            said={name: row._mapping[name] for name in SAID if row._mapping[name] is not None},
-            samples=[(r.answers, r.correct or 0) for r in recent if r.answers > 1],
-        )  # fmt: skip
-
 
 def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> str | None:
     rows = [{**asdict(answer), "reason": reason.value} for answer, reason in zip(answers, reasons, strict=True)]
     return json.dumps(rows) if rows else None
-
-
-def _page(peer: str, before: int, limit: int) -> Select[Any]:
-    c = evaluations.c
-    shown = [c.number, c.round, c.model, c.specialty, c.n, c.asked_at, c.seconds, c.answer, c.ended, c.reward, c.reason, c.total]
-    shown += [c.answers, c.correct, c.further, *(c[name] for name in SAID)]
-    chosen = select(c.id.label("evaluation"), *shown).where(c.peer == peer, c.number < before)
-    return chosen.order_by(c.number.desc()).limit(limit)

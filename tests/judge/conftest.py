@@ -54,7 +54,7 @@ class Court:
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """Of the judge's own database, which is as the tests of the store have it."""
-        with self.service._store._database.begin() as db:
+        with self.service._store.database.begin() as db:
             found = db.exec_driver_sql(statement)
             return [tuple(row) for row in found] if found.returns_rows else []
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from judge import archive, cli
 from judge.database import Database
 from judge.errors import DatabaseUnusable
+from judge.reader import Reader
 from judge.store import Store
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
@@ -79,10 +80,10 @@ def test_a_backup_is_the_same_judge(database: str, tmp_path: Path, verifier: Ver
     copy = tmp_path / "copy.sqlite3"
     with closing(Store(database, CURRICULUM)) as store:  # the judge goes on
         rows = archive.backup(database, copy)
-        before = [(store.record(peer), store.history(peer, 2**63 - 1)) for peer in (ALICE, BOB)]
+        before = [(Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1)) for peer in (ALICE, BOB)]
     assert rows == 1 + 2 + 10
     with closing(Store(copy, CURRICULUM)) as store:
-        assert [(store.record(peer), store.history(peer, 2**63 - 1)) for peer in (ALICE, BOB)] == before
+        assert [(Reader(store.database).record(peer), Reader(store.database).history(peer, 2**63 - 1)) for peer in (ALICE, BOB)] == before
         evaluate(store, 11, 1.0, PeerId("carol"))
     for taken in (copy, database):
         with pytest.raises(DatabaseUnusable, match="left as it is"):

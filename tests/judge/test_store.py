@@ -18,6 +18,7 @@ from judge.config import MAX_ANSWER_CHARACTERS
 from judge.database import HEAD, Database
 from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, Record
+from judge.reader import Reader
 from judge.sessions import OpenQuestion, Requester
 from judge.store import NotOpen, Store
 from p2p.types import PeerId
@@ -59,24 +60,25 @@ def test_what_it_keeps(store: Store) -> None:
     for number in range(1, 301):
         evaluate(store, number, float(number % 3 == 0))
     evaluate(store, 1_000, 1.0, BOB)
-    alice = the(store.record(ALICE))
+    alice = the(Reader(store.database).record(ALICE))
     assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (300, 100.0, 0, 300.5, "tiny")
     assert len(alice.recent) == WINDOW
     assert sum(reward for _, reward in alice.recent) == 34
     assert alice.curve[0] == (1, 0.0)
     assert alice.curve[-1] == (300, 100.0)
     assert len(alice.curve) <= CURVE_POINTS
-    assert [(standing.rank, standing.record.peer) for standing in store.board(0).standings] == [(1, ALICE)]
-    assert (store.board(0).listed, store.board(0).unlisted, store.board(0).answers) == (1, 1, 301)  # bob has one answer
-    newest, more = store.history(ALICE, before=2**63 - 1, limit=2)
+    board = Reader(store.database).board(0)
+    assert [(standing.rank, standing.record.peer) for standing in board.standings] == [(1, ALICE)]
+    assert (board.listed, board.unlisted, board.answers) == (1, 1, 301)  # bob has one answer
+    newest, more = Reader(store.database).history(ALICE, before=2**63 - 1, limit=2)
     assert more == 299
     assert [row["number"] for row in newest] == [300, 299]
     assert (newest[0]["answer"], newest[0]["reason"]) == (ANSWER.text, "correct")
     assert (newest[0]["specialty"], newest[0]["n"], newest[0]["ended"]) == ("bf", 300, True)
-    assert [row["number"] for row in store.history(ALICE, before=299, limit=1)[0]] == [298]
+    assert [row["number"] for row in Reader(store.database).history(ALICE, before=299, limit=1)[0]] == [298]
     assert store.sequence(ALICE) == 601
     assert store.sequence(PeerId("nobody")) == -1
-    assert store.record("nobody") is None
+    assert Reader(store.database).record("nobody") is None
 
 
 def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
@@ -88,7 +90,7 @@ def test_a_page_of_answers_has_so_many_bytes(store: Store) -> None:
     seen: list[int] = []
     before: int | None = 2**63 - 1
     while before is not None:
-        page, before = store.history(ALICE, before)
+        page, before = Reader(store.database).history(ALICE, before)
         assert len(json.dumps(page, ensure_ascii=False).encode()) <= 256 * 1024
         seen += [row["number"] for row in page]
         assert before in (None, seen[-1])
@@ -99,7 +101,7 @@ def test_an_evaluation_is_graded_once(store: Store) -> None:
     evaluate(store, 1, 1.0)
     with pytest.raises(SQLAlchemyError):
         store.graded(question(1), [ANSWER], [RIGHT], 0.5, 9, 9.0)
-    assert the(store.record(ALICE)).answered == 1  # undone as a whole
+    assert the(Reader(store.database).record(ALICE)).answered == 1  # undone as a whole
     with pytest.raises(SQLAlchemyError):
         store.asked(question(1), 10, 10.0)
     evaluate(store, 2, 1.0)  # and the next one goes on
@@ -109,20 +111,20 @@ def test_a_question_that_lapses_counts_as_wrong(store: Store) -> None:
     evaluate(store, 1, 1.0)
     store.asked(question(2), 4, 2.0)
     store.lapsed([question(2)])
-    record = the(store.record(ALICE))
+    record = the(Reader(store.database).record(ALICE))
     assert (record.answered, record.unanswered, record.reward) == (1, 1, 1.0)
     assert (record.score.right, record.score.answers) == (1, 2)
     assert record.curve == [(1, 1.0), (2, 1.0)]
     with pytest.raises(SQLAlchemyError):
         store.graded(question(2), [ANSWER], [RIGHT], 0.5, 5, 2.0)
     store.lapsed([question(2)])
-    assert store.record(ALICE) == record  # nothing counts twice
-    newest, _ = store.history(ALICE, 2**63 - 1)
+    assert Reader(store.database).record(ALICE) == record  # nothing counts twice
+    newest, _ = Reader(store.database).history(ALICE, 2**63 - 1)
     kept = [(row["number"], row["reward"], row["answer"], row["ended"]) for row in newest]
     assert kept == [(2, 0.0, None, None), (1, 1.0, ANSWER.text, True)]
     assert newest[0]["reason"] == "not answered in time"
     evaluate(store, 3, 1.0)
-    assert (the(store.record(ALICE)).score.right, the(store.record(ALICE)).score.answers) == (2, 3)
+    assert (the(Reader(store.database).record(ALICE)).score.right, the(Reader(store.database).record(ALICE)).score.answers) == (2, 3)
 
 
 def test_who_is_on_the_board_and_where(database: str) -> None:
@@ -133,19 +135,19 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
         for name, (good, answers) in right.items():
             for i in range(answers):
                 evaluate(store, next(numbers), float(i < good), PeerId(name))
-        board = store.board(0)
+        board = Reader(store.database).board(0)
         assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
         assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
         seen, after = [], 0
         while after is not None:
-            page = store.board(after, limit=2)
+            page = Reader(store.database).board(after, limit=2)
             seen += [(standing.rank, standing.record.peer) for standing in page.standings]
             after = page.more_after  # type: ignore[assignment]
         assert seen == list(enumerate(["steady", "lucky", "a", "b", "poor"], 1))
         for _ in range(60):
             store.asked(question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
             store.lapsed([question(n, PeerId("steady"))])
-        assert store.board(0).standings[0].record.peer == "lucky"  # steady left sixty out
+        assert Reader(store.database).board(0).standings[0].record.peer == "lucky"  # steady left sixty out
 
 
 def as_before_alembic(path: Path, version: int) -> None:
@@ -166,14 +168,15 @@ def test_a_database_of_before_alembic_is_moved(tmp_path: Path, version: int) -> 
     with closing(opened(path)) as store:
         for number in range(1, 31):
             evaluate(store, number, float(number % 2), BOB if number > 15 else ALICE)
-        before = store.board(0)
+        before = Reader(store.database).board(0)
     as_before_alembic(path, version)
     with closing(opened(path)) as store:
-        assert [s.record.peer for s in store.board(0).standings] == [s.record.peer for s in before.standings] == [ALICE, BOB]
-        assert the(store.record(ALICE)).score == before.standings[0].record.score  # what lapsed then counts as nothing
+        after = Reader(store.database).board(0)
+        assert [s.record.peer for s in after.standings] == [s.record.peer for s in before.standings] == [ALICE, BOB]
+        assert the(Reader(store.database).record(ALICE)).score == before.standings[0].record.score  # what lapsed then counts as nothing
         evaluate(store, 31, 1.0, BOB)
-        assert the(store.record(BOB)).score.answers == 16
-        assert the(store.record(BOB)).curve[-1] == (18 if version == 1 else 16, 8.0)
+        assert the(Reader(store.database).record(BOB)).score.answers == 16
+        assert the(Reader(store.database).record(BOB)).curve[-1] == (18 if version == 1 else 16, 8.0)
 
 
 def test_the_newest_migration_is_the_one_that_the_judge_knows() -> None:
@@ -208,7 +211,7 @@ def test_text_comes_back_as_it_was(store: Store) -> None:
     text = "a\0b \\0 \\ \\\\0 <answer>\U0001f9ab\r\n\u202e</answer>"
     store.asked(replace(question(1), attributes=Attributes(1, "m\0\\", name="\0")), 1, 0.0)
     store.graded(question(1), [Completion(text, False)], [WRONG], 0.5, 2, 0.0)
-    ((row,), _) = store.history(ALICE, 2**63 - 1)
+    ((row,), _) = Reader(store.database).history(ALICE, 2**63 - 1)
     assert (row["answer"], row["ended"], row["model"], row["name"]) == (text, False, "m\0\\", "\0")
 
 
@@ -216,10 +219,10 @@ def test_what_a_restart_leaves(database: str) -> None:
     with closing(opened(database)) as store:
         evaluate(store, 1, 1.0)
         store.asked(question(2), 5, 5.0)
-        before = store.record(ALICE)
+        before = Reader(store.database).record(ALICE)
     with closing(opened(database)) as store:
-        assert store.record(ALICE) == before
-        assert the(store.record(ALICE)).unanswered == 0  # the open question is void: not the peer's fault
+        assert Reader(store.database).record(ALICE) == before
+        assert the(Reader(store.database).record(ALICE)).unanswered == 0  # the open question is void: not the peer's fault
         assert store.sequence(ALICE) == 5
         with pytest.raises(SQLAlchemyError):
             store.graded(question(2), [ANSWER], [RIGHT], 0.5, 6, 6.0)
@@ -260,10 +263,10 @@ def test_several_answers(store: Store) -> None:
         reasons = [RIGHT if place >= 4 - right else WRONG for place in range(4)]
         assert store.graded(asked, answers, reasons, 0.5, 10 + number, 0.0).reward == float(right == 4)
     evaluate(store, 4, 1.0)
-    alice = the(store.record(ALICE))
+    alice = the(Reader(store.database).record(ALICE))
     assert (alice.score.right, alice.score.answers) == (2, 4)
     assert alice.pass_at == {1: (pytest.approx(5 / 12), 3), 2: (pytest.approx(0.5), 3), 4: (pytest.approx(2 / 3), 3)}
-    (one, newest, *_), _ = store.history(ALICE, 2**63 - 1)
+    (one, newest, *_), _ = Reader(store.database).history(ALICE, 2**63 - 1)
     assert "further" not in one and (one["answers"], one["correct"]) == (1, 1)
     assert (newest["answers"], newest["correct"], newest["answer"]) == (4, 4, "0")
     assert newest["further"][2] == {"text": "3", "ended": True, "reason": "correct"}
@@ -274,8 +277,8 @@ def test_what_a_peer_says_of_itself(store: Store) -> None:
     said = {"name": "<b>otter</b>", "sharing": "swarm", "local": 4, "external": 0, "strategy": "uniform", "version": "1", "hardware": "cpu"}
     store.asked(replace(question(1), attributes=Attributes(1, "tiny", **said)), 1, 0.0)  # type: ignore[arg-type] # numbers and texts
     store.graded(question(1), [ANSWER], [RIGHT], 0.5, 2, 0.0)
-    assert the(store.record(ALICE)).said == said
+    assert the(Reader(store.database).record(ALICE)).said == said
     evaluate(store, 2, 1.0)
-    assert the(store.record(ALICE)).said == {}
-    (newest, first), _ = store.history(ALICE, 2**63 - 1)
+    assert the(Reader(store.database).record(ALICE)).said == {}
+    (newest, first), _ = Reader(store.database).history(ALICE, 2**63 - 1)
     assert first.items() >= said.items() and not said.keys() & newest.keys()

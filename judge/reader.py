@@ -1,0 +1,80 @@
+"""Reads the judge's database for pages and JSON. One thread at a time uses it, over a connection of its own: no reader holds up a grade."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, bindparam, func, select
+
+from judge.database import Database
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, LeaderboardPage, Record, Standing, curve_numbers
+from judge.store import RECENT, SAID, Counts
+from judge.tables import evaluations, listed, peers
+
+OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
+HISTORY_PAGE = 500  # answers of a peer, at most,
+HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
+
+_PEER = peers.c.peer == bindparam("of")
+
+
+class Reader:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def close(self) -> None:
+        self._database.close()
+
+    def board(self, after: int, limit: int = BOARD_PAGE) -> LeaderboardPage:
+        """The peers ranked `after` + 1 and on, best first; of equal ones the first by its id."""
+        page = select(peers).where(listed).order_by(peers.c.low.desc(), peers.c.peer).limit(limit).offset(after)
+        few = peers.c.answered.between(1, LISTED_ANSWERS - 1)
+        totals = select(func.count().filter(listed), func.count().filter(few), func.coalesce(func.sum(peers.c.answered), 0))
+        with self._database.begin() as db:
+            standings = [Standing(after + place, self._record(db, row)) for place, row in enumerate(db.execute(page).all(), 1)]
+            many, others, answers = db.execute(totals).one()
+        return LeaderboardPage(standings, after, many, others, int(answers))
+
+    def record(self, peer: str) -> Record | None:
+        with self._database.begin() as db:
+            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
+            return None if row is None else self._record(db, row)
+
+    def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+        """What counts and has a number below `before`, newest first, and where the next page begins; None: it was the last.
+
+        An answer is null where the question lapsed. The task and the answer are there: anybody can score it again.
+        """
+        found: list[Mapping[str, Any]] = []
+        size = 0
+        with self._database.begin() as db:
+            for row in db.execute(_page(peer, before, limit + 1)).mappings():
+                entry = {name: value for name, value in row.items() if value is not None or name not in OPTIONAL}
+                entry["ended"] = None if row["ended"] is None else bool(row["ended"])
+                if "further" in entry:
+                    entry["further"] = json.loads(entry["further"])
+                size += len(json.dumps(entry, ensure_ascii=False).encode())
+                if found and (len(found) == limit or size > HISTORY_BYTES):
+                    return found, int(found[-1]["number"])
+                found.append(entry)
+        return found, None
+
+    def _record(self, db: Connection, row: Counts) -> Record:
+        c = evaluations.c
+        numbers = curve_numbers(row.answered + row.unanswered)
+        curve = select(c.number, c.total).where(c.peer == row.peer, c.number.in_(numbers)).order_by(c.number)
+        recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
+        return Record(
+            row.peer, row.model, row.first_seen, row.last_seen, row.answered, row.unanswered, row.reward,
+            recent=[(r.specialty, r.reward) for r in recent], curve=[(number, total) for number, total in db.execute(curve)],
+            said={name: row._mapping[name] for name in SAID if row._mapping[name] is not None},
+            samples=[(r.answers, r.correct or 0) for r in recent if r.answers > 1],
+        )  # fmt: skip
+
+
+def _page(peer: str, before: int, limit: int) -> Select[Any]:
+    c = evaluations.c
+    shown = [c.number, c.round, c.model, c.specialty, c.n, c.asked_at, c.seconds, c.answer, c.ended, c.reward, c.reason, c.total]
+    shown += [c.answers, c.correct, c.further, *(c[name] for name in SAID)]
+    chosen = select(c.id.label("evaluation"), *shown).where(c.peer == peer, c.number < before)
+    return chosen.order_by(c.number.desc()).limit(limit)
