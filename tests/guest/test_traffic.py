@@ -9,7 +9,7 @@ import trio.testing
 
 from p2p.engines.common.traffic import Traffic
 from p2p.engines.memory import MemorySwarm
-from p2p.types import Handlers, PeerId, Started, Unanswered, Verdict
+from p2p.types import Handlers, Started, Verdict
 from swarmd.testing import Clock, memory_member, until
 from tests.p2p.real import SECONDS, heard, real_engine, real_member
 
@@ -37,15 +37,6 @@ async def test_whoever_is_cancelled_while_it_waits_holds_nobody_up(autojump_cloc
     assert trio.current_time() - begun < 1.5
 
 
-async def answered(asker: Any, peer: PeerId) -> bytes:
-    """As nodes ask: again where the connection was being replaced by another."""
-    while True:
-        try:
-            return bytes(await asker.request(peer, b"more", len(ANSWER)))
-        except Unanswered:
-            await trio.sleep(0.1)
-
-
 @pytest.mark.parametrize("name", REAL)
 async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) -> None:
     giving, taking = Traffic(), Traffic()
@@ -56,7 +47,7 @@ async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) 
     with trio.fail_after(SECONDS):
         before = taking.down, giving.up
         for _ in range(20):
-            assert await answered(taker, giver.me) == ANSWER
+            assert await taker.request(giver.me, b"more", len(ANSWER)) == ANSWER
     payload = 20 * len(ANSWER)
     await until(lambda: taking.down - before[0] >= payload and giving.up - before[1] >= payload, SECONDS)
     for moved in (taking.down - before[0], giving.up - before[1]):
@@ -66,18 +57,24 @@ async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) 
 
 @pytest.mark.net
 @pytest.mark.parametrize("limits", [{"up": 200_000.0}, {"down": 200_000.0}])
-async def test_libp2p_keeps_its_rate(limits: dict[str, float], nursery: trio.Nursery) -> None:
+async def test_libp2p_keeps_its_rate_and_its_first_connection(limits: dict[str, float], nursery: trio.Nursery) -> None:
     limited, free = Traffic(**limits), Traffic()
     giver = real_engine("libp2p", 1, GIVES, traffic=limited if "up" in limits else free)
     [address, *_] = await nursery.start(giver.run)
     taker = real_engine("libp2p", 2, traffic=limited if "down" in limits else free, bootstrap=[address])
     await nursery.start(taker.run)
-    await until(lambda: giver.me in taker.connected() and taker.me in giver.connected(), SECONDS)
+
+    def connections() -> list[float]:
+        """When they were made, as both ends see it."""
+        return [peer.connected_at for engine in (giver, taker) for peer in engine.peers()]
+
+    first = await until(lambda: found if len(found := connections()) == 2 else None, SECONDS, every=0.001)
     begun = trio.current_time()
     with trio.fail_after(SECONDS):
         for _ in range(10):
-            assert await answered(taker, giver.me) == ANSWER
+            assert await taker.request(giver.me, b"more", len(ANSWER)) == ANSWER
     assert trio.current_time() - begun >= (10 * len(ANSWER) - 200_000) / 200_000
+    assert connections() == first
 
 
 @pytest.mark.parametrize("name", REAL)

@@ -8,8 +8,10 @@ import pytest
 import trio
 import trio.testing
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.yamux.yamux import FLAG_SYN, HEADER_SIZE, TYPE_DATA, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.yamux.yamux import FLAG_FIN, FLAG_SYN, HEADER_SIZE, TYPE_DATA, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
+from p2p.engines.common.traffic import Traffic
 from p2p.engines.libp2p.network import OWED, WITHHELD, WRITE_TIMEOUT, Muxer
 from swarmd.testing import until
 
@@ -23,14 +25,17 @@ class Secured:
         self._stream, self.is_initiator = stream, is_initiator
         self.conn = self.read_writer = self
         self.updates: list[int] = []  # bytes more that our peer may send, by each window update
+        self.frames: list[tuple[int, int, int]] = []  # kind, flags and length
+        self.least = HEADER_SIZE  # bytes that were written at once
 
     async def read(self, n: int | None = None) -> bytes:
         return bytes(await self._stream.receive_some(n))
 
     async def write(self, data: bytes) -> None:
-        frames = data
+        frames, self.least = data, min(self.least, len(data))
         while frames:
             _, kind, flags, _, length = struct.unpack(YAMUX_HEADER_FORMAT, frames[:HEADER_SIZE])
+            self.frames.append((kind, flags, length))
             if (kind, flags) == (TYPE_WINDOW_UPDATE, 0):
                 self.updates.append(length)
             frames = frames[HEADER_SIZE + (length if kind == TYPE_DATA else 0) :]
@@ -134,3 +139,60 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
     updates = ends[1].updates
     assert updates and min(updates) >= WITHHELD and len(updates) <= reads / 2
     assert 0 <= came - sum(updates) < WITHHELD < WINDOW / 2
+
+
+# With a rate limit that is used up: what carries data waits, and the connection stays as it was.
+
+
+@pytest.fixture
+async def limited(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> tuple[Secured, Any, Any, Muxer]:
+    """Our end of the connection, our stream, theirs, and their muxer."""
+    ends = [Secured(end, n == 0) for n, end in enumerate(trio.testing.memory_stream_pair())]
+    traffic = Traffic(up=1000.0)
+    ours, theirs = (Muxer(end, ID(b"peer"), is_initiator=end.is_initiator, traffic=traffic if end is ends[0] else None) for end in ends)
+    for muxer in (ours, theirs):
+        nursery.start_soon(muxer.start)
+        await muxer.event_started.wait()
+    await traffic.before_sending(1000)
+    out = await ours.open_stream()
+    return ends[0], out, await theirs.accept_stream(), theirs
+
+
+async def test_replies_wait_for_no_rate_and_none_is_empty(limited: tuple[Secured, Any, Any, Muxer], nursery: trio.Nursery) -> None:
+    """Noise would send no bytes as a message of its own, which the other side takes for the end of the connection."""
+    ours, out, into, theirs = limited
+    nursery.start_soon(out.write, b"x" * 500)
+    await trio.testing.wait_all_tasks_blocked()
+    begun = trio.current_time()
+    opened = [await theirs.open_stream() for _ in range(3)]  # our ACKs to these
+    await until(lambda: len(ours.frames) == 1 + len(opened), every=0.001)
+    assert trio.current_time() - begun < 0.1
+    assert len(await into.read(500)) == 500 and trio.current_time() - begun > 0.4
+    await trio.sleep(0.1)
+    assert ours.least == HEADER_SIZE and not theirs.event_shutting_down.is_set()
+
+
+async def test_a_write_that_is_cancelled_while_it_waits_has_taken_nothing(limited: tuple[Secured, Any, Any, Muxer]) -> None:
+    ours, out, into, _ = limited
+    before = out.send_window, list(ours.frames)
+    with trio.move_on_after(0.1):
+        await out.write(b"lost" * 100)
+    assert (out.send_window, ours.frames) == before
+    await out.write(b"kept")
+    assert await into.read(500) == b"kept"
+
+
+async def test_no_data_follows_the_end_of_its_stream(limited: tuple[Secured, Any, Any, Muxer]) -> None:
+    ours, out, into, _ = limited
+
+    async def write() -> None:
+        with pytest.raises(MuxedStreamError):
+            await out.write(b"x" * 100)
+
+    async with trio.open_nursery() as writing:
+        writing.start_soon(write)
+        await trio.testing.wait_all_tasks_blocked()
+        await out.close()
+    assert ours.frames[-1] == (TYPE_WINDOW_UPDATE, FLAG_FIN, 0)
+    assert all(kind != TYPE_DATA for kind, _, _ in ours.frames)
+    await into.close()

@@ -13,7 +13,7 @@ from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
-from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID, Yamux, YamuxStream
+from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, MAX_MESSAGE_SIZE, PROTOCOL_ID, Yamux, YamuxStream
 from libp2p.transport.tcp.tcp import TCP
 
 from p2p.admission.host_bans import HostBans
@@ -22,6 +22,7 @@ from p2p.netgroup import group_of_host
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
+PAYLOAD = MAX_MESSAGE_SIZE - HEADER_SIZE  # bytes in one frame at most
 WITHHELD = 64 * 1024  # bytes read before a window update
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
 OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
@@ -64,12 +65,21 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
 
 
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
-    """Flow control with few frames and a fixed window. The library sends a window update after every read, which is three frames for each
-    small message; here one goes out when WITHHELD bytes were read. And the window stays at 256 KiB, which is enough: the library doubles
-    it with the first reads, up to 16 MiB that a peer could make us hold.
+    """Waits for the rate limit; flow control with few frames and a fixed window. The library sends a window update after every read, which
+    is three frames for each small message; here one goes out when WITHHELD bytes were read. And the window stays at 256 KiB, which is
+    enough: the library doubles it with the first reads, up to 16 MiB that a peer could make us hold.
     """
 
     _unacknowledged = 0  # bytes read since the last window update
+
+    async def write(self, data: bytes) -> None:
+        """Waits before the library makes a frame: a wait that is cancelled, or outlived by a FIN or RST, leaves nothing to take back.
+        Frames without data do not wait. They are few, and the other side may give up on them.
+        """
+        for at in range(0, len(data), PAYLOAD):
+            piece = data[at : at + PAYLOAD]
+            await self.conn.traffic.before_sending(HEADER_SIZE + len(piece))
+            await super().write(piece)
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._unacknowledged += bytes_read
@@ -92,7 +102,7 @@ class Muxer(Yamux):  # type: ignore[misc]
 
     def __init__(self, *args: Any, traffic: Traffic | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._traffic = traffic or Traffic()
+        self.traffic = traffic or Traffic()
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
 
@@ -104,7 +114,6 @@ class Muxer(Yamux):  # type: ignore[misc]
         if trio.lowlevel.current_task() is self._reader:
             await self._owe(data)
             return
-        await self._traffic.before_sending(len(data))  # here: a wait that is cancelled has written nothing yet
         owed = bytes(self._owed)  # first: the ACK before what is written on a stream
         self._owed.clear()
         await self._write(owed + data)
@@ -121,8 +130,7 @@ class Muxer(Yamux):  # type: ignore[misc]
 
     async def _pay(self) -> None:
         with contextlib.suppress(Exception):  # the connection is closed then, which its reader finds
-            while self._owed:
-                await self._traffic.before_sending(len(self._owed))
+            while self._owed:  # no wait until it is taken: others take it too, and without bytes Noise writes what reads as the end
                 owed = bytes(self._owed)
                 self._owed.clear()
                 await self._write(owed)
