@@ -47,12 +47,44 @@ NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0
 QUESTIONS_SEED = 7  # of the held-out questions: the same for every run
 
 
+class NotedExchange(RolloutExchange):
+    """Notes what its node gives to the network in a round, so that it can be given again."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._said = Said()
+
+    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
+        self._said = Said(rollouts)
+        super().share(rollouts, round_number)
+
+    def vouch(self, useful: Mapping[PeerId, int]) -> None:
+        self._said.vouched = useful
+        super().vouch(useful)
+
+    def charge(self, authors: Iterable[PeerId]) -> None:
+        self._said.charged = list(authors)
+        super().charge(self._said.charged)
+
+    def take_said(self, informative: int) -> Said:
+        """In the round that is over. informative: own rollouts with an advantage."""
+        self._said.informative = informative
+        return self._said
+
+    def say(self, number: int, said: Said) -> None:
+        """As `round.run_round` does."""
+        self.share(said.shared, number)
+        self.collect()
+        self.vouch(said.vouched)
+        self.charge(said.charged)
+
+
 class PlayedSwarm:
     """The nodes of one run. Deterministic by setting and seed on one machine."""
 
     def __init__(
         self, setting: Setting, seed: int, reward: Reward, network: MemorySwarm | None = None,
-        exchange: "type[NotedExchange] | None" = None, places: Collection[int] | None = None,
+        exchange: type[NotedExchange] = NotedExchange, places: Collection[int] | None = None,
     ) -> None:  # fmt: skip
         """reward: scores completions of the setting's curriculum (`Verifier`). NoModel where a node's model cannot be loaded.
 
@@ -68,7 +100,7 @@ class PlayedSwarm:
         self._order = random.Random(f"{seed} order")
         self._reward = reward
         self._memory, self._topic, self._seed = network or MemorySwarm(seed), Topic("lab", swarm_digest(self.curriculum)), seed
-        self._exchange = exchange or NotedExchange
+        self._exchange = exchange
         self._places = sorted(range(len(configs)) if places is None else places)
         self.ids = [self._identity(number).peer_id for number in range(len(configs))]
         self._absences = Absences(len(configs), setting.present, setting.away, random.Random(f"{seed} absences"))
@@ -89,7 +121,7 @@ class PlayedSwarm:
     def _identity(self, number: int) -> Identity:
         return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
 
-    def _join(self, number: int, model: str) -> tuple[PeerId, "NotedExchange"]:
+    def _join(self, number: int, model: str) -> tuple[PeerId, NotedExchange]:
         identity = self._identity(number)
         join = partial(self._memory.join, identity.peer_id)
         member = Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now)
@@ -169,36 +201,6 @@ class PlayedSwarm:
     def close(self) -> None:
         for policy in self.policies:
             policy.close()
-
-
-class NotedExchange(RolloutExchange):
-    """Notes what its node gives to the network in a round, so that it can be given again."""
-
-    _said = Said()
-
-    def share(self, rollouts: Sequence[Rollout], round_number: int) -> None:
-        self._said = Said(rollouts)
-        super().share(rollouts, round_number)
-
-    def vouch(self, useful: Mapping[PeerId, int]) -> None:
-        self._said.vouched = useful
-        super().vouch(useful)
-
-    def charge(self, authors: Iterable[PeerId]) -> None:
-        self._said.charged = list(authors)
-        super().charge(self._said.charged)
-
-    def take_said(self, informative: int) -> Said:
-        """In the round that is over. informative: own rollouts with an advantage."""
-        self._said.informative = informative
-        return self._said
-
-    def say(self, number: int, said: Said) -> None:
-        """As `round.run_round` does."""
-        self.share(said.shared, number)
-        self.collect()
-        self.vouch(said.vouched)
-        self.charge(said.charged)
 
 
 def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[PeerId]) -> dict[str, Any]:

@@ -204,8 +204,15 @@ async def test_a_grade_without_its_receipt() -> None:
         await silent(lambda: client(url).answer(Question(ID, "?", 60.0, JUDGE.peer_id), Completion("2", True)))
 
 
-def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path) -> None:
-    ReceiptFile(tmp_path).add({"receipt": "{}", "signature": ""})  # a folder
+def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "receipts"
+    path.mkdir()  # where the file should be
+    file = ReceiptFile(path)
+    file.add({"receipt": "lost", "signature": ""})
+    assert [(entry.levelname, "receipt of the judge could not be kept" in entry.message) for entry in caplog.records] == [("WARNING", True)]
+    path.rmdir()
+    file.add({"receipt": "kept", "signature": ""})
+    assert [json.loads(line)["receipt"] for line in path.read_text().splitlines()] == ["kept"] and len(caplog.records) == 1
 
 
 # Judges that lie.

@@ -73,4 +73,4 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
             "other": "of tiny-9, and this node is of sapo-9",
         }.items():
             wait_until(lambda folder=folder, said=words_of_it: said in cause(tmp_path / folder), PATIENCE)  # type: ignore[misc]
-
+        assert control.call(tmp_path / "well", "status")["trouble"] is None
