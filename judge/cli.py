@@ -19,7 +19,7 @@ from p2p.errors import OperatorError
 SCHEMA = 1
 INTERRUPTED = 130
 DIFFERS = 1
-EXTRA = ("alembic", "fastapi", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
+EXTRA = ("alembic", "fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -32,7 +32,8 @@ EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
 LEADERBOARD_SECONDS = 2.0  # a page of the leaderboard is worked out once for all who look within so many seconds
 PROBE_SECONDS = 2.0  # for so long /healthz says what it found,
 FAILED_SECONDS = 30.0  # and for so long that a write failed
-BOARDS_KEPT = 16  # pages
+COMPARISON_SECONDS = 10.0  # likewise, swarm against solo of a model
+ANSWERS_KEPT = 16  # of each of these two
 
 
 @dataclass(frozen=True, slots=True)

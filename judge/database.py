@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 
-HEAD = "0003"  # the newest migration
+HEAD = "0004"  # the newest migration
 BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migration that it stands for
 FAILURES = (SQLAlchemyError, JudgeError)  # what a step on the database may raise
 _LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks

@@ -53,6 +53,11 @@ class Record:
         return tally(self.recent)
 
     @property
+    def always(self) -> ScoreTally:
+        """Of all its questions that count, since the beginning."""
+        return ScoreTally(round(self.reward), self.answered + self.unanswered)
+
+    @property
     def pass_at(self) -> Mapping[int, tuple[float, int]]:
         """For k = 1, 2, 4 …: pass@k over the questions with so many answers at least, and their number."""
         found = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
+from judge import arms
 from judge.database import Database
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, LeaderboardPage, Record, Standing, curve_numbers
 from judge.store import RECENT, SAID, Counts
@@ -39,6 +40,11 @@ class Reader:
         with self._database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
             return None if row is None else self._record(db, row)
+
+    def arms(self, model: str | None) -> arms.ArmsView:
+        """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
+        with self._database.begin() as db:
+            return arms.view(db, model)
 
     def history(self, peer: str, before: int, limit: int = HISTORY_PAGE) -> tuple[Sequence[Mapping[str, Any]], int | None]:
         """What counts and has a number below `before`, newest first, and where the next page begins; None: it was the last.

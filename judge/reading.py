@@ -7,16 +7,19 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from judge import config
+from judge.anytime import always
 from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, by_specialty
 from judge.overlap import new_texts
 from judge.pages import rendering
 from judge.refusals import Refusal, Refused
 from judge.service import JudgeService
+from judge.statistics import Interval
 from p2p.identity import nickname
 
 SCHEMA = 1
 
 Handler = Callable[..., Awaitable[Response]]
+ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
 Rank = Annotated[int, Query(ge=0, lt=2**31)]
 
 
@@ -48,6 +51,10 @@ def add_reading_routes(app: FastAPI) -> None:
                 "peers": [{"rank": s.rank, **_record(s.record)} for s in board.standings], "more_after": board.more_after,
             }
         )  # fmt: skip
+
+    @readable("/v2/comparison")
+    async def comparison(request: Request, model: ModelName = None) -> Response:
+        return JSONResponse(await service_of(request).comparison(model))
 
     @readable("/v1/peers/{peer}")
     async def peer(
@@ -84,10 +91,11 @@ def _record(record: Record) -> dict[str, Any]:
         "first_seen": record.first_seen, "last_seen": record.last_seen,
         "answered": record.answered, "unanswered": record.unanswered, "reward": record.reward, "curve": record.curve,
         **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
-        "said": dict(record.said), "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
+        "always": _tally(record.always, always(record.always.right, record.always.answers)), "said": dict(record.said),
+        "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
     }  # fmt: skip
 
 
-def _tally(tally: ScoreTally) -> dict[str, Any]:
-    interval = tally.interval
+def _tally(tally: ScoreTally, interval: Interval | None = None) -> dict[str, Any]:
+    interval = interval or tally.interval
     return {"score": tally.share, "low": interval.low, "high": interval.high, "right": tally.right, "n": tally.answers}

@@ -18,11 +18,13 @@ from typing import Any, Protocol, TypeVar
 
 from judge import config, receipts
 from judge.attributes import Attributes
+from judge.comparison_document import comparison_document
 from judge.config import JudgeSettings
 from judge.database import FAILURES, Database
 from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
 from judge.reader import Reader
+from judge.recent import Recent
 from judge.refusals import BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
@@ -129,8 +131,9 @@ class JudgeService:
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
-        self._boards: dict[int, tuple[float, LeaderboardPage]] = {}  # by their first rank less one; each for config.LEADERBOARD_SECONDS
-        self._boards_lock = asyncio.Lock()
+        keep = config.ANSWERS_KEPT
+        self._boards = Recent[int, LeaderboardPage](self._board, config.LEADERBOARD_SECONDS, keep, monotonic)
+        self._comparisons = Recent[str | None, Mapping[str, Any]](self._compared, config.COMPARISON_SECONDS, keep, monotonic)
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
         self._failed = -math.inf  # when the database last could not be used
         self._probe_lock = asyncio.Lock()
@@ -227,14 +230,17 @@ class JudgeService:
 
     async def leaderboard(self, after: int) -> LeaderboardPage:
         """The page of those ranked `after` + 1 and on."""
-        async with self._boards_lock:
-            now = self._monotonic()
-            self._boards = {start: kept for start, kept in self._boards.items() if 0 <= now - kept[0] < config.LEADERBOARD_SECONDS}
-            if after not in self._boards:
-                self._boards[after] = (now, await self._read(self._reader.board, after))
-                while len(self._boards) > config.BOARDS_KEPT:
-                    del self._boards[next(iter(self._boards))]
-            return self._boards[after][1]
+        return await self._boards.get(after)
+
+    async def _board(self, after: int) -> LeaderboardPage:
+        return await self._read(self._reader.board, after)
+
+    async def comparison(self, model: str | None) -> Mapping[str, Any]:
+        """Swarm against solo of a model; None: of the one with most peers on its smaller side."""
+        return await self._comparisons.get(model)
+
+    async def _compared(self, model: str | None) -> Mapping[str, Any]:
+        return await asyncio.to_thread(comparison_document, await self._read(self._reader.arms, model))
 
     async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]], int | None] | None:
         """Its record, a page of its answers, and where the next page begins."""

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, case, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
+from judge import arms
 from judge.attributes import Attributes
 from judge.database import Database
 from judge.errors import DatabaseUnusable
@@ -185,6 +186,7 @@ class Store:
         counted = {"number": peer.answered + peer.unanswered + 1, "total": total, **outcome}
         if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
             return None
+        arms.counted(db, question.peer, question.attributes, outcome["reward"])
         answers, right = db.execute(_TALLY, {"of": question.peer}).one()
         return ScoreTally(int(right), int(answers))
 

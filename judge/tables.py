@@ -88,5 +88,39 @@ evaluations = Table(
     *_said(),
 )
 
+progress = Table(  # of a peer with a model, in normalised rounds: judge/rounds.py
+    "progress",
+    metadata,
+    Column("peer", NAME, primary_key=True),
+    Column("model", AnyText, primary_key=True),
+    Column("sharing", NAME),
+    Column("bin", NUMBER),
+    Column("answers", NUMBER),
+    Column("reward", REAL_NUMBER),
+    Column("earned", REAL_NUMBER),
+    Column("counts", NUMBER),
+)
+
+arm_bins = Table(  # of all peers of a model that are in the swarm, or alone
+    "arm_bins",
+    metadata,
+    Column("model", AnyText, primary_key=True),
+    Column("sharing", NAME, primary_key=True),
+    Column("bin", NUMBER, primary_key=True),
+    Column("peers", NUMBER),
+    Column("total", REAL_NUMBER),
+    Column("squares", REAL_NUMBER),
+)
+
+arm_values = Table(  # each peer's value at a few of the bins, in the order in which they got there
+    "arm_values",
+    metadata,
+    Column("model", AnyText, primary_key=True),
+    Column("sharing", NAME, primary_key=True),
+    Column("bin", NUMBER, primary_key=True),
+    Column("place", NUMBER, primary_key=True),
+    Column("value", REAL_NUMBER),
+)
+
 listed = peers.c.answered >= LISTED_ANSWERS
 Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)

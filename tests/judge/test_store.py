@@ -152,6 +152,7 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
 
 def as_before_alembic(path: Path, version: int) -> None:
     with closing(sqlite3.connect(path)) as database:
+        database.executescript("DROP TABLE progress; DROP TABLE arm_bins; DROP TABLE arm_values")
         for table in ("peers", "evaluations"):
             for name in ("name", "sharing", "strategy", "version", "hardware", "local", "external"):
                 database.execute(f"ALTER TABLE {table} DROP COLUMN {name}")

@@ -1,0 +1,172 @@
+"""Fills a judge's database with evaluations of peers that learn, by bulk insert; then measures answers that it gives.
+
+    python -m benchmarks.judge_fill judge.sqlite3 --evaluations 1000000 --peers 5000
+    python -m benchmarks.judge_fill judge.sqlite3 --read 200
+
+The first takes a minute of CPU for a million. Peers differ in skill, in how often they are evaluated and in when they begin; half of them
+are in the swarm and learn a fifth faster. `swarmd-judge serve --curriculum tiny-9 --database judge.sqlite3` shows the pages.
+
+The second times what a judge does for its answers. "cold": its work in this process, with nothing kept from before, in seconds of CPU.
+The others: over HTTP, as a reader has them from a real judge on loopback, which keeps some answers for a few seconds.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx2
+from sqlalchemy import insert
+
+from benchmarks.judge_load import serving
+from judge.arms import insert_rows, recounted
+from judge.comparison_document import comparison_document
+from judge.database import Database
+from judge.leaderboard import WINDOW
+from judge.reader import Reader
+from judge.statistics import wilson
+from judge.store import LAPSED, Store
+from judge.tables import evaluations, peers
+from p2p.identity import Identity
+from swarmd.tasks.curriculum import TINY_9
+
+MODELS = ("tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "qwen2.5-0.5b", "qwen2.5-0.5b", "qwen3-0.6b")
+EPOCH = 1_790_000_000.0
+AT_A_TIME = 50_000  # rows
+
+
+def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A peer and its evaluations, as a judge would have them."""
+    swarm, model = number % 2 == 0, MODELS[number // 2 % len(MODELS)]
+    skill, every = rng.lognormvariate(0.0, 0.25), rng.choice((1, 1, 2, 3))
+    peer = Identity.from_seed(number.to_bytes(32, "big")).peer_id
+    said = {"name": f"node {number}", "sharing": "swarm" if swarm else "solo", "strategy": "uniform positive", "version": "0.2.0"}
+    said |= {"hardware": rng.choice(("cpu", "cuda", "mps")), "local": 4 if swarm else 8, "external": 4 if swarm else 0}
+    begun, pace = EPOCH + rng.uniform(0, 20 * 86_400), rng.uniform(20, 200)
+    total, answered, rewards, rows = 0.0, 0, [], []
+    for place in range(1, many + 1):
+        round_number = place * every
+        share = min(0.95, skill * (0.1 + 0.4 * round_number / (round_number + (80 if swarm else 100))))
+        lapsed = rng.random() < 0.01
+        reward = float(not lapsed and rng.random() < share)
+        rewards.append(reward)
+        total, answered = total + reward, answered + (not lapsed)
+        row = {
+            "id": f"{rng.getrandbits(128):032x}", "peer": peer, "round": round_number, "model": model,
+            "specialty": rng.choice(TINY_9.specialties), "n": 10**9 + rng.randrange(10**6), "asked_at": begun + pace * round_number,
+            "state": "unanswered" if lapsed else "graded", "number": place, "reward": reward, "total": total, "answers": 1,
+            "reason": LAPSED if lapsed else "correct" if reward else "wrong", "seconds": None if lapsed else rng.uniform(0.1, 9.0),
+            "answer": None if lapsed else f"I add the numbers. <answer>{rng.randrange(1000)}</answer>", "ended": None if lapsed else 1,
+            "correct": None if lapsed else int(reward), **said,
+        }  # fmt: skip
+        rows.append(row)
+    recent = rewards[-WINDOW:]
+    low = wilson(int(sum(recent)), len(recent)).low
+    seen = {"first_seen": rows[0]["asked_at"], "last_seen": rows[-1]["asked_at"] + 1, "sequence": many}
+    return {
+        "peer": peer,
+        "model": model,
+        "answered": answered,
+        "unanswered": many - answered,
+        "reward": total,
+        "low": low,
+        **seen,
+        **said,
+    }, rows
+
+
+def histories(many: int, of: int, seed: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Few peers have many evaluations, as in any crowd of volunteers."""
+    rng = random.Random(seed)
+    weights = [rng.lognormvariate(0.0, 0.8) for _ in range(of)]
+    scale = many / sum(weights)
+    counts = [max(1, round(weight * scale)) for weight in weights]
+    counts[0] = max(1, counts[0] + many - sum(counts))
+    for number, count in enumerate(counts):
+        yield history(number, count, rng)
+
+
+def fill(database: str, many: int, of: int, seed: int) -> dict[str, float]:
+    """Into a new database."""
+    begun = time.process_time()
+    Store(database, f"tiny-9 {TINY_9.digest}").close()
+    with closing(Database(database)) as opened, opened.begin() as db:
+        waiting: list[dict[str, Any]] = []
+        for peer, rows in histories(many, of, seed):
+            db.execute(insert(peers), peer)
+            waiting += rows
+            if len(waiting) >= AT_A_TIME:
+                db.execute(insert(evaluations), waiting)
+                waiting.clear()
+        if waiting:
+            db.execute(insert(evaluations), waiting)
+        written = time.process_time()
+        insert_rows(db, recounted(db).rows())
+    return {
+        "evaluations": many,
+        "peers": of,
+        "fill_cpu_s": round(written - begun, 1),
+        "recount_cpu_s": round(time.process_time() - written, 1),
+    }
+
+
+def read(database: str, times: int) -> Iterator[dict[str, Any]]:
+    """How long each answer takes, and how large it is."""
+    yield from cold(database, times)
+    with serving(database) as (_, url), httpx2.Client(base_url=url, timeout=60) as http:
+        ranked = http.get("/v1/leaderboard").json()["peers"]
+        targets = ["/", "/?after=2500", "/v1/leaderboard", "/v1/leaderboard?after=4000", f"/v1/peers/{ranked[0]['peer']}"]
+        targets += ["/v2/comparison", "/v2/comparison?model=qwen3-0.6b"]
+        for target in targets:
+            took, size = [], 0
+            for _ in range(times):
+                begun = time.monotonic()
+                size = max(size, len(http.get(target).content))
+                took.append(1000 * (time.monotonic() - begun))
+            cuts = statistics.quantiles(took, n=20)
+            yield {
+                "answer": target,
+                "kB": round(size / 1000, 1),
+                "p50_ms": round(cuts[9], 1),
+                "p95_ms": round(cuts[18], 1),
+                "longest_ms": round(max(took), 1),
+            }
+
+
+def cold(database: str, times: int) -> Iterator[dict[str, Any]]:
+    with closing(Reader(Database(database, alone=False))) as reader:
+        work: dict[str, Callable[[], object]] = {
+            "board": lambda: reader.board(0),
+            "comparison": lambda: comparison_document(reader.arms(None)),
+        }
+        for name, do in work.items():
+            took = []
+            for _ in range(times):
+                begun = time.process_time()
+                do()
+                took.append(1000 * (time.process_time() - begun))
+            cuts = statistics.quantiles(took, n=20)
+            yield {"cold": name, "p50_cpu_ms": round(cuts[9], 1), "p95_cpu_ms": round(cuts[18], 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("database", help="a file or a postgresql:// address; new, unless --read")
+    parser.add_argument("--evaluations", type=int, default=1_000_000)
+    parser.add_argument("--peers", type=int, default=5_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--read", type=int, default=0, metavar="TIMES", help="ask a judge that serves it instead")
+    given = parser.parse_args()
+    if given.read:
+        for line in read(given.database, given.read):
+            print(json.dumps(line), flush=True)
+    else:
+        print(json.dumps(fill(given.database, given.evaluations, given.peers, given.seed)))
+
+
+if __name__ == "__main__":
+    main()

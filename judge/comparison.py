@@ -1,0 +1,152 @@
+"""Swarm against solo over normalised rounds: SAPO (arXiv 2509.08721), section 6 and Figure 3. Pure.
+
+The unit is the peer. Evaluations of one peer are answers of one model that learns: they depend on each other, and a thousand of them are
+still one node. So each peer gives one value at each normalised round, its cumulative reward so far (judge/rounds.py), and the means of
+peers are compared by Welch's t, which wants neither equal variances nor equal numbers: solo peers are few. A permutation test would need
+every peer's value at every look; Welch needs three sums, and among 6 peers or more its level was within a percent of it in simulations
+(docs/judge-statistics.md).
+
+The values at successive rounds contain each other, so their tests depend on each other. Holm's correction holds under any dependence, and
+bounds the chance of one false round among all. Benjamini and Hochberg's bounds the share of false ones among those found, where dependence
+is positive, as it is between sums that contain each other.
+
+All of this is for a look at a time that was set beforehand. For the one who looks at every moment there is judge/anytime.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import nan, sqrt
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from judge.rounds import bin_end
+from judge.statistics import Interval
+
+LEVEL = 0.05
+FEWEST = 4  # peers in each arm, for a test
+
+
+@dataclass(frozen=True, slots=True)
+class BinSums:
+    """Of the peers of one arm at the end of one bin: their number, the sum of their values and of their squares."""
+
+    peers: int
+    total: float
+    squares: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.peers
+
+    @property
+    def variance(self) -> float:
+        """Of the values, unbiased; two peers at least."""
+        return max(0.0, self.squares - self.total * self.mean) / (self.peers - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmPoint:
+    """Cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t); none of one peer alone."""
+
+    round: int
+    peers: int
+    mean: float
+    band: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTest:
+    """Of the difference, swarm less solo, in cumulative reward at one normalised round."""
+
+    round: int
+    difference: float
+    interval: Interval  # 95 %, not corrected
+    p: float  # two-sided
+    holm: float
+    benjamini_hochberg: float
+
+
+@dataclass(frozen=True, slots=True)
+class ArmComparison:
+    swarm: Sequence[ArmPoint]
+    solo: Sequence[ArmPoint]
+    tests: Sequence[RoundTest]
+    holm_from: int | None  # from this round on, the difference is significant and has one sign; None: from none
+    benjamini_hochberg_from: int | None
+
+
+def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmComparison:
+    """Both arms, by bin."""
+    both = sorted(bin for bin in swarm.keys() & solo.keys() if min(swarm[bin].peers, solo[bin].peers) >= FEWEST)
+    raw = [welch(swarm[bin], solo[bin]) for bin in both]
+    p = [each[2] for each in raw]
+    tests = [
+        RoundTest(bin_end(bin), bin_end(bin) * gain, _times(bin_end(bin), gain, half), p_value, by_holm, by_bh)
+        for bin, (gain, half, p_value), by_holm, by_bh in zip(both, raw, holm(p), benjamini_hochberg(p), strict=True)
+    ]
+    return ArmComparison(
+        _points(swarm), _points(solo), tests,
+        stays_from([(t.round, t.difference, t.holm) for t in tests]),
+        stays_from([(t.round, t.difference, t.benjamini_hochberg) for t in tests]),
+    )  # fmt: skip
+
+
+def welch(one: BinSums, other: BinSums) -> tuple[float, float, float]:
+    """Difference of the means, half its 95 % interval, and the two-sided p of Welch's t (Biometrika 34, 1947).
+
+    Where neither arm varies nothing is known of chance: the interval is unbounded and p is 1.
+    """
+    parts = [arm.variance / arm.peers for arm in (one, other)]
+    gain, variance = one.mean - other.mean, sum(parts)
+    if variance <= 0:
+        return gain, float("inf"), 1.0
+    freedom = variance**2 / sum(part**2 / (arm.peers - 1) for part, arm in zip(parts, (one, other), strict=True))
+    error = sqrt(variance)
+    return gain, float(stdtrit(freedom, 1 - LEVEL / 2)) * error, min(1.0, 2 * float(stdtr(freedom, -abs(gain) / error)))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values adjusted by Holm (Scandinavian Journal of Statistics 6, 1979)."""
+    order = np.argsort(p, kind="stable")
+    scaled = np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1)
+    return _put_back(order, np.minimum(1.0, np.maximum.accumulate(scaled)))
+
+
+def benjamini_hochberg(p: Sequence[float]) -> list[float]:
+    """p-values adjusted by Benjamini and Hochberg (JRSS B 57, 1995), as scipy.stats.false_discovery_control has them.
+
+    Not called from there: importing scipy.stats takes 0.8 s of CPU, which every start of a judge would pay.
+    """
+    order = np.argsort(p, kind="stable")
+    scaled = np.asarray(p, dtype=float)[order] * len(p) / np.arange(1, len(p) + 1)
+    return _put_back(order, np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1]))
+
+
+def _put_back(order: "np.ndarray[tuple[int], np.dtype[np.intp]]", adjusted: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[float]:
+    found = np.empty(len(order))
+    found[order] = adjusted
+    return [float(value) for value in found]
+
+
+def stays_from(tests: Sequence[tuple[int, float, float]]) -> int | None:
+    """The first round from which on every (round, difference, adjusted p) is significant, with the sign of the last."""
+    first = None
+    for round_number, difference, p in reversed(tests):
+        if p >= LEVEL or difference * tests[-1][1] <= 0:
+            break
+        first = round_number
+    return first
+
+
+def _points(arm: Mapping[int, BinSums]) -> list[ArmPoint]:
+    points = []
+    for bin in sorted(arm):
+        sums, end = arm[bin], bin_end(bin)
+        half = float(stdtrit(sums.peers - 1, 1 - LEVEL / 2)) * sqrt(sums.variance / sums.peers) if sums.peers > 1 else nan
+        points.append(ArmPoint(end, sums.peers, end * sums.mean, _times(end, sums.mean, half) if sums.peers > 1 else None))
+    return points
+
+
+def _times(rounds: int, middle: float, half: float) -> Interval:
+    return Interval(rounds * (middle - half), rounds * (middle + half))
