@@ -6,11 +6,10 @@ from typing import Any
 import multiaddr
 import pytest
 import trio
-from libp2p.host.ping import ID as PING
-from libp2p.host.ping import PING_LENGTH
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_PING
 from libp2p.utils.varint import read_varint_prefixed_bytes
 
 from p2p.engines.libp2p import connections
@@ -28,33 +27,31 @@ async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
 ) -> None:
     monkeypatch.setattr(connections, "PING_AFTER", 0.4)
     monkeypatch.setattr(connections, "PING_TIMEOUT", 1.0)
-    a, a_engine, address = await started(nursery, 1)
-    async with hostile_peer(address) as (stack, _):
-        pings, alive = 0, True
+    a, _, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, victim):
+        (theirs,) = (connection.muxed_conn for connection in stack.host.get_network().get_connections(victim))
+        write, answers, alive = theirs.secured_conn.write, 0, True
 
-        async def handler(stream: Any) -> None:
-            nonlocal pings
-            pings += 1
-            if not alive:
-                await trio.sleep_forever()
-            await stream.write(await stream.read(PING_LENGTH))
+        async def written(frames: bytes) -> None:
+            nonlocal answers
+            answers += frames[1] == TYPE_PING and frames[3] == FLAG_ACK
+            if alive:
+                await write(frames)
 
-        stack.host.set_stream_handler(PING, handler)
-        me = str(stack.host.get_id())
-        await until(lambda: pings >= 3)
-        assert [peer.id for peer in a.peers()] == [me]
-        before, until_then = pings, trio.current_time() + 4 * connections.PING_AFTER
+        theirs.secured_conn.write = written
+        await until(lambda: answers >= 3)
+        assert [peer.id for peer in a.peers()] == [str(stack.host.get_id())]
+        await theirs.ping()
+        before, until_then = answers, trio.current_time() + 4 * connections.PING_AFTER
         while trio.current_time() < until_then:
-            stack_of(a_engine).pubsub.heard_at[stack.host.get_id()] = trio.current_time()  # as one who goes on speaking
+            await theirs.ping()  # as one who goes on speaking
             await trio.sleep(0.05)
-        assert pings <= before + 1  # one may have been under way
-        stack_of(a_engine).pubsub.heard_at[stack.host.get_id()], alive = trio.current_time(), False
+        assert answers <= before + 1  # one may have been under way
+        alive = False
         await until(lambda: not a.peers())
 
 
-async def test_whatever_comes_of_a_peer_shows_that_it_is_alive_and_where_it_is_now_is_noted_at_once(
-    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
-) -> None:
+async def test_where_a_peer_is_now_is_noted_at_once(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
     """And not only when it is time to note again what it said before."""
     monkeypatch.setattr(connections, "NOTED_FOR", 1000.0)
     a, a_engine, address = await started(nursery, 1)
@@ -63,10 +60,8 @@ async def test_whatever_comes_of_a_peer_shows_that_it_is_alive_and_where_it_is_n
     peer, there = ID.from_string(b.identity.peer_id), "/ip4/127.0.0.1/tcp/4321"
     await until(lambda: b.identity.peer_id in a_engine._book)
     assert there not in a_engine._book[b.identity.peer_id].addresses
-    before = trio.current_time()  # no ping is due for a while
     stack_of(a_engine).host.get_peerstore().add_addrs(peer, [multiaddr.Multiaddr(there)], 1000)
     await heard(b, a)
-    assert stack_of(a_engine).pubsub.heard_at[peer] >= before
     await until(lambda: there in a_engine._book[b.identity.peer_id].addresses)
 
 

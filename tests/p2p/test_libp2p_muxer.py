@@ -141,6 +141,26 @@ async def test_a_stream_goes_on_beyond_its_window_with_few_updates_and_the_windo
     assert 0 <= came - sum(updates) < WITHHELD < WINDOW / 2
 
 
+async def test_a_slow_peer_that_takes_each_frame_in_time_is_kept(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
+    """However many wait for their turn."""
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    muxer, written = Muxer(Secured(ours, True), ID(b"peer"), is_initiator=True), list[int]()
+
+    async def write() -> None:
+        stream = await muxer.open_stream()
+        await stream.write(b"x" * 1000)
+        written.append(stream.stream_id)
+
+    nursery.start_soon(muxer.start)
+    await muxer.event_started.wait()
+    async with trio.open_nursery() as writing:
+        for _ in range(4):
+            writing.start_soon(write)
+        while len(written) < 4:
+            await trio.sleep(0.6 * WRITE_TIMEOUT)
+            await theirs.receive_some(2000)
+
+
 # With a rate limit that is used up: what carries data waits, and the connection stays as it was.
 
 

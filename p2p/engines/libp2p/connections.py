@@ -10,13 +10,12 @@ from typing import Any
 
 import multiaddr
 import trio
-from libp2p.host.ping import PingService
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.common.discovery import AddressRecord, Dialled
-from p2p.engines.libp2p.network import close_socket, remote, remote_host
+from p2p.engines.libp2p.network import close_socket, heard_at, remote, remote_host
 from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.topic import Topic
@@ -147,27 +146,29 @@ class Libp2pConnections:
 
     async def ping(self) -> None:
         """Until cancelled. A peer whose machine lost its power never closes the connection, and would be sent to for a quarter of an hour.
-        Only silent peers are pinged: a ping is a stream of its own.
+        Whatever comes shows that it is there: under a rate limit, answers wait behind what else is sent.
         """
-        pubsub = self._stack.pubsub
         while True:
             await trio.sleep(PING_AFTER / 4)
-            now, connected = trio.current_time(), self._stack.host.get_connected_peers()
-            pubsub.heard_at = {peer: pubsub.heard_at.get(peer, now) for peer in connected}
+            now = trio.current_time()
             async with trio.open_nursery() as nursery:
-                for peer in [peer for peer, at in pubsub.heard_at.items() if now - at >= PING_AFTER]:
-                    nursery.start_soon(self._ping_one, peer)
+                for peer, connections in list(self._network.get_connections_map().items()):
+                    if connections and all(now - heard_at(connection) >= PING_AFTER for connection in connections):
+                        nursery.start_soon(_ping_one, peer, list(connections))
 
-    async def _ping_one(self, peer: Any) -> None:
-        with trio.move_on_after(PING_TIMEOUT):
-            try:
-                await PingService(self._stack.host).ping(peer)
-            except Exception as error:  # it answered something, if only that it knows no ping: it is alive, or about to be dropped
-                log.debug("ping of %s: %r", peer, error)
-            self._stack.pubsub.heard_at[peer] = trio.current_time()
-            return
-        log.info("%s does not answer and is disconnected", peer)
-        await self.hang_up(PeerId(str(peer)))
+
+async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
+    asked = trio.current_time()
+    with trio.move_on_after(PING_TIMEOUT):
+        for connection in connections:
+            with contextlib.suppress(Exception):  # it ended meanwhile
+                await connection.muxed_conn.ping()
+        while not any(connection.is_closed or heard_at(connection) >= asked for connection in connections):
+            await trio.sleep(PING_TIMEOUT / 100)
+        return
+    log.info("%s does not answer and is disconnected", peer)
+    for connection in connections:
+        await close_socket(connection)
 
 
 def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import struct
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -13,7 +14,16 @@ from libp2p.network.swarm import Swarm
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
-from libp2p.stream_muxer.yamux.yamux import HEADER_SIZE, MAX_MESSAGE_SIZE, PROTOCOL_ID, Yamux, YamuxStream
+from libp2p.stream_muxer.yamux.yamux import (
+    FLAG_SYN,
+    HEADER_SIZE,
+    MAX_MESSAGE_SIZE,
+    PROTOCOL_ID,
+    TYPE_PING,
+    YAMUX_HEADER_FORMAT,
+    Yamux,
+    YamuxStream,
+)
 from libp2p.transport.tcp.tcp import TCP
 
 from p2p.admission.host_bans import HostBans
@@ -36,9 +46,11 @@ class CountedSocket:
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic = stream, traffic
+        self.heard_at = trio.current_time()  # when its last bytes came
 
     async def read(self, n: int | None = None) -> bytes:
         data = bytes(await self._stream.read(n))
+        self.heard_at = trio.current_time()
         self._traffic.count(down=len(data))
         await self._traffic.after_reading(len(data))
         return data
@@ -105,6 +117,7 @@ class Muxer(Yamux):  # type: ignore[misc]
         self.traffic = traffic or Traffic()
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
+        self._turn = trio.Lock()
 
     async def handle_incoming(self) -> None:
         self._reader = trio.lowlevel.current_task()
@@ -137,10 +150,17 @@ class Muxer(Yamux):  # type: ignore[misc]
         self._paying = False
 
     async def _write(self, frames: bytes) -> None:
-        with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
-            await super()._write_frame(frames)
-            return
+        """WRITE_TIMEOUT is for these frames alone: what others write before them may take its own."""
+        with trio.CancelScope(shield=True):
+            async with self._turn:
+                with trio.move_on_after(WRITE_TIMEOUT):
+                    await super()._write_frame(frames)
+                    return
         await self._give_up()
+
+    async def ping(self) -> None:
+        """Makes the other side send something. Waits for no rate, and for no answer."""
+        await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, 0))
 
     async def _give_up(self) -> NoReturn:
         """Raises MuxedConnUnavailable. With the socket everything on the connection ends."""
@@ -254,6 +274,11 @@ def remote(connection: Any) -> tuple[str, int]:
 
 def remote_host(connection: Any) -> str:
     return remote(connection)[0]
+
+
+def heard_at(connection: Any) -> float:
+    """When its last bytes came, in trio's time."""
+    return float(connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream.heard_at)
 
 
 async def close_socket(connection: Any) -> None:

@@ -66,7 +66,6 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._passage = _Passage(True)
         self.meter = Meter(rate_limit, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being gone through
-        self.heard_at: dict[Any, float] = {}  # peer -> when anything came of it, in trio's time
         self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
 
     async def enter(self, topic: Topic) -> Any:
@@ -96,7 +95,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         await super().continuously_read_stream(MeteredStream(stream, self._on_read))
 
     def _on_read(self, peer: Any) -> None:
-        self._reading, self.heard_at[peer] = peer, trio.current_time()
+        self._reading = peer
         self.meter.charge_other(peer, READ)
 
     def _is_subscribed_to_msg(self, msg: Any) -> bool:
