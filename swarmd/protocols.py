@@ -15,6 +15,9 @@ class TaskSource(Protocol):
     def task(self, ref: TaskRef) -> Task | None:
         """The task this reference names; None if the curriculum has no such task."""
 
+    def trains_on(self, task: Task) -> bool:
+        """Whether a node may train on it: neither its number nor its text is held out for the judge."""
+
 
 class Reward(Protocol):
     def __call__(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:

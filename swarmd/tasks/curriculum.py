@@ -17,6 +17,7 @@ from swarmd.types import Task, TaskRef
 TRAINING_TASKS = 900_000_000  # n below this is for training, from HELD_OUT on for evaluation
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
+HELD_TEXTS = 16  # of 256 texts, so many are held out
 RULES = 1  # version of which tasks exist and which answers are right (source.py, grading.py)
 
 
@@ -25,6 +26,7 @@ class Curriculum:
     name: str
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
+    held_by_text: frozenset[str] = frozenset()  # specialties with enough texts to hold some of them out. Not in the digest
 
     # What runs the process that scores, behind `python -m`; and seconds that each answer may take there beyond what any does.
     command: ClassVar[Sequence[str]] = ("swarmd.tasks.verifier",)
@@ -41,6 +43,10 @@ class Curriculum:
     def trains_on(self, ref: TaskRef) -> bool:
         """Whether this is a training task. Held-out tasks are for the judge only."""
         return ref.specialty in self.configs and 0 <= ref.n < TRAINING_TASKS
+
+    def holds_out(self, task: Task) -> bool:
+        """Whether no node trains on this text, whatever its number: one text of sixteen, by its SHA-256, where there are enough."""
+        return task.ref.specialty in self.held_by_text and hashlib.sha256(task.question.encode()).digest()[0] < HELD_TEXTS
 
     def asked(self, wanted: Sequence[str]) -> Sequence[str]:
         """The specialties that a node asks itself: the wanted ones, or all where there are none. ConfigError where one is not there."""
@@ -80,7 +86,13 @@ SAPO_9 = Curriculum(
             "binary_matrix": {},
         }
     ),
-)
+    held_by_text=frozenset(
+        (
+            "base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification",
+            "decimal_arithmetic", "calendar_arithmetic", "binary_matrix",
+        )
+    ),
+)  # fmt: skip
 
 # The same nine, easy enough for a model of 860 thousand parameters to learn in minutes.
 TINY_9 = Curriculum(
@@ -106,10 +118,11 @@ TINY_9 = Curriculum(
             "binary_matrix": {"min_n": 3, "max_n": 3, "p_zero": 0.3},
         }
     ),
+    held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),  # the others have a few hundred texts at most
 )  # fmt: skip
 
-SAPO_9_STRICT = Curriculum("sapo-9-strict", SAPO_9.configs, strict=True)
-TINY_9_STRICT = Curriculum("tiny-9-strict", TINY_9.configs, strict=True)
+SAPO_9_STRICT = Curriculum("sapo-9-strict", SAPO_9.configs, strict=True, held_by_text=SAPO_9.held_by_text)
+TINY_9_STRICT = Curriculum("tiny-9-strict", TINY_9.configs, strict=True, held_by_text=TINY_9.held_by_text)
 
 CURRICULA: Mapping[str, Curriculum] = {c.name: c for c in (SAPO_9, TINY_9, SAPO_9_STRICT, TINY_9_STRICT)}
 
@@ -133,10 +146,26 @@ class DrawnTasks(ABC):
 
     def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
         """`count` training tasks, specialty uniform with replacement (SAPO section 5)."""
-        return [self._draw(0, TRAINING_TASKS, rng, self._asked) for _ in range(count)]
+        return [self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, self._asked)) for _ in range(count)]
+
+    def trains_on(self, task: Task) -> bool:
+        """Whether a node may train on it: neither its number nor its text is held out."""
+        return self.curriculum.trains_on(task.ref) and not self.curriculum.holds_out(task)
+
+    def _unless_held_out(self, task: Task) -> Task:
+        """The task; where its text is held out, that of the next number whose text is not."""
+        n = task.ref.n
+        while self.curriculum.holds_out(task):
+            n = (n + 1) % TRAINING_TASKS
+            task = self.task(TaskRef(task.ref.specialty, n)) or task
+        return task
+
+    @abstractmethod
+    def task(self, ref: TaskRef) -> Task | None:
+        """The task this reference names."""
 
     def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """Tasks of numbers that no node trains on, though of a small specialty the texts recur (judge/overlap.py): what the judge asks."""
+        """Tasks of numbers that no node trains on, though their texts may recur. The judge's are drawn by held_out.py."""
         return [self._draw(HELD_OUT, HELD_OUT_END, rng, self.curriculum.specialties) for _ in range(count)]
 
     @abstractmethod

@@ -139,7 +139,8 @@ def _score_others(t: int, node: Node, rollouts: Sequence[Rollout]) -> list[Score
         newest = range(len(new) - 1, -1, -1)
         chosen = first(newest, SCORED_PER_ROUND, lambda i: node.swarm.author(new[i].author), node.batch_rng)
         new = [new[i] for i in sorted(chosen)]
-    known = [(_scored_part(node, rollout), task) for rollout in new if (task := node.tasks.task(rollout.ref)) is not None]
+    tasks = [(rollout, node.tasks.task(rollout.ref)) for rollout in new]
+    known = [(_scored_part(node, rollout), task) for rollout, task in tasks if task is not None and node.tasks.trains_on(task)]
     rewards = node.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
     scored = [Scored(rollout, task.question, r, _heard_in(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
     return [_trained_part(node, s) for s in scored]

@@ -140,7 +140,8 @@ def counted(node: Node) -> list[list[TaskRef]]:
 
 def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
-    flood = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in range(SCORED_PER_ROUND + 44)]
+    refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # none is held out by its text
+    flood = [Rollout(ref, (Completion("no", True),), other.identity.peer_id) for ref in refs]
     calls = counted(node)
     for start in range(0, len(flood), 50):
         RolloutExchange(other, "m", TINY_9).share(flood[start : start + 50], 1)
@@ -159,6 +160,22 @@ def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
         RolloutExchange(other, "m", TINY_9).share([rollout], t)
         assert run_round(t, node).pool_size == 1
     assert calls[1] == [task.ref] and task.ref not in calls[3]
+
+
+def test_a_held_out_text_of_another_is_not_trained_on(verifier: Verifier) -> None:
+    node, _, other = pair(verifier, config())
+    held = [n for n in range(40) if TINY_9.holds_out(task_of(node, n))]
+    calls = counted(node)
+    answers = (Completion("no", True),)
+    RolloutExchange(other, "m", TINY_9).share([Rollout(TaskRef("bf", n), answers, other.identity.peer_id) for n in range(40)], 1)
+    run_round(1, node)
+    assert held and [ref.n for ref in calls[1]] == [n for n in range(40) if n not in held]
+
+
+def task_of(node: Node, n: int) -> Task:
+    task = node.tasks.task(TaskRef("bf", n))
+    assert task is not None
+    return task
 
 
 def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> None:
@@ -234,7 +251,7 @@ def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier
     (task,) = node.tasks.draw(1, random.Random(0))
     right = right_answer(task)
     for peer, also in ((useless, []), (useful, [Rollout(task.ref, (right, *wrong), useful.identity.peer_id)])):
-        sent = [*also, *(Rollout(TaskRef("bf", n), wrong, peer.identity.peer_id) for n in range(64 - len(also)))]
+        sent = [*also, *(Rollout(TaskRef("binary_matrix", n), wrong, peer.identity.peer_id) for n in range(64 - len(also)))]
         RolloutExchange(peer, "m", TINY_9).share(sent[:32], 1)
         RolloutExchange(peer, "m", TINY_9).share(sent[32:], 1)
     run_round(1, node)

@@ -1,0 +1,75 @@
+"""Committed held-out questions: a window's commitment, and which question each place of it has. Pure, and the same for everyone.
+
+A judge makes a random seed for each window of time and publishes the seed's SHA-256 before the window opens. HMAC-SHA256 (RFC 2104) of the
+seed gives every question, and the place in the set at which a peer begins. When the window has closed, the judge publishes the seed: from
+then on anyone can make the same questions. docs/judge-protocol.md has the same in words.
+"""
+
+import hmac
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Protocol
+
+from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, Curriculum
+from swarmd.tasks.own import NoQuestion
+from swarmd.types import Task, TaskRef
+
+SEED_BYTES = 32
+FAILURES = 16  # numbers that name no task, one after another, before a specialty is given up
+TRIES = 512  # numbers tried for a text that is held out: one of sixteen is, so more are needed once in 10^14 questions
+
+
+class Tasks(Protocol):
+    @property
+    def curriculum(self) -> Curriculum: ...
+    def task(self, ref: TaskRef) -> Task | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a window is, besides its seed."""
+
+    curriculum: str  # digest
+    number: int  # 1, 2, 3 …
+    opens: int  # seconds since 1970
+    closes: int
+    questions: int
+
+
+def commitment(terms: Terms, seed: bytes) -> str:
+    """SHA-256 of the terms and the seed. It binds the judge to both, and says nothing of the seed, which is random and has 256 bits."""
+    if len(seed) != SEED_BYTES:
+        raise ValueError(f"a window's seed has {SEED_BYTES} bytes, not {len(seed)}")
+    parts = (terms.curriculum, terms.number, terms.opens, terms.closes, terms.questions, seed.hex())
+    return sha256("\n".join(("swarmd judge window v1", *map(str, parts))).encode()).hexdigest()
+
+
+def place_in_set(seed: bytes, peer: str, place: int, questions: int) -> int:
+    """Which question of the set is this peer's question number `place`, counted from 0. Each peer goes round the set from its own start."""
+    return (_number(seed, f"peer {peer}") + place) % questions
+
+
+def question(tasks: Tasks, seed: bytes, index: int) -> Task:
+    """The question at this place of the set. Raises NoQuestion."""
+    curriculum = tasks.curriculum
+    specialties = curriculum.specialties
+    specialty = specialties[_number(seed, f"specialty {index}") % len(specialties)]
+    found, failures = None, 0
+    for attempt in range(TRIES):
+        task = tasks.task(TaskRef(specialty, HELD_OUT + _number(seed, f"question {index} {attempt}") % (HELD_OUT_END - HELD_OUT)))
+        if task is None:
+            failures += 1
+            if failures == FAILURES and found is None:
+                break
+        elif specialty not in curriculum.held_by_text or curriculum.holds_out(task):
+            return task
+        else:
+            found = task
+    if found is None:
+        raise NoQuestion(f"{specialty} of {curriculum.name} makes no question: {FAILURES} tries failed. Mend its tasks, and start again.")
+    return found
+
+
+def _number(seed: bytes, purpose: str) -> int:
+    """64 bits for a purpose. The remainders taken of it favour none by more than one in 10^9."""
+    return int.from_bytes(hmac.digest(seed, purpose.encode(), "sha256")[:8], "big")

@@ -1,0 +1,120 @@
+"""Committed questions: everyone makes the same ones of a seed, and held-out texts are not trained on."""
+
+import hashlib
+import hmac
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9, TRAINING_TASKS, Curriculum
+from swarmd.tasks.held_out import SEED_BYTES, Terms, commitment, place_in_set, question
+from swarmd.tasks.own import NoQuestion
+from swarmd.tasks.source import CurriculumTasks, tasks_of
+from swarmd.types import Task, TaskRef
+
+SEEDS = st.binary(min_size=SEED_BYTES, max_size=SEED_BYTES)
+NUMBERS = st.integers(1, 2**40)
+TERMS = st.builds(Terms, st.text("0123456789abcdef", min_size=16, max_size=16), NUMBERS, NUMBERS, NUMBERS, NUMBERS)
+
+
+@given(TERMS, TERMS, SEEDS, SEEDS)
+def test_a_commitment_holds_for_its_terms_and_seed_alone(terms: Terms, others: Terms, seed: bytes, other: bytes) -> None:
+    said = commitment(terms, seed)
+    assert said == commitment(terms, bytes(seed)) and len(said) == 64
+    assert (said == commitment(others, other)) == ((terms, seed) == (others, other))
+
+
+def test_the_commitment_and_the_questions_as_the_protocol_says_in_words() -> None:
+    """Written from docs/judge-protocol.md, apart from our own code."""
+    seed = bytes(range(32))
+    lines = ["swarmd judge window v1", TINY_9.digest, "7", "1800000000", "1800086400", "1000", seed.hex()]
+    terms = Terms(TINY_9.digest, 7, 1_800_000_000, 1_800_086_400, 1_000)
+    assert commitment(terms, seed) == hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def number(purpose: str) -> int:
+        return int.from_bytes(hmac.new(seed, purpose.encode(), hashlib.sha256).digest()[:8], "big")
+
+    assert place_in_set(seed, "12D3KooWpeer", 999, 1_000) == (number("peer 12D3KooWpeer") + 999) % 1_000
+    names = sorted(TINY_9.configs)
+    for index in range(30):
+        task = question(tasks_of("tiny-9"), seed, index)
+        assert task.ref.specialty == names[number(f"specialty {index}") % 9]
+        tried = [HELD_OUT + number(f"question {index} {attempt}") % (HELD_OUT_END - HELD_OUT) for attempt in range(200)]
+        assert task.ref.n in tried
+        for n in tried[: tried.index(task.ref.n)]:  # the first that is there and, where texts are held out, has one of them
+            passed = tasks_of("tiny-9").task(TaskRef(task.ref.specialty, n))
+            assert passed is None or hashlib.sha256(passed.question.encode()).digest()[0] >= 16
+
+
+@given(SEEDS, st.text("abc123", min_size=1, max_size=9), st.integers(1, 2_000))
+def test_a_peer_goes_round_the_whole_set(seed: bytes, peer: str, questions: int) -> None:
+    places = [place_in_set(seed, peer, place, questions) for place in range(questions)]
+    assert sorted(places) == list(range(questions))
+    assert place_in_set(seed, peer, questions, questions) == places[0]
+
+
+@pytest.mark.parametrize("name", ["sapo-9", "tiny-9"])
+def test_held_out_texts_are_asked_by_the_judge_and_trained_on_by_nobody(name: str) -> None:
+    tasks = tasks_of(name)
+    asked = [question(tasks, b"\x01" * 32, index) for index in range(60)]
+    trained = tasks.draw(300, random.Random(1))
+    assert all(HELD_OUT <= task.ref.n < HELD_OUT_END and not tasks.trains_on(task) for task in asked)
+    assert all(tasks.trains_on(task) for task in trained)
+    split = tasks.curriculum.held_by_text
+    assert all(tasks.curriculum.holds_out(task) == (task.ref.specialty in split) for task in asked)
+    texts = {task.question for task in trained}
+    assert not [task for task in asked if task.ref.specialty in split and task.question in texts]
+    assert all(tasks.task(task.ref) == task for task in asked)
+
+
+def test_a_training_draw_takes_the_next_number_whose_text_is_not_held_out() -> None:
+    tasks = tasks_of("tiny-9")
+    held = next(n for n in range(10_000) if tasks.curriculum.holds_out(task_of(tasks, n)))
+    found = CurriculumTasks(TINY_9, ["bf"]).draw(1, Fixed(held))[0]
+    assert found.ref.n > held and not tasks.curriculum.holds_out(found)
+    assert all(tasks.curriculum.holds_out(task_of(tasks, n)) for n in range(held, found.ref.n))
+    last = CurriculumTasks(TINY_9, ["bf"]).draw(1, Fixed(TRAINING_TASKS - 1))[0]
+    assert 0 <= last.ref.n < TRAINING_TASKS
+
+
+class Fixed(random.Random):
+    def __init__(self, n: int) -> None:
+        super().__init__(1)
+        self._n = n
+
+    def randrange(self, *_bounds: int) -> int:  # type: ignore[override]
+        return self._n
+
+
+def task_of(tasks: CurriculumTasks, n: int) -> Task:
+    task = tasks.task(TaskRef("bf", n))
+    assert task is not None
+    return task
+
+
+def test_about_one_text_of_sixteen_is_held_out() -> None:
+    tasks = tasks_of("sapo-9")
+    for specialty in ("arc_1d", "base_conversion"):
+        drawn = [task for n in range(2_000) if (task := tasks.task(TaskRef(specialty, n)))]
+        assert 90 < sum(map(SAPO_9.holds_out, drawn)) < 160  # 125 are expected
+
+
+def test_a_strict_curriculum_holds_out_the_same_texts() -> None:
+    for name in ("sapo-9", "tiny-9"):
+        assert CURRICULA[name].held_by_text == CURRICULA[f"{name}-strict"].held_by_text
+
+
+class Silent:
+    """Tasks that make no question."""
+
+    curriculum = Curriculum("silent", {"one": {}})
+
+    def task(self, ref: TaskRef) -> Task | None:
+        return None
+
+
+def test_tasks_that_make_no_question_are_given_up() -> None:
+    with pytest.raises(NoQuestion, match="one of silent makes no question"):
+        question(Silent(), bytes(32), 0)
