@@ -57,7 +57,13 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         host = request.client.host if request.client else ""
         service = service_of(request)
         handed = await service.ask(signed, host, wish)
-        evaluations = [{"evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers} for h in handed]
+        evaluations = [
+            {
+                "evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers,
+                "window": h.window.number, "commitment": h.window.commitment,
+            }
+            for h in handed
+        ]  # fmt: skip
         return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
 
     @app.post("/v2/evaluations/{id}/answers", openapi_extra=described(AnswersBody))

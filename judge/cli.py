@@ -78,6 +78,12 @@ def serve(
         Path | None,
         typer.Option(envvar="SWARMD_JUDGE_KEY", help="Key file of the receipts; by default beside the database. Made where there is none."),
     ] = None,
+    window: Annotated[
+        float,
+        typer.Option(
+            envvar="SWARMD_JUDGE_WINDOW", min=60, max=2_678_400, help="Seconds until a set of questions is published and the next begins."
+        ),
+    ] = 86_400.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
     ] = False,
@@ -93,7 +99,7 @@ def serve(
     found = find_curriculum(curriculum)
     kept = database or str(default_database(found.name))
     name = shown(database_url(kept))
-    settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, key, proxies)
+    settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, key, window, proxies)
 
     def announce(url: str) -> None:
         if as_json:

@@ -45,6 +45,7 @@ class JudgeSettings:
     port: int = 8400  # 0: any free one
     origins: frozenset[str] = frozenset()  # names nodes reach this judge by; empty: any
     key: Path | None = None  # of the receipts' signatures; None: default_key
+    window: float = 86_400.0  # seconds from one set of questions to the next
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies, which say whom they speak for (X-Forwarded-For)
 
 

@@ -14,7 +14,8 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 
-HEAD = "0004"  # the newest migration
+HEAD = "0005"  # the newest migration
+OLDER = frozenset(f"{number:04}" for number in range(1, int(HEAD)))  # those that are moved
 BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migration that it stands for
 FAILURES = (SQLAlchemyError, JudgeError)  # what a step on the database may raise
 _LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks
@@ -127,7 +128,7 @@ def _migrate(connection: Connection, name: str, may_move: bool) -> None:
     version = _version(connection)
     if version == HEAD:
         return
-    if version not in (None, *BEFORE_ALEMBIC.values()):
+    if version is not None and version not in OLDER:
         raise DatabaseUnusable(
             f"{name} was written by another version of the judge (schema {version}, this one knows {HEAD}); "
             "run that version, or give another one with --database"

@@ -6,11 +6,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, func, select
 
-from judge import arms
+from judge import arms, window_rows
+from judge.attributes import Attributes
 from judge.database import Database
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, LeaderboardPage, Record, Standing, curve_numbers
+from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.store import RECENT, SAID, Counts
 from judge.tables import evaluations, listed, peers
+from judge.windows import Window
+from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
 HISTORY_PAGE = 500  # answers of a peer, at most,
@@ -64,6 +68,27 @@ class Reader:
                     return found, int(found[-1]["number"])
                 found.append(entry)
         return found, None
+
+    def windows(self, before: int) -> Sequence[Window]:
+        """Those with a number below `before`, the newest first; a page of them."""
+        with self._database.begin() as db:
+            return window_rows.read(db, before)
+
+    def evaluation(self, id: str) -> GradedEvaluation | None:
+        """One that was answered, with what its receipt says; None: there is none, or it is older than receipts that are made again."""
+        c = evaluations.c
+        with self._database.begin() as db:
+            row = db.execute(select(evaluations).where(c.id == id, c.state == "graded", c.answered_at.is_not(None))).one_or_none()
+            if row is None:
+                return None
+            window = None if row.window_number is None else window_rows.read(db, row.window_number + 1, limit=1)[0]
+        further = json.loads(row.further or "[]")
+        answers = [Completion(row.answer, bool(row.ended)), *(Completion(other["text"], other["ended"]) for other in further)]
+        reasons = [GradeReason(row.reason), *(GradeReason(other["reason"]) for other in further)]
+        attributes = Attributes(row.round, row.model, **{name: row._mapping[name] for name in SAID})
+        ref = TaskRef(row.specialty, row.n)
+        question = GradedQuestion(row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at)
+        return GradedEvaluation(question, answers, reasons)
 
     def _record(self, db: Connection, row: Counts) -> Record:
         c = evaluations.c

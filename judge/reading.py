@@ -11,7 +11,7 @@ from judge.anytime import always
 from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, by_specialty
 from judge.overlap import new_texts
 from judge.pages import rendering
-from judge.refusals import Refusal, Refused
+from judge.refusals import NO_SUCH_ANSWER, Refusal, Refused
 from judge.service import JudgeService
 from judge.statistics import Interval
 from p2p.identity import nickname
@@ -65,6 +65,25 @@ def add_reading_routes(app: FastAPI) -> None:
             raise Refused(Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard."))
         record, history, more = found
         return JSONResponse({"schema": SCHEMA, **_record(record), "evaluations": history, "more_before": more})
+
+    @readable("/v2/windows")
+    async def windows(request: Request, before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1) -> Response:
+        service = service_of(request)
+        found = await service.windows(before)
+        more = found[-1].number if found and found[-1].number > 1 else None
+        told = {"windows": [window.told() for window in found], "more_before": more}
+        return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told})
+
+    @readable("/v2/evaluations/{id}")
+    async def evaluation(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+        service = service_of(request)
+        found = await service.evaluation(id)
+        if found is None:
+            raise Refused(NO_SUCH_ANSWER)
+        window = found.question.window
+        answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
+        known = {"answers": answers, "window": window.told() if window else None}
+        return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
 
     @readable("/healthz")
     async def healthz(request: Request) -> Response:

@@ -6,14 +6,50 @@ A receipt is a JSON text and the judge's Ed25519 signature of it in the domain D
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from judge.attributes import Attributes
+from judge.windows import Window
 from p2p.identity import Identity, verify
-from swarmd.types import Completion
+from swarmd.tasks.answers import GradeReason
+from swarmd.types import Completion, TaskRef
 
 DOMAIN = b"swarmd judge receipt v1"
 SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GradedQuestion:
+    """What a receipt says besides the answers. It comes out of the database as it went in, so a receipt can be made again."""
+
+    id: str
+    peer: str
+    attributes: Attributes
+    ref: TaskRef
+    window: Window | None
+    place: int
+    number: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradedEvaluation:
+    question: GradedQuestion
+    answers: Sequence[Completion]
+    reasons: Sequence[GradeReason]
+
+
+def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:
+    """What the receipt of this evaluation says."""
+    question, answers, reasons = graded.question, graded.answers, graded.reasons
+    found = {"rewards": [reason.reward for reason in reasons], "reasons": [reason.value for reason in reasons]}
+    asked = {"evaluation": question.id, "peer": question.peer, "number": question.number, "at": question.at}
+    task = {"curriculum": curriculum, "specialty": question.ref.specialty, "n": question.ref.n}
+    if question.window is not None:
+        task |= {"window": question.window.number, "place": question.place, "commitment": question.window.commitment}
+    return {**question.attributes.said(), **asked, **task, "answers": digests(answers), **found}
 
 
 def digests(answers: Sequence[Completion]) -> list[str]:

@@ -24,6 +24,11 @@ BAD_SIGNATURE = Refusal(
     401, "the signature does not match the request", "Sign it with the key of the peer id it names, as docs/judge-protocol.md says."
 )
 NO_SUCH_QUESTION = Refusal(404, "no such question is open", "Ask for a new one; a restart of the judge forgets the open ones.")
+NO_SUCH_ANSWER = Refusal(
+    404,
+    "no answer to a question of this id is kept",
+    "A peer's page names its evaluations. Of those from before windows the judge gives no receipt.",
+)
 OTHER_PEER = Refusal(403, "this question was asked of another peer", "Answer only what your own key asked for.")
 ALREADY_ANSWERED = Refusal(409, "this question has been answered", "A question is answered once. Ask for a new one.")
 TOO_LATE = Refusal(

@@ -24,23 +24,24 @@ from judge.database import FAILURES, Database
 from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
 from judge.limits import network_of
 from judge.reader import Reader
+from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.recent import Recent
 from judge.refusals import BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
+from judge.windows import Window, WindowQuestions
 from judge.writer import StoreWriter
 from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
-from swarmd.tasks.curriculum import Curriculum
+from swarmd.tasks.held_out import SEED_BYTES, Tasks
 from swarmd.tasks.own import NoQuestion, find_curriculum
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
-from swarmd.tasks.source import Task, open_tasks
+from swarmd.tasks.source import open_tasks
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
-Draw = Callable[[int, random.Random], Sequence[Task]]  # held-out questions
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
 
 
@@ -51,7 +52,8 @@ class Handed:
     id: str
     question: str
     seconds: float  # left to answer
-    answers: int = 1  # wanted
+    answers: int  # wanted
+    window: Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ async def open_service(
         key = Identity.load_or_create(settings.key or config.default_key(settings.database))
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
-        service = JudgeService(settings, lessons, key, tasks.draw_held_out, store, reader, verifier.judge, rng, monotonic, wall)
+        service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
         reaper = asyncio.create_task(service.expire_forever())
         try:
             yield service
@@ -107,9 +109,8 @@ class JudgeService:
     def __init__(
         self,
         settings: JudgeSettings,
-        curriculum: Curriculum,
+        tasks: Tasks,
         key: Identity,
-        draw: Draw,
         store: Store,
         reader: Reader,
         mark: Mark,
@@ -117,12 +118,14 @@ class JudgeService:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """`key` signs the receipts. `store`, `reader` and `mark` are each used from one thread of this service's own; `rng` must
-        be unpredictable outside tests."""
-        self.settings, self.curriculum, self._key = settings, curriculum, key
-        self._store, self._reader, self._mark, self._monotonic, self._wall = store, reader, mark, monotonic, wall
+        """`key` signs the receipts. `store`, `reader` and `mark` are each used from one thread of this service's own once this is made;
+        `rng` must be unpredictable outside tests: the seeds of windows are of it."""
+        self.settings, self.curriculum, self._key = settings, tasks.curriculum, key
+        self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = store, reader, mark, monotonic, wall, rng
+        window, self._next_window, self._hidden_windows = self._turned(wall())
+        self._questions = WindowQuestions(tasks, window)
         room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
-        self._sessions = Sessions(lambda r: draw(1, r)[0], rng, settings.deadline, room)
+        self._sessions = Sessions(self._questions, rng, settings.deadline, room)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
         rate, burst = config.NETWORK_ASKS_A_SECOND, config.NETWORK_ASK_BURST
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
@@ -160,13 +163,17 @@ class JudgeService:
         if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
-        asker = Requester(network_of(host), await self._write(self._store.answered, signed.peer) >= LISTED_ANSWERS)
+        standing = await self._write(self._store.standing, signed.peer)
+        asker = Requester(network_of(host), standing.answered >= LISTED_ANSWERS)
         if not asker.record and self._networks.of(asker.network, now).wait(now, wish.questions):
             raise Refused(NEWCOMERS_TOO_OFTEN)
         await self.expire()
+        await self._turn_windows()
+        self._questions.ask_from(signed.peer, standing.window, standing.asked)
         await self._draw(signed, asker, wish)
         now = self._monotonic()
-        return [Handed(q.id, q.task.question, q.deadline - now, q.answers) for q in self._sessions.of(signed.peer)]
+        mine_now = self._sessions.of(signed.peer)
+        return [Handed(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
 
     async def _draw(self, signed: Signed, asker: Requester, wish: Wish) -> None:
         """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
@@ -205,16 +212,33 @@ class JudgeService:
         except Refused:
             self._sessions.give_up(question)
             raise
-        return GradedAnswers(grade, reasons, self._receipt(question, grade, answers, reasons, at))
+        q = question
+        graded = GradedQuestion(q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at)
+        return GradedAnswers(grade, reasons, self.receipt(GradedEvaluation(graded, answers, reasons)))
 
-    def _receipt(
-        self, question: OpenQuestion, grade: Grade, answers: Sequence[Completion], reasons: Sequence[GradeReason], at: float
-    ) -> Mapping[str, str]:
-        ref = question.task.ref
-        found = {"rewards": [reason.reward for reason in reasons], "reasons": [reason.value for reason in reasons]}
-        asked = {"evaluation": question.id, "peer": question.peer, "number": grade.number, "at": at, **question.attributes.said()}
-        task = {"curriculum": self.curriculum.digest, "specialty": ref.specialty, "n": ref.n}
-        return receipts.signed(self._key, {**asked, **task, "answers": receipts.digests(answers), **found})
+    def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
+        """Each time the same, letter for letter."""
+        return receipts.signed(self._key, receipts.fields(graded, self.curriculum.digest))
+
+    async def evaluation(self, id: str) -> GradedEvaluation | None:
+        """An answered question, for anyone to check."""
+        return await self._read(self._reader.evaluation, id)
+
+    async def windows(self, before: int) -> Sequence[Window]:
+        """The windows with a number below `before`, the newest first; a page of them."""
+        return await self._read(self._reader.windows, before)
+
+    def _turned(self, now: float) -> tuple[Window, Window, int]:
+        seconds = int(self.settings.window)
+        return self._store.turn_windows(now, seconds, self.curriculum.digest, lambda: self._rng.randbytes(SEED_BYTES))
+
+    async def _turn_windows(self) -> None:
+        """Open the next window when its time has come, and reveal the seed of the last when none of its questions is open."""
+        now = self._wall()
+        if now >= self._next_window.terms.opens or self._hidden_windows:
+            window, self._next_window, self._hidden_windows = await self._write(self._turned, now)
+            if window.number > self._questions.window.number:
+                self._questions.open(window)
 
     async def expire(self) -> None:
         """Record questions that were not answered in time. Called before each request that needs it, and periodically."""
@@ -227,6 +251,7 @@ class JudgeService:
             await asyncio.sleep(config.EXPIRE_SECONDS)
             with contextlib.suppress(Refused):  # the disk failed; that is in the log
                 await self.expire()
+                await self._turn_windows()
 
     async def leaderboard(self, after: int) -> LeaderboardPage:
         """The page of those ranked `after` + 1 and on."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from judge.attributes import Attributes
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, GIVEN_UP, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
+from judge.windows import Drawn, Window
 from p2p.types import PeerId
 from swarmd.tasks.source import Task
 
@@ -33,6 +34,8 @@ class OpenQuestion:
     asker: "Requester"
     attributes: Attributes = UNNAMED
     answers: int = 1  # wanted
+    window: Window | None = None  # that it is of,
+    place: int = 0  # and which of the peer's questions there
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,8 @@ class AskResult:
 
 
 class Sessions:
-    def __init__(self, draw: Callable[[random.Random], Task], rng: random.Random, deadline: float, room: Room) -> None:
-        """`draw`: a new held-out task; `rng`: unpredictable in production; `deadline`: seconds."""
+    def __init__(self, draw: Callable[[PeerId], Drawn], rng: random.Random, deadline: float, room: Room) -> None:
+        """`draw`: the peer's next held-out task; `rng`: unpredictable in production; `deadline`: seconds."""
         self._draw, self._rng, self._deadline, self._room = draw, rng, deadline, room
         self._open: OrderedDict[str, OpenQuestion] = OrderedDict()  # in the order of their deadlines
         self._newcomers: OrderedDict[str, None] = OrderedDict()  # questions of those without a record
@@ -85,14 +88,15 @@ class Sessions:
             return AskResult(held[0], False)
         if self._held[asker] >= (self._room.network if asker.record else self._room.newcomers_of_a_network):
             return CROWDED
-        displaced = None
-        if len(self._open) >= self._room.of_all:
-            if not asker.record or not self._newcomers:
-                return BUSY
+        full = len(self._open) >= self._room.of_all
+        if full and not (asker.record and self._newcomers):
+            return BUSY
+        drawn, displaced = self._draw(peer), None
+        if full:
             displaced = self._open[next(reversed(self._newcomers))]
             self._close(displaced, DISPLACED)
         id, ends = f"{self._rng.getrandbits(128):032x}", now + self._deadline
-        question = OpenQuestion(id, peer, self._draw(self._rng), now, ends, asker, attributes, answers)
+        question = OpenQuestion(id, peer, drawn.task, now, ends, asker, attributes, answers, drawn.window, drawn.place)
         self._open[question.id] = question
         self._of_peer.setdefault(peer, []).append(question.id)
         self._held[asker] += 1

@@ -14,13 +14,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, case, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from judge import arms
+from judge import arms, window_rows
 from judge.attributes import Attributes
 from judge.database import Database
 from judge.errors import DatabaseUnusable
 from judge.leaderboard import WINDOW, ScoreTally
 from judge.sessions import OpenQuestion
 from judge.tables import about, evaluations, peers
+from judge.windows import Window
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
 
@@ -31,7 +32,7 @@ PROBE_BYTES = 16 * 1024
 # The statements of an evaluation, made once: making one takes as long as running it.
 _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
 _HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
-_KNOWN = select(peers.c.sequence, peers.c.answered).where(_PEER)
+_KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers.c.window_asked).where(_PEER)
 _SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _SEEN_FIRST = insert(peers).values(low=0.0, answered=0, unanswered=0, reward=0.0)
 _ASKED = insert(evaluations).values(state="open")
@@ -69,6 +70,13 @@ class Grade:
     score: float  # pass@1 of its newest questions,
     n: int  # so many
     number: int  # of this question, among those of this peer that count
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStanding:
+    answered: int = 0
+    window: int | None = None  # the newest that it was asked in,
+    asked: int = 0  # and how often
 
 
 class Store:
@@ -124,9 +132,10 @@ class Store:
         found = self._known(peer)
         return -1 if found is None else int(found.sequence)
 
-    def answered(self, peer: PeerId) -> int:
+    def standing(self, peer: PeerId) -> PeerStanding:
+        """What a peer's next question depends on."""
         found = self._known(peer)
-        return 0 if found is None else int(found.answered)
+        return PeerStanding() if found is None else PeerStanding(found.answered, found.window_number, found.window_asked)
 
     def _known(self, peer: PeerId) -> Counts | None:
         with self._begin() as db:
@@ -136,11 +145,14 @@ class Store:
         said = asdict(question.attributes)
         of_round = said.pop("round")
         with self._begin() as db:
-            if db.execute(_SEEN_AGAIN, {**said, "of": question.peer, "at": at, "claimed": sequence}).rowcount == 0:
+            window = question.window.number if question.window else None
+            now = {**said, "window_number": window, "window_asked": question.place + 1}
+            if db.execute(_SEEN_AGAIN, {**now, "of": question.peer, "at": at, "claimed": sequence}).rowcount == 0:
                 first = {"peer": question.peer, "first_seen": at, "last_seen": at, "sequence": sequence}
-                db.execute(_SEEN_FIRST, {**said, **first})
+                db.execute(_SEEN_FIRST, {**now, **first})
             ref = question.task.ref
             row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}
+            row |= {"window_number": window, "place": question.place}
             db.execute(_ASKED, {**said, **row, "specialty": ref.specialty, "n": ref.n, "asked_at": at})
 
     def graded(
@@ -160,7 +172,7 @@ class Store:
         with self._begin() as db:
             peer = db.execute(_COUNTS, {"of": question.peer}).one()
             answered, total = peer.answered + 1, peer.reward + reason.reward
-            outcome = {"state": "graded", "reward": reason.reward, "reason": reason.value, "seconds": seconds}
+            outcome = {"state": "graded", "reward": reason.reward, "reason": reason.value, "seconds": seconds, "answered_at": at}
             outcome |= {"answer": answer.text, "ended": int(answer.ended), "correct": sum(r.reward >= 1 for r in reasons)}
             outcome["further"] = _further(answers[1:], reasons[1:])
             recent = self._count(db, question, peer, total, outcome)
@@ -189,6 +201,11 @@ class Store:
         arms.counted(db, question.peer, question.attributes, outcome["reward"])
         answers, right = db.execute(_TALLY, {"of": question.peer}).one()
         return ScoreTally(int(right), int(answers))
+
+    def turn_windows(self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]) -> tuple[Window, Window, int]:
+        """See window_rows.turn."""
+        with self._begin() as db:
+            return window_rows.turn(db, now, seconds, curriculum, seeds)
 
     def probe(self, at: float) -> None:
         """Write about as much as a question and its answer need; an error where that is not possible."""

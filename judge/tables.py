@@ -61,6 +61,8 @@ peers = Table(
     Column("unanswered", NUMBER),
     Column("reward", REAL_NUMBER),
     Column("low", REAL_NUMBER),
+    Column("window_number", NUMBER),  # the newest that it was asked in,
+    Column("window_asked", NUMBER),  # and how often
     *_said(),
 )
 
@@ -85,6 +87,9 @@ evaluations = Table(
     Column("answers", NUMBER),  # asked for; `answer`, `ended`, `reward` and `reason` are of the first
     Column("correct", NUMBER),  # of them all
     Column("further", AnyText),  # those behind the first, as JSON
+    Column("window_number", NUMBER),
+    Column("place", NUMBER),  # among the peer's questions of the window
+    Column("answered_at", REAL_NUMBER),
     *_said(),
 )
 
@@ -120,6 +125,20 @@ arm_values = Table(  # each peer's value at a few of the bins, in the order in w
     Column("bin", NUMBER, primary_key=True),
     Column("place", NUMBER, primary_key=True),
     Column("value", REAL_NUMBER),
+)
+
+windows = Table(
+    "windows",
+    metadata,
+    Column("number", NUMBER, primary_key=True, autoincrement=False),
+    Column("curriculum", NAME),
+    Column("opens", NUMBER),
+    Column("closes", NUMBER),
+    Column("questions", NUMBER),
+    Column("seed", Text),
+    Column("published", REAL_NUMBER),
+    Column("opened", REAL_NUMBER),
+    Column("revealed", REAL_NUMBER),
 )
 
 listed = peers.c.answered >= LISTED_ANSWERS

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,12 +91,18 @@ def new_database(request: pytest.FixtureRequest, folder: Path) -> str:
     return str(request.getfixturevalue("postgresql")())
 
 
-@pytest.fixture(scope="module")
-async def court(court_database: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Court]:
-    monotonic, wall = Clock(1_000.0), Clock(1_800_000_000.0)
-    key = tmp_path_factory.mktemp("key") / "judge.key"
-    settings = JudgeSettings(court_database, "tiny-9", deadline=60.0, key=key)
-    async with open_service(settings, random.Random(11), monotonic, wall) as service:
+@asynccontextmanager
+async def open_court(database: str, folder: Path, seed: int = 11, wall: float = 1_800_000_000.0) -> AsyncIterator[Court]:
+    """`folder`: for the judge's key. Nothing is written when it closes: its database is then as kill -9 leaves it."""
+    clocks = Clock(1_000.0), Clock(wall)
+    settings = JudgeSettings(database, "tiny-9", deadline=60.0, key=folder / "judge.key")
+    async with open_service(settings, random.Random(seed), *clocks) as service:
         transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
         async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
-            yield Court(service, http, monotonic, wall)
+            yield Court(service, http, *clocks)
+
+
+@pytest.fixture(scope="module")
+async def court(court_database: str, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[Court]:
+    async with open_court(court_database, tmp_path_factory.mktemp("key")) as court:
+        yield court

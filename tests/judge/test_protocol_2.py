@@ -18,10 +18,10 @@ from judge.sessions import AskResult, Requester, Room, Sessions
 from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Task, TaskRef
 from tests.judge.conftest import Court
 from tests.judge.peers import SigningPeer
 from tests.judge.test_app import asked, refused, standing
+from tests.judge.test_sessions import drawing
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +45,7 @@ async def test_an_evaluation_and_its_receipt(court: Court) -> None:
     peer = court.peer()
     document = (await ask(court, peer, answers=3)).json()
     (question,) = document["evaluations"]
-    assert set(question) == {"evaluation", "question", "seconds", "answers"} and question["answers"] == 3
+    assert set(question) == {"evaluation", "question", "seconds", "answers", "window", "commitment"} and question["answers"] == 3
     right = await court.right_answer(peer, question["evaluation"])
     refused(await answer(court, peer, question["evaluation"], right), 422, "wants 3 answers")
     graded = (await answer(court, peer, question["evaluation"], "x", right, "y")).json()
@@ -180,7 +180,7 @@ async def test_protocol_1_answers_with_the_fields_it_always_had(court: Court) ->
 
 
 def test_sessions_hold_several_questions_of_a_peer() -> None:
-    judge = Sessions(lambda rng: Task(TaskRef("bf", rng.randrange(2**31)), "?", {}), random.Random(7), 60.0, Room(100, 3, 80))
+    judge = Sessions(drawing(random.Random(6)), random.Random(7), 60.0, Room(100, 3, 80))
     alice, asker = PeerId("alice"), Requester("192.0.2.0/24", record=False)
     questions = []
     for number in range(3):

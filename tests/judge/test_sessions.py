@@ -1,6 +1,7 @@
 """The open questions: one a peer, answered once, by that peer, in time. No clock is read and no socket opened."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -9,15 +10,24 @@ from hypothesis import strategies as st
 from judge.limits import SlowReaders, network_of
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
 from judge.sessions import AskResult, OpenQuestion, Requester, Room, Sessions
+from judge.windows import Drawn, Window
 from p2p.types import PeerId
+from swarmd.tasks.held_out import Terms
 from swarmd.types import Task, TaskRef
 
 ALICE, BOB = PeerId("alice"), PeerId("bob")
 NEWCOMER, KNOWN = Requester("192.0.2.0/24", record=False), Requester("192.0.2.0/24", record=True)
 
 
+WINDOW = Window(Terms("0123", 1, 0, 60, 1_000), bytes(32), 0.0)
+
+
+def drawing(rng: random.Random) -> Callable[[PeerId], Drawn]:
+    return lambda _peer: Drawn(Task(TaskRef("bf", rng.randrange(2**31)), "?", {}), WINDOW, 0)
+
+
 def sessions(deadline: float = 60.0, limit: int = 100) -> Sessions:
-    return Sessions(lambda rng: Task(TaskRef("bf", rng.randrange(2**31)), "?", {}), random.Random(7), deadline, Room(limit, 64, 80))
+    return Sessions(drawing(random.Random(6)), random.Random(7), deadline, Room(limit, 64, 80))
 
 
 def ask(open_questions: Sessions, peer: PeerId, now: float, asker: Requester = NEWCOMER) -> OpenQuestion:

@@ -9,18 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import judge
 from judge.attributes import Attributes
 from judge.config import MAX_ANSWER_CHARACTERS
-from judge.database import HEAD, Database
+from judge.database import HEAD, OLDER, Database
 from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, Record
 from judge.reader import Reader
 from judge.sessions import OpenQuestion, Requester
-from judge.store import NotOpen, Store
+from judge.store import NotOpen, PeerStanding, Store
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason
 from swarmd.types import Completion, Task, TaskRef
@@ -152,11 +155,12 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
 
 def as_before_alembic(path: Path, version: int) -> None:
     with closing(sqlite3.connect(path)) as database:
-        database.executescript("DROP TABLE progress; DROP TABLE arm_bins; DROP TABLE arm_values")
+        database.executescript("DROP TABLE progress; DROP TABLE arm_bins; DROP TABLE arm_values; DROP TABLE windows")
         for table in ("peers", "evaluations"):
-            for name in ("name", "sharing", "strategy", "version", "hardware", "local", "external"):
+            for name in ("name", "sharing", "strategy", "version", "hardware", "local", "external", "window_number"):
                 database.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-        for name in ("answers", "correct", "further"):
+        database.execute("ALTER TABLE peers DROP COLUMN window_asked")
+        for name in ("answers", "correct", "further", "place", "answered_at"):
             database.execute(f"ALTER TABLE evaluations DROP COLUMN {name}")
         if version == 1:
             database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
@@ -178,6 +182,19 @@ def test_a_database_of_before_alembic_is_moved(tmp_path: Path, version: int) -> 
         evaluate(store, 31, 1.0, BOB)
         assert the(Reader(store.database).record(BOB)).score.answers == 16
         assert the(Reader(store.database).record(BOB)).curve[-1] == (18 if version == 1 else 16, 8.0)
+
+
+@pytest.mark.parametrize("revision", sorted(OLDER))
+def test_a_database_of_each_older_version_is_moved(tmp_path: Path, revision: str) -> None:
+    config, engine = Config(), create_engine(f"sqlite:///{tmp_path / 'judge.sqlite3'}")
+    config.set_main_option("script_location", str(Path(judge.__file__).parent / "migrations"))
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    engine.dispose()
+    with closing(opened(tmp_path / "judge.sqlite3")) as store:
+        evaluate(store, 1, 1.0)
+        assert the(Reader(store.database).record(ALICE)).answered == 1
 
 
 def test_the_newest_migration_is_the_one_that_the_judge_knows() -> None:
@@ -252,7 +269,7 @@ def test_steps_together_are_kept_one_by_one_where_one_fails(store: Store) -> Non
     steps = [(store.graded, (question(n), [ANSWER], [RIGHT], 0.5, 10 + n, 1.0)) for n in (2, 1, 3, 3)]
     outcomes = store.together(steps)
     assert [getattr(outcome, "answered", type(outcome)) for outcome in outcomes] == [2, NotOpen, 3, NotOpen]
-    assert store.together([(store.sequence, (ALICE,)), (store.answered, (ALICE,))]) == [13, 3]
+    assert store.together([(store.sequence, (ALICE,)), (store.standing, (ALICE,))]) == [13, PeerStanding(3, None, 1)]
 
 
 def test_several_answers(store: Store) -> None:

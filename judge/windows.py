@@ -1,0 +1,98 @@
+"""Windows of time, each with a fixed set of held-out questions to which the judge committed before. Pure.
+
+Rules
+1. A window's seed is made, and its commitment published, one window before it opens. Only the first, and the first after the judge was
+   down for longer than a window, open when they are made.
+2. The open window is the newest that ever opened, whatever the clock does later. So no question of a seed that was told is asked again.
+3. The seed is told when a newer window has been open for REVEAL_SECONDS and no question of this one is open.
+swarmd/tasks/held_out.py has the commitment, and which questions a seed gives.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from p2p.types import PeerId
+from swarmd.tasks import held_out
+from swarmd.types import Task
+
+REVEAL_SECONDS = 5  # by then every ask that began before has its question
+QUESTIONS = 1_000  # of a set; a peer that asks for more meets them again
+REMEMBERED_PEERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    terms: held_out.Terms
+    seed: bytes
+    published: float  # seconds since 1970, by the judge's clock
+    opened: float | None = None
+    revealed: float | None = None
+
+    @property
+    def number(self) -> int:
+        return self.terms.number
+
+    @property
+    def commitment(self) -> str:
+        return held_out.commitment(self.terms, self.seed)
+
+    def told(self) -> dict[str, Any]:
+        """For everyone: with its seed when that is revealed, and not before."""
+        terms = {"number": self.number, "opens": self.terms.opens, "closes": self.terms.closes, "questions": self.terms.questions}
+        seed = None if self.revealed is None else self.seed.hex()
+        times = {"published": self.published, "opened": self.opened, "revealed": self.revealed}
+        return {**terms, "commitment": self.commitment, **times, "seed": seed}
+
+
+def due(newest: Window | None, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]) -> list[Window]:
+    """The windows to add now, so that one is open and the next is published. `newest`: of those there are."""
+    added: list[Window] = []
+    last = newest.terms if newest else None
+    while last is None or last.opens <= now:
+        opens = int(now) if last is None or last.closes <= now else last.closes
+        last = held_out.Terms(curriculum, last.number + 1 if last else 1, opens, opens + seconds, QUESTIONS)
+        added.append(Window(last, seeds(), now))
+    return added
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A question, and what anyone needs to see later that it was not chosen: its window, and the peer's place in the set."""
+
+    task: Task
+    window: Window
+    place: int
+
+
+class WindowQuestions:
+    """Gives each peer its next question of the open window. What is forgotten here is still in the store, see `ask_from`."""
+
+    def __init__(self, tasks: held_out.Tasks, window: Window, remembered: int = REMEMBERED_PEERS) -> None:
+        self._tasks, self._remembered = tasks, remembered
+        self.open(window)
+
+    def open(self, window: Window) -> None:
+        """Ask questions of this window from now on."""
+        self.window = window
+        self._made: dict[int, Task] = {}  # as they are asked for: at most a set of them
+        self._places: OrderedDict[PeerId, int] = OrderedDict()
+
+    def ask_from(self, peer: PeerId, window: int | None, asked: int) -> None:
+        """The peer was asked so many questions of this window, as the store has it."""
+        if window == self.window.number:
+            self._places[peer] = max(asked, self._places.get(peer, 0))
+
+    def __call__(self, peer: PeerId) -> Drawn:
+        """Raises NoQuestion, VerifierFailed."""
+        place = self._places.get(peer, 0)
+        window = self.window
+        index = held_out.place_in_set(window.seed, peer, place, window.terms.questions)
+        if index not in self._made:
+            self._made[index] = held_out.question(self._tasks, window.seed, index)
+        self._places[peer] = place + 1
+        self._places.move_to_end(peer)
+        while len(self._places) > self._remembered:
+            self._places.popitem(last=False)
+        return Drawn(self._made[index], window, place)

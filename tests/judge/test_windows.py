@@ -1,0 +1,198 @@
+"""Windows: committed to before they open, kept through kill -9 and clock steps, revealed when nothing of them is open."""
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from judge.database import Database
+from judge.reader import Reader
+from judge.receipts import checked
+from judge.store import Store
+from judge.window_rows import turn
+from judge.windows import REVEAL_SECONDS, Window, WindowQuestions, due
+from p2p.types import PeerId
+from swarmd.tasks import held_out
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.held_out import commitment, place_in_set
+from swarmd.tasks.source import tasks_of
+from tests.judge.conftest import Court, open_court
+from tests.judge.peers import SigningPeer
+from tests.judge.test_protocol_2 import answer, ask
+
+DAY = 86_400
+
+
+class Seeds:
+    """32 bytes of each number in turn."""
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def __call__(self) -> bytes:
+        return next(self._numbers).to_bytes(32, "big")
+
+
+@given(st.lists(st.integers(-3 * DAY, 5 * DAY), max_size=20), st.integers(60, 2 * DAY))
+def test_whatever_the_clock_does_one_window_is_open_and_the_next_is_published(steps: list[int], seconds: int) -> None:
+    now, made, new = 1.8e9, [], Seeds()
+    for step in steps:
+        now += step
+        before = len(made)
+        made += due(made[-1] if made else None, now, seconds, "0123", new)
+        assert [window.number for window in made] == list(range(1, len(made) + 1))
+        assert len(made) - before <= 2 and made[-1].terms.opens > now
+        assert all(a.terms.closes <= b.terms.opens < b.terms.closes for a, b in pairwise(made))
+        assert all(window.terms.opens >= int(window.published) for window in made)
+
+
+def test_a_window_that_follows_is_published_a_window_before_it_opens() -> None:
+    first, second = due(None, 1000.5, 60, "0123", Seeds())
+    assert (first.terms.opens, first.terms.closes, second.terms.opens) == (1000, 1060, 1060)
+    assert due(second, 1059.9, 60, "0123", Seeds()) == []
+    (third,) = due(second, 1060.0, 60, "0123", Seeds())
+    assert third.published == 1060.0 and third.terms.opens == 1120
+
+
+def turned(store: Store, now: float, new: Callable[[], bytes]) -> tuple[Window, Window, int]:
+    return store.turn_windows(now, 60, TINY_9.digest, new)
+
+
+def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database: str) -> None:
+    new = Seeds()
+    with closing(Store(database, "tiny-9 0123")) as store:
+        first, second, hidden = turned(store, 1000.0, new)
+        assert (first.number, second.number, hidden, first.opened) == (1, 2, 0, 1000.0)
+    with closing(Store(database, "tiny-9 0123")) as store:  # nothing was said at the end, as with kill -9
+        assert turned(store, 1030.0, new) == (first, second, 0)
+        with closing(Reader(Database(database, alone=False))) as reader:
+            second_now, third, hidden = turned(store, 1060.0, new)
+            assert (second_now.seed, hidden) == (second.seed, 1) and all(w.revealed is None for w in reader.windows(2**63 - 1))
+            assert turned(store, 1060.0 + REVEAL_SECONDS, new) == (second_now, third, 0)
+            told = reader.windows(2)[0].told()
+            assert told["seed"] == first.seed.hex() and commitment(first.terms, bytes.fromhex(told["seed"])) == first.commitment
+            assert [w.told()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
+        assert turned(store, 900.0, new)[0].number == 2  # the clock was set back: what was told is not asked again
+        late = turned(store, 5000.0, new)[0]  # down for longer than a window
+        assert (late.number, late.terms.opens, late.published) == (4, 5000, 5000.0)
+
+
+@pytest.mark.net
+def test_two_judges_of_one_database_agree(request: pytest.FixtureRequest) -> None:
+    """Both make windows at the same moments, each with seeds of its own."""
+    address = request.getfixturevalue("postgresql")()
+    Store(address, "tiny-9 0123").close()  # makes the schema
+    judges = [Database(address, alone=False) for _ in range(2)]
+
+    def turn_all(place: int) -> list[tuple[int, str]]:
+        found, rng = [], random.Random(place)
+        for step in range(20):
+            with judges[place].begin() as db:
+                here, following, _ = turn(db, 1000.0 + 30 * step, 60, "0123", lambda: rng.randbytes(32))
+            found.append((here.number, here.commitment + following.commitment))
+        return found
+
+    with ThreadPoolExecutor(2) as both:
+        one, other = both.map(turn_all, range(2))
+    for judge in judges:
+        judge.close()
+    assert dict(one) == dict(other) and one[-1][0] == 10
+
+
+def test_each_peer_gets_its_places_in_turn() -> None:
+    window = due(None, 1000.0, 60, TINY_9.digest, Seeds())[0]
+    questions = WindowQuestions(tasks_of("tiny-9"), window, remembered=1)
+    drawn = [questions(PeerId("alice")) for _ in range(3)]
+    assert [one.place for one in drawn] == [0, 1, 2]
+    for one in drawn:
+        index = place_in_set(window.seed, "alice", one.place, 1_000)
+        assert one.task == held_out.question(tasks_of("tiny-9"), window.seed, index)
+    questions(PeerId("bob"))  # now alice is forgotten
+    questions.ask_from(PeerId("alice"), 1, 3)  # but the store knows
+    assert questions(PeerId("alice")).place == 3
+    questions.ask_from(PeerId("alice"), 7, 900)  # of another window
+    assert questions(PeerId("alice")).place == 4
+
+
+@pytest.mark.anyio
+async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_closed(court: Court) -> None:
+    peer = court.peer()
+    handed = (await ask(court, peer, answers=2)).json()["evaluations"][0]
+    listed = (await court.http.get("/v2/windows")).json()
+    assert [window["number"] for window in listed["windows"]] == [2, 1] and listed["more_before"] is None
+    assert handed["commitment"] == listed["windows"][1]["commitment"]
+    graded = (await answer(court, peer, handed["evaluation"], "x", "y")).json()
+    court.wall.now += DAY
+    await court.service._turn_windows()
+    assert (await court.http.get("/v2/windows?before=2")).json()["windows"][0]["seed"] is None
+    court.wall.now += REVEAL_SECONDS
+    await court.service._turn_windows()
+    document = (await court.http.get(f"/v2/evaluations/{handed['evaluation']}")).json()
+    assert (document["receipt"], document["signature"]) == (graded["receipt"], graded["signature"])  # letter for letter
+    said: Any = checked(document)
+    assert said["commitment"] == handed["commitment"] == document["window"]["commitment"] and said["place"] == 0
+    assert [given["text"] for given in document["answers"]] == ["x", "y"]
+    index = place_in_set(bytes.fromhex(document["window"]["seed"]), peer.identity.peer_id, 0, 1_000)
+    task = held_out.question(tasks_of("tiny-9"), bytes.fromhex(document["window"]["seed"]), index)
+    assert (task.ref.specialty, task.ref.n, task.question) == (said["specialty"], said["n"], handed["question"])
+    for unknown in ("0" * 32, "x"):
+        assert (await court.http.get(f"/v2/evaluations/{unknown}")).status_code == 404
+    newer = (await ask(court, peer)).json()["evaluations"][0]
+    assert newer["window"] == 2 and newer["commitment"] != handed["commitment"]
+
+
+@pytest.mark.anyio
+async def test_a_window_with_an_open_question_is_not_revealed(court: Court) -> None:
+    peer, number = court.peer(), court.service._questions.window.number
+    await ask(court, peer)
+    court.wall.now += DAY
+    for _ in range(2):
+        await court.service._turn_windows()
+        court.wall.now += 2 * REVEAL_SECONDS
+    assert (await court.http.get(f"/v2/windows?before={number + 1}")).json()["windows"][0]["seed"] is None
+    court.monotonic.now += 61.0
+    await court.service.expire()
+    await court.service._turn_windows()
+    assert (await court.http.get(f"/v2/windows?before={number + 1}")).json()["windows"][0]["seed"] is not None
+
+
+@pytest.mark.anyio
+async def test_after_a_kill_a_peer_goes_on_at_its_place(database: str, tmp_path: Path) -> None:
+    """The question that was open then counts as nothing, and is not asked again in the window."""
+    peer, texts = SigningPeer(1), []
+    for life in range(2):
+        async with open_court(database, tmp_path, seed=life) as court:
+            texts += [handed["question"] for handed in (await ask(court, peer, questions=2)).json()["evaluations"]]
+            seed = court.service._questions.window.seed
+    places = [place_in_set(seed, peer.identity.peer_id, place, 1_000) for place in range(4)]
+    assert texts == [held_out.question(tasks_of("tiny-9"), seed, place).question for place in places]
+
+
+@pytest.mark.anyio
+async def test_what_lapses_is_wrong_and_what_a_kill_ends_is_nothing(database: str, tmp_path: Path) -> None:
+    """Of several questions with several answers each, with the wall clock set back and forth meanwhile."""
+    peer = SigningPeer(1)
+    async with open_court(database, tmp_path) as court:
+        first = (await ask(court, peer, questions=4, answers=4)).json()["evaluations"]
+        right = await court.right_answer(peer, first[0]["evaluation"])
+        await answer(court, peer, first[0]["evaluation"], *[right] * 4)
+        for step in (-3 * DAY, 3 * DAY):
+            court.wall.now += step  # deadlines are by the monotonic clock alone
+            await court.service.expire()
+        assert (await answer(court, peer, first[1]["evaluation"], *[right] * 4)).status_code == 200
+        court.monotonic.now += 61.0
+        assert (await answer(court, peer, first[2]["evaluation"], *[right] * 4)).status_code == 410
+        row = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
+        assert (row["answered"], row["unanswered"], row["n"]) == (2, 2, 4)
+        assert row["pass_at"]["4"]["n"] == 4 and row["pass_at"]["1"]["score"] == row["right"] / 4  # also for pass@k they are wrong
+        await ask(court, peer, questions=3)
+    async with open_court(database, tmp_path) as court:
+        after = (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()
+        assert {**after, "last_seen": 0} == {**row, "last_seen": 0}
