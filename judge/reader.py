@@ -13,7 +13,7 @@ from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, LeaderboardPage, Recor
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.store import RECENT, SAID, Counts
 from judge.tables import evaluations, listed, peers
-from judge.windows import Window
+from judge.windows import QuestionWindow
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
@@ -69,7 +69,7 @@ class Reader:
                 found.append(entry)
         return found, None
 
-    def windows(self, before: int) -> Sequence[Window]:
+    def windows(self, before: int) -> Sequence[QuestionWindow]:
         """Those with a number below `before`, the newest first; a page of them."""
         with self._database.begin() as db:
             return window_rows.read(db, before)

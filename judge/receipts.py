@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from judge.attributes import Attributes
-from judge.windows import Window
+from judge.windows import QuestionWindow
 from p2p.identity import Identity, verify
 from swarmd.tasks.answers import GradeReason
 from swarmd.types import Completion, TaskRef
@@ -28,7 +28,7 @@ class GradedQuestion:
     peer: str
     attributes: Attributes
     ref: TaskRef
-    window: Window | None
+    window: QuestionWindow | None
     place: int
     number: int
     at: float

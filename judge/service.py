@@ -30,12 +30,12 @@ from judge.refusals import BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal,
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
-from judge.windows import Window, WindowQuestions
+from judge.windows import QuestionWindow, WindowQuestions
 from judge.writer import StoreWriter
 from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
-from swarmd.tasks.held_out import SEED_BYTES, Tasks
+from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own import NoQuestion, find_curriculum
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import open_tasks
@@ -53,7 +53,7 @@ class Handed:
     question: str
     seconds: float  # left to answer
     answers: int  # wanted
-    window: Window
+    window: QuestionWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class JudgeService:
     def __init__(
         self,
         settings: JudgeSettings,
-        tasks: Tasks,
+        tasks: Regenerating,
         key: Identity,
         store: Store,
         reader: Reader,
@@ -224,11 +224,11 @@ class JudgeService:
         """An answered question, for anyone to check."""
         return await self._read(self._reader.evaluation, id)
 
-    async def windows(self, before: int) -> Sequence[Window]:
+    async def windows(self, before: int) -> Sequence[QuestionWindow]:
         """The windows with a number below `before`, the newest first; a page of them."""
         return await self._read(self._reader.windows, before)
 
-    def _turned(self, now: float) -> tuple[Window, Window, int]:
+    def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
         seconds = int(self.settings.window)
         return self._store.turn_windows(now, seconds, self.curriculum.digest, lambda: self._rng.randbytes(SEED_BYTES))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from judge.attributes import Attributes
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, GIVEN_UP, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
-from judge.windows import Drawn, Window
+from judge.windows import Drawn, QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks.source import Task
 
@@ -34,7 +34,7 @@ class OpenQuestion:
     asker: "Requester"
     attributes: Attributes = UNNAMED
     answers: int = 1  # wanted
-    window: Window | None = None  # that it is of,
+    window: QuestionWindow | None = None  # that it is of,
     place: int = 0  # and which of the peer's questions there
 
 

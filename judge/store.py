@@ -21,7 +21,7 @@ from judge.errors import DatabaseUnusable
 from judge.leaderboard import WINDOW, ScoreTally
 from judge.sessions import OpenQuestion
 from judge.tables import about, evaluations, peers
-from judge.windows import Window
+from judge.windows import QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
 
@@ -202,7 +202,9 @@ class Store:
         answers, right = db.execute(_TALLY, {"of": question.peer}).one()
         return ScoreTally(int(right), int(answers))
 
-    def turn_windows(self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]) -> tuple[Window, Window, int]:
+    def turn_windows(
+        self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
+    ) -> tuple[QuestionWindow, QuestionWindow, int]:
         """See window_rows.turn."""
         with self._begin() as db:
             return window_rows.turn(db, now, seconds, curriculum, seeds)

@@ -7,13 +7,15 @@ from sqlalchemy import Connection, Row, exists, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from judge.tables import evaluations, windows
-from judge.windows import REVEAL_SECONDS, Window, due
+from judge.windows import REVEAL_SECONDS, QuestionWindow, due
 from swarmd.tasks.held_out import Terms
 
 WINDOWS_PAGE = 50
 
 
-def turn(db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]) -> tuple[Window, Window, int]:
+def turn(
+    db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
+) -> tuple[QuestionWindow, QuestionWindow, int]:
     """Add what is due, open what is to be open, reveal what may be. The open window, the next, and how many closed ones are to be revealed.
 
     Another judge of the database may do the same at the same time: of two windows of one number the first stays.
@@ -35,18 +37,18 @@ def turn(db: Connection, now: float, seconds: int, curriculum: str, seeds: Calla
     return here, following, still
 
 
-def read(db: Connection, before: int = 2**63 - 1, limit: int = WINDOWS_PAGE) -> Sequence[Window]:
+def read(db: Connection, before: int = 2**63 - 1, limit: int = WINDOWS_PAGE) -> Sequence[QuestionWindow]:
     """Those with a number below `before`, the newest first."""
     chosen = select(windows).where(windows.c.number < before).order_by(windows.c.number.desc()).limit(limit)
     return [_window(row) for row in db.execute(chosen)]
 
 
-def _window(row: Row[Any]) -> Window:
+def _window(row: Row[Any]) -> QuestionWindow:
     terms = Terms(row.curriculum, row.number, row.opens, row.closes, row.questions)
-    return Window(terms, bytes.fromhex(row.seed), row.published, row.opened, row.revealed)
+    return QuestionWindow(terms, bytes.fromhex(row.seed), row.published, row.opened, row.revealed)
 
 
-def _row(window: Window) -> dict[str, Any]:
+def _row(window: QuestionWindow) -> dict[str, Any]:
     terms = window.terms
     row = {"number": terms.number, "curriculum": terms.curriculum, "opens": terms.opens, "closes": terms.closes}
     return {**row, "questions": terms.questions, "seed": window.seed.hex(), "published": window.published}

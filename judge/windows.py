@@ -23,7 +23,7 @@ REMEMBERED_PEERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class QuestionWindow:
     terms: held_out.Terms
     seed: bytes
     published: float  # seconds since 1970, by the judge's clock
@@ -46,14 +46,14 @@ class Window:
         return {**terms, "commitment": self.commitment, **times, "seed": seed}
 
 
-def due(newest: Window | None, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]) -> list[Window]:
+def due(newest: QuestionWindow | None, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]) -> list[QuestionWindow]:
     """The windows to add now, so that one is open and the next is published. `newest`: of those there are."""
-    added: list[Window] = []
+    added: list[QuestionWindow] = []
     last = newest.terms if newest else None
     while last is None or last.opens <= now:
         opens = int(now) if last is None or last.closes <= now else last.closes
         last = held_out.Terms(curriculum, last.number + 1 if last else 1, opens, opens + seconds, QUESTIONS)
-        added.append(Window(last, seeds(), now))
+        added.append(QuestionWindow(last, seeds(), now))
     return added
 
 
@@ -62,18 +62,18 @@ class Drawn:
     """A question, and what anyone needs to see later that it was not chosen: its window, and the peer's place in the set."""
 
     task: Task
-    window: Window
+    window: QuestionWindow
     place: int
 
 
 class WindowQuestions:
     """Gives each peer its next question of the open window. What is forgotten here is still in the store, see `ask_from`."""
 
-    def __init__(self, tasks: held_out.Tasks, window: Window, remembered: int = REMEMBERED_PEERS) -> None:
+    def __init__(self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = REMEMBERED_PEERS) -> None:
         self._tasks, self._remembered = tasks, remembered
         self.open(window)
 
-    def open(self, window: Window) -> None:
+    def open(self, window: QuestionWindow) -> None:
         """Ask questions of this window from now on."""
         self.window = window
         self._made: dict[int, Task] = {}  # as they are asked for: at most a set of them

@@ -19,7 +19,7 @@ FAILURES = 16  # numbers that name no task, one after another, before a specialt
 TRIES = 512  # numbers tried for a text that is held out: one of sixteen is, so more are needed once in 10^14 questions
 
 
-class Tasks(Protocol):
+class Regenerating(Protocol):
     @property
     def curriculum(self) -> Curriculum: ...
     def task(self, ref: TaskRef) -> Task | None: ...
@@ -49,7 +49,7 @@ def place_in_set(seed: bytes, peer: str, place: int, questions: int) -> int:
     return (_number(seed, f"peer {peer}") + place) % questions
 
 
-def question(tasks: Tasks, seed: bytes, index: int) -> Task:
+def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
     """The question at this place of the set. Raises NoQuestion."""
     curriculum = tasks.curriculum
     specialties = curriculum.specialties

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from judge.limits import SlowReaders, network_of
 from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
 from judge.sessions import AskResult, OpenQuestion, Requester, Room, Sessions
-from judge.windows import Drawn, Window
+from judge.windows import Drawn, QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks.held_out import Terms
 from swarmd.types import Task, TaskRef
@@ -19,7 +19,7 @@ ALICE, BOB = PeerId("alice"), PeerId("bob")
 NEWCOMER, KNOWN = Requester("192.0.2.0/24", record=False), Requester("192.0.2.0/24", record=True)
 
 
-WINDOW = Window(Terms("0123", 1, 0, 60, 1_000), bytes(32), 0.0)
+WINDOW = QuestionWindow(Terms("0123", 1, 0, 60, 1_000), bytes(32), 0.0)
 
 
 def drawing(rng: random.Random) -> Callable[[PeerId], Drawn]:

@@ -17,7 +17,7 @@ from judge.reader import Reader
 from judge.receipts import checked
 from judge.store import Store
 from judge.window_rows import turn
-from judge.windows import REVEAL_SECONDS, Window, WindowQuestions, due
+from judge.windows import REVEAL_SECONDS, QuestionWindow, WindowQuestions, due
 from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
@@ -61,7 +61,7 @@ def test_a_window_that_follows_is_published_a_window_before_it_opens() -> None:
     assert third.published == 1060.0 and third.terms.opens == 1120
 
 
-def turned(store: Store, now: float, new: Callable[[], bytes]) -> tuple[Window, Window, int]:
+def turned(store: Store, now: float, new: Callable[[], bytes]) -> tuple[QuestionWindow, QuestionWindow, int]:
     return store.turn_windows(now, 60, TINY_9.digest, new)
 
 
