@@ -19,6 +19,7 @@ from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
 from judge.store import Grade
+from judge.verified import routes as verified_routes
 from swarmd.tasks.scoring import Completion
 
 B = TypeVar("B", bound=Body)
@@ -31,6 +32,7 @@ def create_app(service: JudgeService) -> FastAPI:
     _add_error_answers(app)
     _add_evaluation_routes(app)
     add_reading_routes(app)
+    app.include_router(verified_routes.router)
     return app
 
 

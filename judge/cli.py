@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -84,6 +85,19 @@ def serve(
             envvar="SWARMD_JUDGE_WINDOW", min=60, max=2_678_400, help="Seconds until a set of questions is published and the next begins."
         ),
     ] = 86_400.0,
+    verified_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="SWARMD_JUDGE_VERIFIED_BYTES", min=0, help="Evaluate weights that peers upload, of so many bytes at most; 0: none."
+        ),
+    ] = 0,
+    verified_model: Annotated[
+        list[str] | None,
+        typer.Option(envvar="SWARMD_JUDGE_VERIFIED_MODEL", help="A model whose weights may be uploaded: tiny, a folder or a repository."),
+    ] = None,
+    verified_questions: Annotated[
+        int, typer.Option(envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS", min=1, max=100, help="Asked of each specialty for an upload.")
+    ] = 20,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
     ] = False,
@@ -100,6 +114,9 @@ def serve(
     kept = database or str(default_database(found.name))
     name = shown(database_url(kept))
     settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, key, window, proxies)
+    settings = replace(
+        settings, verified_bytes=verified_bytes, verified_models=tuple(verified_model or ("tiny",)), verified_questions=verified_questions
+    )
 
     def announce(url: str) -> None:
         if as_json:

@@ -35,6 +35,20 @@ FAILED_SECONDS = 30.0  # and for so long that a write failed
 COMPARISON_SECONDS = 10.0  # likewise, swarm against solo of a model
 ANSWERS_KEPT = 16  # of each of these two
 
+PATIENCE = "swarmd.patience"  # an extension of the ASGI scope: its `wait` takes the seconds that this request may take
+VERIFIED_WAITING = 8  # uploads of weights that arrive or wait; of one network:
+VERIFIED_WAITING_OF_A_NETWORK = 2
+VERIFIED_BURST = 2  # uploads of a peer at once,
+VERIFIED_PAUSE = 600.0  # and then one each so many seconds
+VERIFIED_NETWORK_BURST = 8.0  # the same for all peers of one network
+VERIFIED_NETWORK_PAUSE = 120.0
+VERIFIED_STALL_SECONDS = 3.0  # an upload may be late, of one that has
+VERIFIED_RATE = 32 * 1024  # bytes a second at least
+VERIFIED_SECONDS = 1_800.0  # for an evaluation, by the clock on the wall,
+VERIFIED_CPU = 900  # and of processor time
+VERIFIED_MEMORY = 512 * 2**20  # bytes beyond the base model, and three times the weights
+VERIFIED_RETRY = 5.0  # seconds until an outcome that could not be written is written again
+
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
@@ -47,6 +61,10 @@ class JudgeSettings:
     key: Path | None = None  # of the receipts' signatures; None: default_key
     window: float = 86_400.0  # seconds from one set of questions to the next
     proxies: tuple[str, ...] = ()  # addresses of reverse proxies, which say whom they speak for (X-Forwarded-For)
+    verified_bytes: int = 0  # of one upload of weights; 0: none is taken
+    verified_models: tuple[str, ...] = ("tiny",)  # whose weights are evaluated
+    verified_questions: int = 20  # of each specialty
+    verified_folder: Path | None = None  # of uploads; None: default_folder
 
 
 def default_database(curriculum: str) -> Path:
@@ -59,3 +77,10 @@ def default_key(database: Path | str) -> Path:
     if "://" in str(database):
         return user_state_path("swarmd") / "judge.key"
     return Path(f"{database}.key")
+
+
+def default_folder(database: Path | str) -> Path:
+    """Where uploads wait: beside the database, or in the state folder."""
+    if "://" in str(database):
+        return user_state_path("swarmd") / "judge-uploads"
+    return Path(f"{database}.uploads")

@@ -47,6 +47,7 @@ class Record:
     curve: Sequence[tuple[int, float]]  # (questions, reward so far), evenly spaced since the beginning
     said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/attributes.py)
     samples: Sequence[tuple[int, int]] = ()  # (answers, right ones) of those of the last WINDOW questions that wanted several
+    verified: Mapping[str, Any] | None = None  # its newest verified evaluation (judge/verified/verification.py)
 
     @property
     def score(self) -> ScoreTally:

@@ -13,6 +13,8 @@ from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, LeaderboardPage, Recor
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.store import RECENT, SAID, Counts
 from judge.tables import evaluations, listed, peers
+from judge.verified.records import VerificationRecords, newest
+from judge.verified.verification import Verification
 from judge.windows import QuestionWindow
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
 
@@ -26,6 +28,7 @@ _PEER = peers.c.peer == bindparam("of")
 class Reader:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.verified = VerificationRecords(database.begin)
 
     def close(self) -> None:
         self._database.close()
@@ -36,14 +39,16 @@ class Reader:
         few = peers.c.answered.between(1, LISTED_ANSWERS - 1)
         totals = select(func.count().filter(listed), func.count().filter(few), func.coalesce(func.sum(peers.c.answered), 0))
         with self._database.begin() as db:
-            standings = [Standing(after + place, self._record(db, row)) for place, row in enumerate(db.execute(page).all(), 1)]
+            rows = db.execute(page).all()
+            verified = newest(db, [row.peer for row in rows])
+            standings = [Standing(after + place, self._record(db, row, verified)) for place, row in enumerate(rows, 1)]
             many, others, answers = db.execute(totals).one()
         return LeaderboardPage(standings, after, many, others, int(answers))
 
     def record(self, peer: str) -> Record | None:
         with self._database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
-            return None if row is None else self._record(db, row)
+            return None if row is None else self._record(db, row, newest(db, [peer]))
 
     def arms(self, model: str | None) -> arms.ArmsView:
         """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
@@ -90,7 +95,7 @@ class Reader:
         question = GradedQuestion(row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at)
         return GradedEvaluation(question, answers, reasons)
 
-    def _record(self, db: Connection, row: Counts) -> Record:
+    def _record(self, db: Connection, row: Counts, verified: Mapping[str, Verification]) -> Record:
         c = evaluations.c
         numbers = curve_numbers(row.answered + row.unanswered)
         curve = select(c.number, c.total).where(c.peer == row.peer, c.number.in_(numbers)).order_by(c.number)
@@ -100,6 +105,7 @@ class Reader:
             recent=[(r.specialty, r.reward) for r in recent], curve=[(number, total) for number, total in db.execute(curve)],
             said={name: row._mapping[name] for name in SAID if row._mapping[name] is not None},
             samples=[(r.answers, r.correct or 0) for r in recent if r.answers > 1],
+            verified=verified[row.peer].document() if row.peer in verified else None,
         )  # fmt: skip
 
 

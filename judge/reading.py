@@ -14,6 +14,7 @@ from judge.pages import rendering
 from judge.refusals import NO_SUCH_ANSWER, Refusal, Refused
 from judge.service import JudgeService
 from judge.statistics import Interval
+from judge.tiers import TIERS
 from p2p.identity import nickname
 
 SCHEMA = 1
@@ -46,7 +47,7 @@ def add_reading_routes(app: FastAPI) -> None:
         return JSONResponse(
             {
                 "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
-                "new_texts": new_texts(service.curriculum.digest) or None,
+                "new_texts": new_texts(service.curriculum.digest) or None, "tiers": dict(TIERS),
                 "listed": board.listed, "unlisted": board.unlisted, "answers": board.answers,
                 "peers": [{"rank": s.rank, **_record(s.record)} for s in board.standings], "more_after": board.more_after,
             }
@@ -112,6 +113,7 @@ def _record(record: Record) -> dict[str, Any]:
         **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
         "always": _tally(record.always, always(record.always.right, record.always.answers)), "said": dict(record.said),
         "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
+        "tier": "reported" if record.verified is None else "verified", "verified": record.verified,
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
 from judge.attributes import Attributes
+from judge.signing import HEADERS
 
 Round = Annotated[int, Field(ge=0, lt=2**63)]
 Model = Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
@@ -76,11 +77,15 @@ class AnswersBody(Body):
     answers: Annotated[list[AnswerBody], Field(min_length=1, max_length=config.MAX_ANSWERS)]
 
 
+def signing_headers() -> dict[str, Any]:
+    """For OpenAPI: the headers that sign a request."""
+    return {"parameters": [{"name": name, "in": "header", "required": True, "schema": {"type": "string"}} for name in HEADERS]}
+
+
 def described(body: type[Body]) -> dict[str, Any]:
     """For OpenAPI: the headers that sign a request, and its body."""
-    headers = ("swarmd-peer", "swarmd-origin", "swarmd-sequence", "swarmd-signature")
     return {
-        "parameters": [{"name": name, "in": "header", "required": True, "schema": {"type": "string"}} for name in headers],
+        **signing_headers(),
         "requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(body.model_json_schema())}}},
     }
 

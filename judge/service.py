@@ -30,6 +30,9 @@ from judge.refusals import BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal,
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
+from judge.verified.evaluator import Evaluator
+from judge.verified.records import VerificationRecords
+from judge.verified.tier import Court, VerifiedTier, open_tier
 from judge.windows import QuestionWindow, WindowQuestions
 from judge.writer import StoreWriter
 from p2p.identity import Identity
@@ -84,8 +87,12 @@ async def open_service(
     rng: random.Random | None = None,
     monotonic: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
+    evaluator: Evaluator | None = None,
 ) -> AsyncIterator["JudgeService"]:
-    """A judge with its database, verifier and expiry task; closed in order at the end. Raises OperatorError."""
+    """A judge with its database, verifier and tasks; closed in order at the end. Raises OperatorError.
+
+    `evaluator`: of uploaded weights; None: the usual one.
+    """
     lessons = find_curriculum(settings.curriculum)
     with (
         contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
@@ -97,11 +104,17 @@ async def open_service(
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
-        reaper = asyncio.create_task(service.expire_forever())
+        workers = [asyncio.create_task(service.expire_forever())]
         try:
+            if settings.verified_bytes:
+                court = Court(lessons, key, service.claim, service.write, service.score, tasks.draw_held_out, monotonic, wall)
+                service.verified = await open_tier(settings, court, store.verified, rng, evaluator)
+                workers.append(asyncio.create_task(service.verified.work_forever()))
             yield service
         finally:
-            reaper.cancel()
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
             await service.close()
 
 
@@ -130,6 +143,7 @@ class JudgeService:
         rate, burst = config.NETWORK_ASKS_A_SECOND, config.NETWORK_ASK_BURST
         self._networks = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)  # for peers without a record
         self._sequences = Sequences()
+        self.verified: VerifiedTier | None = None  # where it evaluates uploaded weights
         self._writer = StoreWriter(store)
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="reader")
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
@@ -146,9 +160,14 @@ class JudgeService:
         """The peer id of the key that signs the receipts."""
         return self._key.peer_id
 
+    @property
+    def records(self) -> VerificationRecords:
+        """Of uploaded weights, also where none is taken any more."""
+        return self._reader.verified
+
     async def ask(self, signed: Signed, host: str, wish: Wish) -> list[Handed]:
         """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
-        await self._claim(signed)
+        await self.claim(signed)
         mine = self.curriculum
         if wish.curriculum != mine.digest:
             raise Refused(
@@ -163,7 +182,7 @@ class JudgeService:
         if wait := self._buckets.of(signed.peer, now).wait(now, wish.questions):
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you ask too often", f"Ask again in {seconds} s; set judge.every higher.", retry_after=seconds))
-        standing = await self._write(self._store.standing, signed.peer)
+        standing = await self.write(self._store.standing, signed.peer)
         asker = Requester(network_of(host), standing.answered >= LISTED_ANSWERS)
         if not asker.record and self._networks.of(asker.network, now).wait(now, wish.questions):
             raise Refused(NEWCOMERS_TOO_OFTEN)
@@ -189,15 +208,15 @@ class JudgeService:
                 raise Refused(outcome)
             try:
                 if outcome.displaced is not None:
-                    await self._write(self._store.void, outcome.displaced)
-                await self._write(self._store.asked, outcome.question, signed.sequence, self._wall())
+                    await self.write(self._store.void, outcome.displaced)
+                await self.write(self._store.asked, outcome.question, signed.sequence, self._wall())
             except Refused:
                 self._sessions.withdraw(outcome.question)
                 raise
 
     async def answer(self, signed: Signed, id: str, answers: Sequence[Completion]) -> GradedAnswers:
         """Score and record the answers to a question. The time of the call counts, however long scoring takes. Raises Refused."""
-        await self._claim(signed)
+        await self.claim(signed)
         await self.expire()
         if self._scoring >= config.SCORING_BACKLOG:
             raise Refused(BUSY)  # the question stays open: the node may try again before the deadline
@@ -208,7 +227,7 @@ class JudgeService:
         try:
             reasons = await self._marked(question, answers)
             at, took = self._wall(), now - question.asked
-            grade = await self._write(self._store.graded, question, answers, reasons, took, signed.sequence, at)
+            grade = await self.write(self._store.graded, question, answers, reasons, took, signed.sequence, at)
         except Refused:
             self._sessions.give_up(question)
             raise
@@ -222,11 +241,11 @@ class JudgeService:
 
     async def evaluation(self, id: str) -> GradedEvaluation | None:
         """An answered question, for anyone to check."""
-        return await self._read(self._reader.evaluation, id)
+        return await self.read(self._reader.evaluation, id)
 
     async def windows(self, before: int) -> Sequence[QuestionWindow]:
         """The windows with a number below `before`, the newest first; a page of them."""
-        return await self._read(self._reader.windows, before)
+        return await self.read(self._reader.windows, before)
 
     def _turned(self, now: float) -> tuple[QuestionWindow, QuestionWindow, int]:
         seconds = int(self.settings.window)
@@ -236,7 +255,7 @@ class JudgeService:
         """Open the next window when its time has come, and reveal the seed of the last when none of its questions is open."""
         now = self._wall()
         if now >= self._next_window.terms.opens or self._hidden_windows:
-            window, self._next_window, self._hidden_windows = await self._write(self._turned, now)
+            window, self._next_window, self._hidden_windows = await self.write(self._turned, now)
             if window.number > self._questions.window.number:
                 self._questions.open(window)
 
@@ -244,7 +263,7 @@ class JudgeService:
         """Record questions that were not answered in time. Called before each request that needs it, and periodically."""
         late = self._sessions.expire(self._monotonic())
         if late:
-            await self._write(self._store.lapsed, late)
+            await self.write(self._store.lapsed, late)
 
     async def expire_forever(self) -> None:
         while True:
@@ -258,19 +277,19 @@ class JudgeService:
         return await self._boards.get(after)
 
     async def _board(self, after: int) -> LeaderboardPage:
-        return await self._read(self._reader.board, after)
+        return await self.read(self._reader.board, after)
 
     async def comparison(self, model: str | None) -> Mapping[str, Any]:
         """Swarm against solo of a model; None: of the one with most peers on its smaller side."""
         return await self._comparisons.get(model)
 
     async def _compared(self, model: str | None) -> Mapping[str, Any]:
-        return await asyncio.to_thread(comparison_document, await self._read(self._reader.arms, model))
+        return await asyncio.to_thread(comparison_document, await self.read(self._reader.arms, model))
 
     async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]], int | None] | None:
         """Its record, a page of its answers, and where the next page begins."""
-        record = await self._read(self._reader.record, peer)
-        return None if record is None else (record, *await self._read(self._reader.history, peer, before))
+        record = await self.read(self._reader.record, peer)
+        return None if record is None else (record, *await self.read(self._reader.history, peer, before))
 
     def now(self) -> float:
         """Seconds since the epoch, by the judge's own clock."""
@@ -282,7 +301,7 @@ class JudgeService:
             now = self._monotonic()
             if self._probed is None or not 0 <= now - self._probed[0] < config.PROBE_SECONDS:
                 try:
-                    await self._write(self._store.probe, self._wall())
+                    await self.write(self._store.probe, self._wall())
                     self._probed = (now, True)
                 except Refused:
                     self._probed = (now, False)
@@ -296,27 +315,33 @@ class JudgeService:
             await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
         await self._writer.close()
 
-    async def _claim(self, signed: Signed) -> None:
-        floor = -1 if self._sequences.knows(signed.peer) else await self._write(self._store.sequence, signed.peer)
+    async def claim(self, signed: Signed) -> None:
+        """Use the request's sequence number up. Raises Refused."""
+        floor = -1 if self._sequences.knows(signed.peer) else await self.write(self._store.sequence, signed.peer)
         if refusal := self._sequences.claim(signed, floor):
             raise Refused(refusal)
 
     async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[GradeReason]:
         self._scoring += len(answers)
         try:
-            rows = await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(question.task.ref, answers)])
+            return await self.score(question.task.ref, answers)
         except VerifierFailed:
             log.exception("cannot score an answer to %s", question.task.ref)
-            await self._write(self._store.void, question)
+            await self.write(self._store.void, question)
             raise Refused(FAULT) from None
         finally:
             self._scoring -= len(answers)
-        return rows[0]
 
-    async def _write(self, step: Callable[..., T], *arguments: object) -> T:
+    async def score(self, ref: TaskRef, answers: Sequence[Completion]) -> Sequence[GradeReason]:
+        """Raises VerifierFailed."""
+        return (await asyncio.get_running_loop().run_in_executor(self._scorer, self._mark, [(ref, answers)]))[0]
+
+    async def write(self, step: Callable[..., T], *arguments: object) -> T:
+        """Run a step of the store. Raises Refused where the database fails."""
         return await self._told(self._writer.run(step, *arguments))
 
-    async def _read(self, step: Callable[..., T], *arguments: object) -> T:
+    async def read(self, step: Callable[..., T], *arguments: object) -> T:
+        """Run a step of the reader. Raises Refused where the database fails."""
         return await self._told(asyncio.get_running_loop().run_in_executor(self._readers, step, *arguments))
 
     async def _told(self, outcome: Awaitable[T]) -> T:

@@ -58,6 +58,8 @@ class PatientProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.cycle is not None:
+            self.cycle.scope["extensions"] = {config.PATIENCE: {"wait": self._wait}}
         self._watch()
 
     def on_response_complete(self) -> None:

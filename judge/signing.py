@@ -33,15 +33,22 @@ class Signed:
     sequence: int
 
 
-def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes) -> bytes:
-    """What is signed. `target`: path and query as sent. No field can hold a line break, so no two requests share a message."""
-    return "\n".join((method, origin, target, str(sequence), sha256(body).hexdigest())).encode()
+def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes | str) -> bytes:
+    """What is signed. `target`: path and query as sent. No field can hold a line break, so no two requests share a message.
+
+    `body`: or its SHA-256 in hex, where it is still to come.
+    """
+    digest = body if isinstance(body, str) else sha256(body).hexdigest()
+    return "\n".join((method, origin, target, str(sequence), digest)).encode()
 
 
 def verify_request(
-    method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes, origins: frozenset[str] = frozenset()
+    method: str, target: str, headers: Iterable[tuple[bytes, bytes]], body: bytes | str, origins: frozenset[str] = frozenset()
 ) -> Signed | Refusal:
-    """Who signed this request. `origins`: the names this judge is reached by; empty: any. Header names in lower case (ASGI)."""
+    """Who signed this request. `body`: see `signed_message`. `origins`: the names this judge is reached by; empty: any.
+
+    Header names in lower case (ASGI).
+    """
     values: dict[str, str] = {}
     for raw_name, raw_value in headers:
         name = raw_name.decode("latin-1")

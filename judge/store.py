@@ -21,6 +21,7 @@ from judge.errors import DatabaseUnusable
 from judge.leaderboard import WINDOW, ScoreTally
 from judge.sessions import OpenQuestion
 from judge.tables import about, evaluations, peers
+from judge.verified.records import VerificationRecords
 from judge.windows import QuestionWindow
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
@@ -86,6 +87,7 @@ class Store:
         """`curriculum`: name and digest; one database holds one curriculum. Raises DatabaseInUse, DatabaseUnusable."""
         self.database = Database(database)
         self._together: Connection | None = None  # the transaction that `together` has begun
+        self.verified = VerificationRecords(self._begin)
         try:
             self._prepare(curriculum)
         except DatabaseUnusable:
@@ -130,7 +132,7 @@ class Store:
     def sequence(self, peer: PeerId) -> int:
         """The highest sequence number recorded for this peer; -1: none."""
         found = self._known(peer)
-        return -1 if found is None else int(found.sequence)
+        return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
 
     def standing(self, peer: PeerId) -> PeerStanding:
         """What a peer's next question depends on."""

@@ -141,5 +141,30 @@ windows = Table(
     Column("revealed", REAL_NUMBER),
 )
 
+# Uploaded weights (judge/verified). `peer` need not have asked a question.
+verifications = Table(
+    "verifications",
+    metadata,
+    Column("id", NAME, primary_key=True),
+    Column("peer", NAME),
+    Column("model", AnyText),
+    Column("lora_rank", NUMBER),  # null: all weights
+    Column("digest", NAME),
+    Column("size", NUMBER),
+    Column("answers", NUMBER),  # to each question
+    Column("sequence", NUMBER),
+    Column("at", REAL_NUMBER),
+    Column("state", NAME),  # queued, running, done, refused
+    Column("tries", NUMBER),
+    Column("ended", REAL_NUMBER),
+    Column("error", Text),
+    Column("remedy", Text),
+    Column("receipt", Text),
+    Column("signature", Text),
+    Column("correct", NUMBER),
+    Column("questions", NUMBER),
+    Column("found", AnyText),  # each question and its greedy answer, as JSON
+)
+
 listed = peers.c.answered >= LISTED_ANSWERS
 Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)

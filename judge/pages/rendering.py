@@ -10,6 +10,7 @@ from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, LeaderboardPag
 from judge.overlap import TRAINING
 from judge.pages.drawing import chart, sparkline, whisker
 from judge.pages.style import STYLE
+from judge.tiers import TIERS
 from p2p.identity import nickname
 
 CHARTED = 6  # curves, one for each colour of the style sheet
@@ -56,7 +57,8 @@ _EMPTY = (
 _FOOTER = (
     f"<p>The score is pass@1 over a node's last {WINDOW} questions; the bar is Wilson's 95 % interval, and nodes are ranked by its lower "
     "end. Every question is drawn anew, from numbers that no node trains on, asked of one key, answered once, before a deadline, and "
-    "scored here. A question not answered in time counts as wrong. The signature proves the key; nothing proves which model answered.</p>"
+    "scored here. A question not answered in time counts as wrong.</p>"
+    f"<p>{escape(TIERS['reported'])}</p><p>{escape(TIERS['verified'])}</p>"
     "<p>Where a specialty has few questions, two numbers give one text. The row “New texts” says which share of the questions has a text "
     f"that is not among {TRAINING:,} training questions of the specialty. The others can be answered from memory.</p>"
     '<p><a href="/v1/leaderboard">JSON</a></p>'

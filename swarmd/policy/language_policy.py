@@ -9,6 +9,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
 from torch import nn
 
 from swarmd.config.config import NodeConfig, TrainConfig
@@ -160,8 +162,13 @@ class LanguagePolicy:
 
     def answer(self, question: str) -> Completion:
         """One greedy answer. Draws no random number."""
-        ((sample,),) = self._decode([self._chat.prompt(question)], 1, replace(self._sampling, temperature=0.0))
-        return self._chat.read(sample.ids, sample.ended)
+        return self.greedy([question])[0]
+
+    def greedy(self, questions: Sequence[str]) -> Sequence[Completion]:
+        """One greedy answer to each question. Draws no random number."""
+        prompts = [self._chat.prompt(question) for question in questions]
+        answers = self._decode(prompts, 1, replace(self._sampling, temperature=0.0))
+        return [self._chat.read(sample.ids, sample.ended) for (sample,) in answers]
 
     def update(self, batch: Sequence[Scored]) -> UpdateReport:
         """One policy-gradient step on the batch; see `Learner.step`. None where no completion has an advantage by the loss in use."""
@@ -257,6 +264,24 @@ class LanguagePolicy:
         for note in saved.read(folder, self._identity(), self._learner, self._generator):
             log.warning("%s", note)
         self._driver.forget()
+
+    def take(self, weights: bytes) -> None:
+        """Answer with these weights: all that updates change, as a safetensors file. ValueError where they are of another model."""
+        try:
+            tensors = load_tensors(weights)
+        except SafetensorError as error:
+            raise ValueError(f"the weights cannot be read ({error})") from None
+        if {name: t.shape for name, t in tensors.items()} != {name: p.shape for name, p in self.trained.items()}:
+            raise ValueError("the weights have other names or shapes than the model")
+        with torch.no_grad():
+            for name, parameter in self.trained.items():
+                parameter.copy_(tensors[name])
+        self._driver.forget()
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells base models apart (`fingerprint_of`)."""
+        return self._loaded.fingerprint
 
     def _identity(self) -> saved.ModelIdentity:
         x = self._loaded

@@ -28,13 +28,13 @@ _REFUSED_WHILE_MARKING = ("compile", "exec")
 _marking = False
 
 
-def contain(memory: int = MEMORY) -> bool:
+def contain(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> bool:
     """Give up files, sockets, processes, executable memory and most memory. True if the kernel enforces it (seccomp).
 
-    memory: bytes beyond what it has. Everything the process needs must be open and imported before. Raises OSError if a limit cannot be set
-    on Linux.
+    memory: bytes beyond what it has. cpu: seconds in its life. Everything the process needs must be open and imported before. Raises
+    OSError if a limit cannot be set on Linux.
     """
-    limit_resources(memory)
+    limit_resources(memory, cpu)
     held = seccomp.install()
     sys.addaudithook(_refuse)  # last: it would refuse the installation of the filter
     return held
@@ -56,14 +56,14 @@ def _refuse(event: str, arguments: tuple[object, ...]) -> None:  # noqa: ARG001
         raise PermissionError(f"refused in the verifier: {event}")
 
 
-def limit_resources(memory: int = MEMORY) -> None:
+def limit_resources(memory: int = MEMORY, cpu: int = CPU_SECONDS) -> None:
     """No files, processes or core dumps, little memory and CPU time."""
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NOFILE: 8,
         resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CPU: CPU_SECONDS,
+        resource.RLIMIT_CPU: cpu,
         resource.RLIMIT_AS: address_space() + memory,
     }
     for limit, value in limits.items():

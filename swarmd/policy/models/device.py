@@ -122,6 +122,11 @@ def use_threads(count: int, device: torch.device) -> None:
         torch.set_num_threads(count or 1)
 
 
+def compile_nothing() -> None:
+    """Have torch use no kernels that oneDNN compiles while it runs: a contained process has no executable memory to put them in."""
+    torch.backends.mkldnn.set_flags(False)  # type: ignore[no-untyped-call]
+
+
 def keep_freed_memory(device: torch.device) -> bool:
     """Have the C library keep what is freed for the next allocation: up to 2 GiB, of blocks below 64 MiB. True where it was asked to.
 

@@ -1,0 +1,107 @@
+"""Starts the process that evaluates weights (worker.py), gives it a limited time, and reads its reply, which is bounded and checked."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from judge.errors import JudgeError
+from judge.verified.messages import AnswerRequest, DescribeRequest, GivenAnswers, ModelDescriptions, ModelTensors, Reply, WorkerRefusal
+from swarmd.types import Completion
+
+COMMAND = (sys.executable, "-W", "ignore", "-m", "judge.verified.worker")
+START_SECONDS = 300.0  # torch takes three on an idle machine
+MOST_REPLY = 32 * 2**20  # bytes
+_PIECE = 65_536
+
+
+class VerifiedUnusable(JudgeError):
+    """The verified tier cannot be served. Leave out --verified-bytes, or name other models with --verified-model."""
+
+
+class EvaluationFailed(Exception):
+    """The text says why."""
+
+
+class Evaluator:
+    def __init__(self, seconds: float, command: Sequence[str] = COMMAND) -> None:
+        """`seconds`: of an evaluation, by the clock on the wall."""
+        self._seconds, self._command = seconds, tuple(command)
+
+    def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
+        """Names and shapes of the models' tensors. They are the operator's, and downloaded if they have to be. Raises VerifiedUnusable."""
+        request = msgspec.json.encode(DescribeRequest(tuple(models)))
+        try:
+            done = subprocess.run(self._command, input=request, stdout=subprocess.PIPE, timeout=START_SECONDS, check=False)
+            reply = msgspec.json.decode(done.stdout, type=Reply)
+        except (subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
+            raise VerifiedUnusable(f"the process that evaluates weights does not start ({type(error).__name__})") from None
+        if isinstance(reply, WorkerRefusal):
+            raise VerifiedUnusable(f"{reply.error} Name other models with --verified-model.")
+        if not isinstance(reply, ModelDescriptions) or not reply.contained:
+            raise VerifiedUnusable("weights are evaluated only where the kernel contains it: Linux on x86_64 or aarch64")
+        return reply.models
+
+    async def answers(self, weights: Path, request: AnswerRequest) -> Sequence[Sequence[Completion]]:
+        """The model's answers to each question. Raises EvaluationFailed, OSError where the file cannot be read."""
+        with weights.open("rb") as file:
+            number = file.fileno()
+            process = await asyncio.create_subprocess_exec(
+                *self._command, str(number), stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(number,), env=_offline()
+            )
+        try:
+            async with asyncio.timeout(self._seconds):
+                received = await _exchange(process, msgspec.json.encode(request))
+        except TimeoutError:
+            raise EvaluationFailed(f"the evaluation took longer than {self._seconds:g} s and was ended") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return _checked(received, process.returncode or 0, request)
+
+
+async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(ConnectionError):  # it is gone already
+        process.stdin.write(request)
+        await process.stdin.drain()
+    process.stdin.close()
+    received = bytearray()
+    while piece := await process.stdout.read(_PIECE):
+        received += piece
+        if len(received) > MOST_REPLY:
+            raise EvaluationFailed("the evaluation gave more text than a reply may have")
+    await process.wait()
+    return bytes(received)
+
+
+def _checked(received: bytes, code: int, request: AnswerRequest) -> Sequence[Sequence[Completion]]:
+    if not received:
+        raise EvaluationFailed(_death(code))
+    try:
+        reply = msgspec.json.decode(received, type=Reply)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise EvaluationFailed("the evaluation ended in the middle of its reply") from None
+    if isinstance(reply, WorkerRefusal):
+        raise EvaluationFailed(reply.error)
+    if not isinstance(reply, GivenAnswers) or [len(row) for row in reply.answers] != [request.answers] * len(request.questions):
+        raise EvaluationFailed("the evaluation gave another number of answers than was asked for")
+    return [[Completion(answer.text, answer.ended) for answer in row] for row in reply.answers]
+
+
+def _death(code: int) -> str:
+    if code in (-signal.SIGKILL, -signal.SIGXCPU):
+        return "the process that evaluates weights was killed: it took too much processor time or memory"
+    return f"the process that evaluates weights ended by itself (code {code})"
+
+
+def _offline() -> dict[str, str]:
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,63 @@
+"""Messages between the judge and the process that evaluates weights (worker.py). One request on its standard input, one reply, JSON."""
+
+from typing import Annotated
+
+import msgspec
+
+LONGEST_ANSWER = 16_384  # characters
+
+Fingerprint = str
+
+
+class DescribeRequest(msgspec.Struct, tag="describe", frozen=True):
+    models: tuple[str, ...]
+
+
+class AnswerRequest(msgspec.Struct, tag="answer", frozen=True):
+    """The weights are on the file descriptor that the command line names."""
+
+    model: str
+    lora_rank: int | None
+    digest: str  # SHA-256 of the weights
+    questions: tuple[str, ...]
+    answers: int  # to each; the first is greedy
+    seed: int  # of the others
+    cpu: int  # seconds
+    memory: int  # bytes, beyond the base model
+
+
+class ModelTensors(msgspec.Struct, frozen=True):
+    """Names and shapes of what is trained in a model. `adapter`: of a LoRA adapter of rank 1."""
+
+    fingerprint: Fingerprint  # of the base weights
+    whole: dict[str, tuple[int, ...]]
+    adapter: dict[str, tuple[int, ...]]
+
+    def shapes(self, lora_rank: int | None) -> dict[str, tuple[int, ...]]:
+        """`lora_rank`: None: all weights."""
+        if lora_rank is None:
+            return self.whole
+        return {
+            name: (lora_rank, *shape[1:]) if ".lora_A." in name else (*shape[:-1], lora_rank) for name, shape in self.adapter.items()
+        }
+
+
+class ModelDescriptions(msgspec.Struct, tag="described", frozen=True):
+    contained: bool  # by the kernel
+    models: dict[str, ModelTensors]
+
+
+class GivenAnswer(msgspec.Struct, array_like=True, frozen=True):
+    text: Annotated[str, msgspec.Meta(max_length=LONGEST_ANSWER)]
+    ended: bool
+
+
+class GivenAnswers(msgspec.Struct, tag="answered", frozen=True):
+    answers: list[list[GivenAnswer]]  # to each question
+
+
+class WorkerRefusal(msgspec.Struct, tag="refused", frozen=True):
+    error: str
+
+
+Reply = ModelDescriptions | GivenAnswers | WorkerRefusal

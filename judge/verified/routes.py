@@ -1,0 +1,110 @@
+"""The verified tier over HTTP. docs/judge-verified.md describes it."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import ClientDisconnect
+
+from judge import config
+from judge.refusals import TOO_SLOW, Refusal, Refused
+from judge.requests import signing_headers
+from judge.service import JudgeService
+from judge.signing import verify_request
+from judge.verified.tier import OFF, VerifiedTier
+from judge.verified.verification import found
+from judge.verified.weights_check import MAX_HEADER
+
+MAX_LORA_RANK = 512
+PAGE_BYTES = 192 * 1024  # of the answers' JSON
+
+router = APIRouter()
+
+
+class UploadQuery(BaseModel):
+    """What is declared of the weights: in the address, so it is signed, and checked before a byte of the body is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+    curriculum: Annotated[str, Field(min_length=1, max_length=64)]
+    bytes: Annotated[int, Field(ge=1, lt=2**53)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
+    base: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
+    answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1
+
+
+@router.get("/v2/verified")
+async def models(request: Request) -> Response:
+    """What can be verified here."""
+    service: JudgeService = request.app.state.service
+    tier = _tier(service)
+    known = {name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()}
+    limits = {"bytes": service.settings.verified_bytes, "header": MAX_HEADER, "questions": service.settings.verified_questions}
+    return JSONResponse({"schema": 1, "judge": service.key, "models": known, **limits})
+
+
+@router.post("/v2/verified", status_code=202, openapi_extra=signing_headers())
+async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
+    """Upload weights: the body is a safetensors file."""
+    service: JudgeService = request.app.state.service
+    tier = _tier(service)
+    scope = request.scope
+    target = scope["raw_path"].decode("latin-1") + "?" + scope["query_string"].decode("latin-1")
+    signed = verify_request("POST", target, scope["headers"], declared.sha256, service.settings.origins)
+    if isinstance(signed, Refusal):
+        raise Refused(signed)
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))
+    if request.headers.get("content-length", f"{declared.bytes}") != f"{declared.bytes}":
+        raise Refused(Refusal(422, "the request has another length than was declared", "Declare the size of the file that you send."))
+    host = request.client.host if request.client else ""
+    queued = await tier.receive(signed, host, declared, _parts(request, declared.bytes))
+    return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
+
+
+@router.get("/v2/verified/{id}")
+async def verification(
+    request: Request, id: Annotated[str, Path(max_length=64)], after: Annotated[int, Query(ge=0, lt=2**31)] = 0
+) -> Response:
+    """What became of an upload. `after`: questions that are left out of the page."""
+    service: JudgeService = request.app.state.service
+    kept = await service.read(service.records.one, id)
+    if kept is None:
+        raise Refused(Refusal(404, "no upload of this id is known", "The judge keeps a peer's last few; upload the weights again."))
+    one, answers = kept
+    document: dict[str, Any] = {"schema": 1, **one.document(), "place": service.verified.place(id) if service.verified else None}
+    if one.state == "done":
+        figures = {name: value for name, value in found(one.upload, answers).items() if name in ("specialties", "pass_at")}
+        document |= {**figures, "receipt": one.receipt, "signature": one.signature}
+        page: list[dict[str, Any]] = []
+        size = 0
+        for answer in answers[after:]:
+            size += len(answer.text.encode()) + 200
+            if page and size > PAGE_BYTES:
+                break
+            page.append(answer._asdict())
+        end = after + len(page)
+        document |= {"questions": page, "more_after": end if page and end < len(answers) else None}
+    return JSONResponse(document)
+
+
+def _tier(service: JudgeService) -> VerifiedTier:
+    if service.verified is None:
+        raise Refused(OFF)
+    return service.verified
+
+
+async def _parts(request: Request, size: int) -> AsyncIterator[bytes]:
+    """The body. The connection may take as long as the slowest upload that is allowed."""
+    if patience := request.scope.get("extensions", {}).get(config.PATIENCE):
+        patience["wait"](config.REQUEST_SECONDS + size / config.VERIFIED_RATE)
+    try:
+        async for part in request.stream():
+            if part:
+                yield part
+    except ClientDisconnect:
+        raise Refused(TOO_SLOW) from None  # nobody is there to read it

@@ -1,0 +1,269 @@
+"""The verified tier: takes uploaded weights, has a contained process answer fresh held-out questions with them, scores the answers itself.
+
+One upload is evaluated at a time; the others wait in a bounded queue. The questions are drawn after the upload has arrived. The model's
+configuration, tokenizer and template are the judge's own: a stranger sends numbers and nothing else, so nothing but the numbers can answer.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from judge import config, receipts
+from judge.config import JudgeSettings
+from judge.limits import network_of
+from judge.refusals import BUSY, FAULT, TOO_SLOW, Refusal, Refused
+from judge.signing import Signed
+from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
+from judge.verified.messages import AnswerRequest, ModelTensors
+from judge.verified.records import VerificationRecords
+from judge.verified.upload_folder import UploadFolder
+from judge.verified.verification import Upload, Verification, VerifiedAnswer, found
+from judge.verified.weights_check import UnfitWeights, WeightsCheck
+from p2p.identity import Identity
+from p2p.rate_limit import TokenBuckets
+from p2p.types import PeerId
+from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.tasks.scoring import VerifierFailed
+from swarmd.types import Completion, Task, TaskRef
+
+log = logging.getLogger("judge")
+
+OFF = Refusal(404, "this judge evaluates no uploaded weights", "Use another judge; its operator can allow it with --verified-bytes.")
+ONE_AT_A_TIME = Refusal(409, "weights of yours wait or are being evaluated already", "Look at them, and upload others when they are done.")
+CROWDED_UPLOADS = Refusal(429, "too many uploads of your network wait", "Upload again later.", retry_after=60)
+FAILED = "Check the weights with `swarmd task` first; tell the judge's operator if others are refused like this."
+
+
+class Announced(Protocol):
+    """What is declared of an upload: judge/verified/routes.py has its form."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def curriculum(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def lora_rank(self) -> int | None: ...
+    @property
+    def base(self) -> str | None: ...
+    @property
+    def answers(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Court:
+    """What the tier has of its judge."""
+
+    curriculum: Curriculum
+    key: Identity
+    claim: Callable[[Signed], Awaitable[None]]  # uses a sequence number up; raises Refused
+    write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
+    score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]  # raises VerifierFailed
+    draw: Callable[[int, random.Random], Sequence[Task]]  # held-out questions
+    monotonic: Callable[[], float]
+    wall: Callable[[], float]
+
+
+async def open_tier(
+    settings: JudgeSettings, court: Court, records: VerificationRecords, rng: random.Random, evaluator: Evaluator | None = None
+) -> "VerifiedTier":
+    """With what an earlier run left in its queue. Raises OperatorError, Refused where the database fails."""
+    evaluator = evaluator or Evaluator(config.VERIFIED_SECONDS)
+    models = await asyncio.to_thread(evaluator.describe, settings.verified_models)
+    try:
+        folder = UploadFolder(settings.verified_folder or config.default_folder(settings.database))
+    except OSError as error:
+        raise VerifiedUnusable(f"the folder of uploads cannot be used: {error}") from None
+    tier = VerifiedTier(settings, court, records, folder, evaluator, models, rng)
+    await tier.recover()
+    return tier
+
+
+class VerifiedTier:
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        court: Court,
+        records: VerificationRecords,
+        folder: UploadFolder,
+        evaluator: Evaluator,
+        models: dict[str, ModelTensors],
+        rng: random.Random,
+    ) -> None:
+        """`models`: those that can be verified. `rng`: unpredictable outside tests."""
+        self._settings, self._court, self._records, self._folder = settings, court, records, folder
+        self._evaluator, self.models, self._rng = evaluator, models, rng
+        self._peers = TokenBuckets[PeerId](1 / config.VERIFIED_PAUSE, config.VERIFIED_BURST, config.REMEMBERED_PEERS)
+        rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE, config.VERIFIED_NETWORK_BURST
+        self._rates = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
+        self._queue: deque[tuple[Upload, str]] = deque()  # with the network it came from
+        self._held: dict[PeerId, str] = {}  # its network: of peers whose upload arrives, waits or is evaluated
+        self._come = asyncio.Event()
+
+    async def recover(self) -> None:
+        """Take up what an earlier run of the judge left. Call it first."""
+        waiting = await self._court.write(self._records.recovered, self._folder.whole(), self._court.wall())
+        self._folder.keep_only([upload.id for upload in waiting])
+        for upload in waiting:
+            self._enqueue(upload, "")
+
+    def _enqueue(self, upload: Upload, network: str) -> None:
+        self._held[upload.peer] = network
+        self._queue.append((upload, network))
+        self._come.set()
+
+    def place(self, id: str) -> int | None:
+        """1: the next to be evaluated. None: it does not wait."""
+        return next((place for place, (upload, _) in enumerate(self._queue, 1) if upload.id == id), None)
+
+    async def receive(self, signed: Signed, host: str, announced: Announced, parts: AsyncIterator[bytes]) -> Upload:
+        """Check weights while they arrive, and queue them. Raises Refused. What is refused leaves nothing behind."""
+        await self._court.claim(signed)
+        check = self._admitted(announced)
+        network = network_of(host)
+        self._make_room(signed.peer, network)
+        id = f"{self._rng.getrandbits(128):032x}"
+        said = announced
+        upload = Upload(id, signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
+        self._held[signed.peer] = network
+        try:
+            await self._store(upload, check, parts)
+            await self._court.write(self._records.queued, upload, signed.sequence, self._court.wall())
+        except BaseException:
+            del self._held[signed.peer]
+            self._folder.remove(id)
+            raise
+        self._enqueue(upload, network)
+        return upload
+
+    def _admitted(self, announced: Announced) -> WeightsCheck:
+        """Raises Refused where what is declared cannot be evaluated here: before a byte of it is read."""
+        model = self.models.get(announced.model)
+        if announced.curriculum != self._court.curriculum.digest:
+            raise Refused(Refusal(409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."))
+        if model is None:
+            known = ", ".join(self.models)
+            raise Refused(Refusal(422, "this judge has no model of this name", f"It evaluates weights of {known}."))
+        if announced.lora_rank is not None and announced.base != model.fingerprint:
+            raise Refused(Refusal(409, "the adapter is of another base model", "Use the judge's: GET /v2/verified names its base."))
+        if announced.bytes > self._settings.verified_bytes:
+            most = self._settings.verified_bytes
+            raise Refused(Refusal(413, "the weights are too large for this judge", f"It takes {most:,} bytes. Send an adapter."))
+        with _unfit_refused():
+            return WeightsCheck(announced.bytes, announced.sha256, model.shapes(announced.lora_rank))
+
+    def _make_room(self, peer: PeerId, network: str) -> None:
+        """Raises Refused where the peer, its network or everybody has too many uploads."""
+        if peer in self._held:
+            raise Refused(ONE_AT_A_TIME)
+        if len(self._held) >= config.VERIFIED_WAITING:
+            raise Refused(BUSY)
+        if Counter(self._held.values())[network] >= config.VERIFIED_WAITING_OF_A_NETWORK:
+            raise Refused(CROWDED_UPLOADS)
+        now = self._court.monotonic()
+        if wait := self._peers.of(peer, now).wait(now) or self._rates.of(network, now).wait(now):
+            seconds = int(wait) + 1
+            raise Refused(Refusal(429, "you or your network upload too often", f"Upload again in {seconds} s.", retry_after=seconds))
+
+    async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
+        loop = asyncio.get_running_loop()
+        begun, received = loop.time(), 0
+        try:
+            with contextlib.closing(self._folder.begin(upload.id, check)) as file, _unfit_refused():
+                async with asyncio.timeout(config.VERIFIED_STALL_SECONDS) as patience:
+                    async for part in parts:
+                        await asyncio.to_thread(file.write, part)
+                        received += len(part)
+                        patience.reschedule(begun + config.VERIFIED_STALL_SECONDS + received / config.VERIFIED_RATE)
+                await asyncio.to_thread(file.finish)
+        except TimeoutError:
+            raise Refused(TOO_SLOW) from None
+        except OSError:
+            log.exception("cannot keep uploaded weights")
+            raise Refused(FAULT) from None
+
+    async def work_forever(self) -> None:
+        """Evaluate what is queued, one after another."""
+        while True:
+            await self._come.wait()
+            while self._queue:
+                upload, _ = self._queue.popleft()
+                await self._evaluate(upload)
+            self._come.clear()
+
+    async def _evaluate(self, upload: Upload) -> None:
+        await self._written(self._records.running, upload.id)
+        try:
+            answers = await self._answered(upload)
+        except (EvaluationFailed, VerifierFailed, OSError) as why:
+            log.warning("the weights %s of %s were not evaluated: %s", upload.digest, upload.peer, why)
+            told = str(why) if isinstance(why, EvaluationFailed) else "the judge failed; this is its own fault"
+            self._let_go(upload)
+            await self._written(self._records.refused, upload, self._court.wall(), told, FAILED)
+        else:
+            at = self._court.wall()
+            self._let_go(upload)
+            await self._written(self._records.done, upload, at, answers, self._receipt(upload, answers, at))
+
+    def _let_go(self, upload: Upload) -> None:
+        """Before the outcome is told: who reads it may upload again. A judge that is killed in between refuses it as lost."""
+        self._folder.remove(upload.id)
+        del self._held[upload.peer]
+
+    async def _answered(self, upload: Upload) -> Sequence[VerifiedAnswer]:
+        """Raises EvaluationFailed, VerifierFailed, OSError."""
+        tasks = await asyncio.to_thread(self._drawn)
+        request = AnswerRequest(
+            upload.model, upload.lora_rank, upload.digest, tuple(task.question for task in tasks), upload.answers,
+            seed=self._rng.getrandbits(32), cpu=config.VERIFIED_CPU, memory=config.VERIFIED_MEMORY + 3 * upload.size,
+        )  # fmt: skip
+        rows = await self._evaluator.answers(self._folder.file(upload.id), request)
+        answers = []
+        for task, row in zip(tasks, rows, strict=True):
+            reasons = await self._court.score(task.ref, row)
+            right = sum(reason.reward >= 1 for reason in reasons)
+            first = (reasons[0].reward, right, reasons[0].value, row[0].text, row[0].ended)
+            answers.append(VerifiedAnswer(task.ref.specialty, task.ref.n, *first))
+        return answers
+
+    def _drawn(self) -> Sequence[Task]:
+        """As many new held-out questions of each specialty."""
+        each = self._settings.verified_questions
+        chosen: dict[str, list[Task]] = {name: [] for name in self._court.curriculum.specialties}
+        while any(len(tasks) < each for tasks in chosen.values()):
+            for task in self._court.draw(len(chosen), self._rng):
+                if len(chosen[task.ref.specialty]) < each:
+                    chosen[task.ref.specialty].append(task)
+        return [task for tasks in chosen.values() for task in tasks]
+
+    def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:
+        said = Verification(upload, "done", at).document()
+        fields = {name: said[name] for name in ("tier", "verification", "peer", "at", "model", "lora_rank", "weights", "bytes", "answers")}
+        return receipts.signed(self._court.key, {**fields, "curriculum": self._court.curriculum.digest, **found(upload, answers)})
+
+    async def _written(self, step: Callable[..., None], *arguments: object) -> None:
+        """Until it is. Waits while the database cannot be written."""
+        while True:
+            try:
+                await self._court.write(step, *arguments)
+            except Refused:
+                await asyncio.sleep(config.VERIFIED_RETRY)
+            else:
+                return
+
+
+@contextlib.contextmanager
+def _unfit_refused() -> Iterator[None]:
+    try:
+        yield
+    except UnfitWeights as unfit:
+        raise Refused(Refusal(422, unfit.error, unfit.remedy)) from None

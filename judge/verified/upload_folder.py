@@ -1,0 +1,78 @@
+"""Uploaded weights on disk, between their arrival and their evaluation: a file is whole or it is gone.
+
+    ID.part           arriving
+    ID.safetensors    whole, synced, and named in the database; removed once its evaluation has ended
+"""
+
+import contextlib
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import BinaryIO
+
+from judge.verified.weights_check import WeightsCheck
+
+WHOLE, PART = ".safetensors", ".part"
+
+
+class UploadFolder:
+    """Raises OSError where the disk is full or broken."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def file(self, id: str) -> Path:
+        return self._path / (id + WHOLE)
+
+    def whole(self) -> list[str]:
+        """Ids of what is there."""
+        return [path.stem for path in self._path.glob("*" + WHOLE)]
+
+    def keep_only(self, ids: Collection[str]) -> None:
+        """Remove what an earlier run of the judge left behind. Other files are not touched."""
+        for path in (*self._path.glob("*" + WHOLE), *self._path.glob("*" + PART)):
+            if path.suffix == PART or path.stem not in ids:
+                path.unlink(missing_ok=True)
+
+    def remove(self, id: str) -> None:
+        self.file(id).unlink(missing_ok=True)
+
+    def begin(self, id: str, check: WeightsCheck) -> "ArrivingFile":
+        return ArrivingFile(self._path / (id + PART), self.file(id), check)
+
+
+class ArrivingFile:
+    """Close it, whatever happens: what was not finished is removed then."""
+
+    def __init__(self, part: Path, whole: Path, check: WeightsCheck) -> None:
+        self._part, self._whole, self._check = part, whole, check
+        self._file: BinaryIO | None = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+
+    def write(self, piece: bytes) -> None:
+        """Raises UnfitWeights, too."""
+        assert self._file is not None
+        self._check.feed(piece)
+        self._file.write(piece)
+
+    def finish(self) -> None:
+        """Whole and on disk when this returns. Raises UnfitWeights, too."""
+        assert self._file is not None
+        self._check.end()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._part.rename(self._whole)
+        self._file = None
+        folder = os.open(self._whole.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what was not written yet cannot be
+                self._file.close()
+            self._part.unlink(missing_ok=True)
+            self._file = None

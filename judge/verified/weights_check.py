@@ -1,0 +1,128 @@
+"""Checks uploaded weights while they arrive, a chunk at a time: digest, size, names, shapes and values. Pure, and keeps no weights.
+
+Only safetensors files pass, and of them only those with exactly the tensors of a model that the judge knows. The format
+(huggingface/safetensors, "Format"): eight bytes with the header's length, little-endian; the header, JSON; the tensors' bytes, without
+a gap.
+"""
+
+import math
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+MAX_HEADER: Final = 256 * 1024  # bytes; an adapter of 400 tensors has about 50,000
+_BYTES: Final = {"F32": 4, "BF16": 2}  # of a number
+_NOT_FINITE: Final = 0x7F80  # these bits of a BF16 are all set in NaN and infinity
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class UnfitWeights(Exception):
+    """The file is refused: what is wrong, and what to do."""
+
+    def __init__(self, error: str, remedy: str) -> None:
+        super().__init__(error)
+        self.error, self.remedy = error, remedy
+
+
+_Offset = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    dtype: Literal["F32", "BF16"]
+    shape: Annotated[list[_Offset], msgspec.Meta(max_length=8)]
+    data_offsets: tuple[_Offset, _Offset]
+
+
+_Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=16)]
+
+
+def check_size(size: int, shapes: Shapes) -> None:
+    """Raises UnfitWeights where no file of these tensors has this many bytes."""
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    least, most = 2 * numbers + 10, 4 * numbers + 8 + MAX_HEADER
+    if not least <= size <= most:
+        raise UnfitWeights(f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL)
+
+
+def check_header(header: bytes, data: int, shapes: Shapes) -> str:
+    """Raises UnfitWeights unless the header describes exactly these tensors in `data` bytes. Returns their number format."""
+    try:
+        parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        if "__metadata__" in parts:
+            msgspec.json.decode(parts.pop("__metadata__"), type=_Metadata)
+        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in parts.items()}
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
+        raise UnfitWeights("the header is not that of a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN) from None
+    if other := sorted(entries.keys() ^ shapes.keys()):
+        raise UnfitWeights(f"{len(other)} tensors are missing or of another model", _OTHER_MODEL)
+    if any(tuple(entry.shape) != shapes[name] for name, entry in entries.items()):
+        raise UnfitWeights("tensors have other shapes than those of the model", _OTHER_MODEL)
+    formats = {entry.dtype for entry in entries.values()}
+    if len(formats) != 1:
+        raise UnfitWeights("the tensors have several number formats", "Save them all as F32, or all as BF16.")
+    end = 0
+    for entry in sorted(entries.values(), key=lambda entry: entry.data_offsets):
+        if entry.data_offsets[0] != end or entry.data_offsets[1] != end + math.prod(entry.shape) * _BYTES[entry.dtype]:
+            raise UnfitWeights("the tensors overlap, leave gaps, or do not have the bytes of their shape", _SAVE_AGAIN)
+        end = entry.data_offsets[1]
+    if end != data:
+        raise UnfitWeights("the file is longer or shorter than its tensors", _SAVE_AGAIN)
+    return formats.pop()
+
+
+class WeightsCheck:
+    """Give it the file in pieces of any size, then call `end`. Either raises UnfitWeights at the first fault."""
+
+    def __init__(self, size: int, digest: str, shapes: Shapes) -> None:
+        """`size` and `digest`: bytes and SHA-256 as they were declared. `shapes`: by tensor."""
+        check_size(size, shapes)
+        self._size, self._declared, self._shapes = size, digest, shapes
+        self._digest = sha256()
+        self._received = 0
+        self._head: bytearray | None = bytearray()  # until the header is whole
+        self._format = ""
+        self._rest = b""  # of a number that is not whole yet
+
+    def feed(self, piece: bytes) -> None:
+        self._received += len(piece)
+        if self._received > self._size:
+            raise UnfitWeights("more bytes arrive than were declared", "Declare the file's own size.")
+        self._digest.update(piece)
+        if self._head is None:
+            self._check_numbers(piece)
+            return
+        self._head += piece
+        if len(self._head) < 8:
+            return
+        length = int.from_bytes(self._head[:8], "little")
+        if not 2 <= length <= min(MAX_HEADER, self._size - 8):
+            raise UnfitWeights("this is no safetensors file, or its header is too large", _SAVE_AGAIN)
+        if len(self._head) >= 8 + length:
+            head, self._head = bytes(self._head), None
+            self._format = check_header(head[8 : 8 + length], self._size - 8 - length, self._shapes)
+            self._check_numbers(head[8 + length :])
+
+    def _check_numbers(self, piece: bytes) -> None:
+        piece = self._rest + piece
+        whole = len(piece) - len(piece) % _BYTES[self._format]
+        self._rest = piece[whole:]
+        numbers = memoryview(piece)[:whole]
+        if self._format == "F32":
+            finite = all(map(math.isfinite, numbers.cast("f")))
+        else:
+            finite = all(bits & _NOT_FINITE != _NOT_FINITE for bits in numbers.cast("H"))
+        if not finite:
+            raise UnfitWeights("some weights are infinite or not a number", "Train again from an older checkpoint.")
+
+    def end(self) -> None:
+        if self._received != self._size:
+            raise UnfitWeights(f"{self._received:,} bytes arrived of {self._size:,} that were declared", "Send the whole file.")
+        if self._digest.hexdigest() != self._declared:
+            raise UnfitWeights("the bytes have another SHA-256 than was declared", "Send the file that you signed.")
+
+
+_SAVE_AGAIN: Final = "Send weights.safetensors of a checkpoint as swarmd wrote it."
+_OTHER_MODEL: Final = "Name the model, and the rank of the adapter, that the weights are of; GET /v2/verified lists the judge's models."

@@ -1,0 +1,113 @@
+"""The process that answers questions with uploaded weights: `python -m judge.verified.worker FD`. The only part of the judge with torch.
+
+It loads the judge's own copy of the model, tokenizer and template, and then gives up files, sockets and processes
+(swarmd/tasks/containment.py). Only after that it reads the weights, from a file that was opened for it. It never learns what the right
+answers are.
+"""
+
+import os
+import signal
+import sys
+from hashlib import sha256
+
+import msgspec
+
+from judge.verified.messages import (
+    LONGEST_ANSWER,
+    AnswerRequest,
+    DescribeRequest,
+    GivenAnswer,
+    GivenAnswers,
+    ModelDescriptions,
+    ModelTensors,
+    Reply,
+    WorkerRefusal,
+)
+from p2p.errors import OperatorError
+from swarmd.config.config import ModelConfig, NodeConfig
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.device import compile_nothing
+from swarmd.tasks import seccomp
+from swarmd.tasks.containment import contain
+from swarmd.types import Completion
+
+BATCH = 64  # questions answered at once
+PIECE = 2**20  # bytes
+NICE = 10  # below the judge, which has deadlines
+
+
+def opened(model: str, lora_rank: int | None) -> LanguagePolicy:
+    """The judge's own copy, on the CPU in one thread. OperatorError."""
+    config = ModelConfig(name=model, device="cpu", threads=1, lora="off" if lora_rank is None else "on", lora_rank=lora_rank or 1)
+    return LanguagePolicy.open(NodeConfig(model=config), 0)
+
+
+def described(request: DescribeRequest) -> Reply:
+    models = {name: _tensors(name) for name in request.models}
+    return ModelDescriptions(contain(), models)
+
+
+def _tensors(model: str) -> ModelTensors:
+    whole, adapter = opened(model, None), opened(model, 1)
+    shapes = [{name: tuple(weight.shape) for name, weight in policy.trained.items()} for policy in (whole, adapter)]
+    return ModelTensors(whole.fingerprint, *shapes)
+
+
+def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
+    """`weights` and `replies`: file descriptors, the only ones that are kept."""
+    compile_nothing()
+    policy = opened(request.model, request.lora_rank)
+    _answers(policy, request.questions[:2], min(request.answers, 2), request.seed)  # so that nothing is left to import
+    low, high = sorted((weights, replies))
+    os.closerange(3, low)
+    os.closerange(low + 1, high)
+    os.closerange(high + 1, 1024)
+    os.dup2(1, 2)  # which leads nowhere by now
+    if not contain(request.memory, request.cpu):
+        return WorkerRefusal("this machine cannot contain the evaluation")
+    data = b"".join(iter(lambda: os.read(weights, PIECE), b""))
+    if sha256(data).hexdigest() != request.digest:
+        return WorkerRefusal("the weights on the judge's disk are damaged")
+    policy.take(data)
+    del data
+    answers: list[list[GivenAnswer]] = []
+    for start in range(0, len(request.questions), BATCH):
+        answers += _answers(policy, request.questions[start : start + BATCH], request.answers, request.seed + start)
+    return GivenAnswers(answers)
+
+
+def _answers(policy: LanguagePolicy, questions: tuple[str, ...], count: int, seed: int) -> list[list[GivenAnswer]]:
+    """The first greedy, the others drawn at the temperature of the defaults."""
+    first = [[_given(answer)] for answer in policy.greedy(questions)]
+    if count > 1:
+        for row, generation in zip(first, policy.generate(questions, count - 1, seed=seed), strict=True):
+            row += map(_given, generation.completions)
+    return first
+
+
+def _given(answer: Completion) -> GivenAnswer:
+    return GivenAnswer(answer.text[:LONGEST_ANSWER], answer.ended)
+
+
+def main() -> None:
+    seccomp.die_with_parent(signal.SIGKILL)
+    os.nice(NICE)
+    replies = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)  # prints cannot mix with the reply
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
+    try:
+        reply = described(request) if isinstance(request, DescribeRequest) else answered(request, int(sys.argv[1]), replies)
+    except OperatorError as error:  # the judge's own model cannot be opened
+        reply = WorkerRefusal(str(error))
+    except MemoryError:
+        reply = WorkerRefusal("the evaluation took too much memory")
+    except (ValueError, RuntimeError) as error:  # of the weights: torch raises RuntimeError for most things, out of memory among them
+        reply = WorkerRefusal(f"the weights cannot be evaluated: {str(error)[:200]}")
+    body = msgspec.json.encode(reply)
+    while body:
+        body = body[os.write(replies, body) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Stands in for judge/verified/worker.py where a test needs no model: the same messages, and models named after what goes wrong."""
+
+import os
+import sys
+import time
+
+import msgspec
+
+from judge.verified.messages import AnswerRequest, DescribeRequest, GivenAnswer, GivenAnswers, ModelDescriptions, ModelTensors
+from swarmd.tasks.containment import contain
+
+SHAPES = {"a.weight": (4, 3), "b.bias": (5,)}
+ADAPTER = {"a.lora_A.default.weight": (1, 3), "a.lora_B.default.weight": (4, 1)}
+MODELS = ("good", "hangs", "eats", "dies", "talks", "lies", "babbles")
+BASE = "0123456789abcdef"
+
+
+def main() -> None:
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
+    if isinstance(request, DescribeRequest):
+        tensors = ModelTensors(BASE, SHAPES, ADAPTER)
+        sys.stdout.buffer.write(msgspec.json.encode(ModelDescriptions(True, dict.fromkeys(request.models, tensors))))
+        return
+    weights = os.read(int(sys.argv[1]), 10**6)
+    contain(request.memory, request.cpu)
+    if request.model == "hangs":
+        time.sleep(600)
+    if request.model == "eats":
+        bytearray(request.memory * 2)
+    if request.model == "dies":
+        os.abort()
+    while request.model == "talks":
+        os.write(1, b"x" * 65_536)
+    if request.model == "babbles":
+        os.write(1, b'{"type": "answered", "answers": [[')
+        return
+    answer = GivenAnswer(f"<answer>{len(weights)}</answer>", True)
+    rows = [[answer] * request.answers for _ in request.questions]
+    os.write(1, msgspec.json.encode(GivenAnswers(rows[1:] if request.model == "lies" else rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The verified tier over HTTP: what is taken, what is refused, what survives a restart, and workers that go wrong. Real processes."""
+
+import asyncio
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+import pytest
+
+from judge import config
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.receipts import checked
+from judge.service import JudgeService, open_service
+from judge.store import Store
+from judge.verified.evaluator import Evaluator
+from judge.verified.records import newest
+from judge.verified.verification import Upload, VerifiedAnswer
+from p2p.types import PeerId
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import Clock
+from tests.judge.peers import ORIGIN, SigningPeer
+from tests.judge.standin_worker import BASE, MODELS, SHAPES
+from tests.judge.test_app import refused
+from tests.judge.weights import file_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+STANDIN = (sys.executable, "-m", "tests.judge.standin_worker")
+GOOD = file_of(SHAPES)
+
+
+class Uploader:
+    def __init__(self, service: JudgeService, http: httpx2.AsyncClient, clock: Clock) -> None:
+        self.service, self.http, self.clock, self.peers = service, http, clock, 0
+
+    def peer(self) -> SigningPeer:
+        self.peers += 1
+        self.clock.now += 601.0  # so that no rate is met
+        return SigningPeer(self.peers)
+
+    async def upload(self, file: Any = GOOD, peer: SigningPeer | None = None, headers: dict[str, str] | None = None, **said: Any) -> Any:
+        """`file`: bytes, or parts of it. `said`: declared, besides what is true."""
+        peer = peer or self.peer()
+        true = file if isinstance(file, bytes) else GOOD
+        wish = {"model": "good", "curriculum": TINY_9.digest, "bytes": len(true), "sha256": sha256(true).hexdigest()} | said
+        target = "/v2/verified?" + urlencode(wish)
+        signed = peer.headers("POST", target, b"")
+        message = f"POST\n{ORIGIN}\n{target}\n{peer.sequence}\n{wish['sha256']}"
+        signed["swarmd-signature"] = peer.identity.sign(b"swarmd judge request v1", message.encode()).hex()
+        return await self.http.post(target, content=file, headers=signed | (headers or {}))
+
+    async def ended(self, id: str) -> dict[str, Any]:
+        while (found := (await self.http.get(f"/v2/verified/{id}")).json())["state"] in ("queued", "running"):
+            await asyncio.sleep(0.01)
+        return dict(found)
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in folder_of(self.service.settings).iterdir())
+
+
+def folder_of(settings: JudgeSettings) -> Path:
+    assert settings.verified_folder is not None
+    return settings.verified_folder
+
+
+@asynccontextmanager
+async def judging(settings: JudgeSettings, seconds: float = 60.0) -> AsyncIterator[Uploader]:
+    clock = Clock(1_000.0)
+    evaluator = Evaluator(seconds, STANDIN)
+    async with open_service(settings, random.Random(11), clock, Clock(1_800_000_000.0), evaluator) as service:
+        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
+            yield Uploader(service, http, clock)
+
+
+@pytest.fixture(scope="module")
+def settings(court_database: str, tmp_path_factory: pytest.TempPathFactory) -> JudgeSettings:
+    folder = tmp_path_factory.mktemp("verified")
+    return JudgeSettings(
+        court_database, "tiny-9", key=folder / "judge.key", verified_bytes=10**6, verified_models=MODELS, verified_questions=2,
+        verified_folder=folder / "uploads",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+async def judge(settings: JudgeSettings, anyio_backend: str) -> AsyncIterator[Uploader]:
+    async with judging(settings) as uploader:
+        yield uploader
+
+
+async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader) -> None:
+    peer = judge.peer()
+    taken = await judge.upload(peer=peer, answers=3)
+    assert taken.status_code == 202, taken.text
+    found = await judge.ended(taken.json()["verification"])
+    assert (found["state"], found["n"], found["tier"]) == ("done", 18, "verified")
+    assert found["weights"] == sha256(GOOD).hexdigest() and found["peer"] == peer.identity.peer_id
+    assert {question["specialty"] for question in found["questions"]} == set(TINY_9.specialties)
+    receipt = checked(found)
+    assert receipt is not None and receipt["weights"] == found["weights"] and receipt["right"] == found["right"]
+    assert [[q["specialty"], q["n"], q["reward"], q["correct"]] for q in found["questions"]] == receipt["questions"]
+    assert set(found["pass_at"]) == {"1", "2"}
+    assert judge.files() == []
+    again = await judge.upload(peer=judge.peer())  # other questions, though the weights are the same
+    assert (await judge.ended(again.json()["verification"]))["questions"][0]["n"] != found["questions"][0]["n"]
+
+
+async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
+    said = (await judge.http.get("/v2/verified")).json()
+    assert said["models"]["good"] == {"base": BASE, "tensors": 2} and said["bytes"] == 10**6
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("eats", "too much processor time or memory|ended by itself"),
+        ("dies", "ended by itself"),
+        ("talks", "more text than a reply"),
+        ("lies", "another number of answers"),
+        ("babbles", "middle of its reply"),
+    ],
+)
+async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(judge: Uploader, model: str, words: str) -> None:
+    wrong = (await judge.upload(model=model)).json()["verification"]
+    good = (await judge.upload()).json()["verification"]
+    found = await judge.ended(wrong)
+    assert found["state"] == "refused" and found["remedy"]
+    assert any(word in found["error"] for word in words.split("|")), found["error"]
+    assert (await judge.ended(good))["state"] == "done"
+    assert judge.files() == []
+
+
+async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: Path) -> None:
+    own = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads")
+    async with judging(own, seconds=0.5) as judge:
+        found = await judge.ended((await judge.upload(model="hangs")).json()["verification"])
+        assert found["state"] == "refused" and "longer than 0.5 s" in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "words"),
+    [
+        ({"model": "other"}, 422, "no model of this name"),
+        ({"curriculum": "0" * 16}, 409, "another curriculum"),
+        ({"lora_rank": 4}, 409, "another base model"),
+        ({"lora_rank": 4, "base": BASE}, 422, "no weights of this model|missing or of another"),
+        ({"lora_rank": 0}, 422, "another form"),
+        ({"lora_rank": 10**9, "base": BASE}, 422, "another form"),
+        ({"bytes": 2 * 10**6}, 422, "another length"),
+        ({"bytes": 0}, 422, "another form"),
+        ({"sha256": "0" * 64}, 422, "another SHA-256"),
+        ({"sha256": "../../etc/passwd"}, 422, "another form"),
+        ({"answers": 17}, 422, "another form"),
+        ({"path": "/etc/passwd"}, 422, "another form"),
+    ],
+)
+async def test_what_is_declared_is_checked(judge: Uploader, said: dict[str, Any], status: int, words: str) -> None:
+    response = await judge.upload(**said)
+    assert response.status_code == status and any(word in response.json()["error"] for word in words.split("|")), response.text
+    assert response.json()["remedy"] and judge.files() == []
+
+
+async def test_too_large(judge: Uploader) -> None:
+    refused(await judge.upload(headers={"content-length": str(10**6 + 1)}, bytes=10**6 + 1), 413, "too large")
+
+
+async def test_what_is_not_signed(judge: Uploader) -> None:
+    peer = judge.peer()
+    refused(await judge.upload(peer=peer, headers={"swarmd-signature": "0" * 128}), 401, "signature")
+    refused(await judge.upload(peer=peer, headers={"content-encoding": "gzip"}), 415, "compressed")
+    taken = await judge.upload(peer=peer)
+    assert taken.status_code == 202
+    await judge.ended(taken.json()["verification"])
+    peer.sequence -= 1
+    refused(await judge.upload(peer=peer), 409, "sequence number")
+
+
+async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "VERIFIED_STALL_SECONDS", 0.05)
+
+    async def drip() -> AsyncIterator[bytes]:
+        yield GOOD[:20]
+        await asyncio.Event().wait()
+
+    refused(await judge.upload(drip()), 408, "in time")
+    assert judge.files() == []
+
+
+async def test_one_at_a_time_and_few_of_a_network(judge: Uploader) -> None:
+    peer, held = judge.peer(), asyncio.Event()
+
+    async def waiting() -> AsyncIterator[bytes]:
+        yield GOOD[:20]
+        await held.wait()
+        yield GOOD[20:]
+
+    slow = [asyncio.create_task(judge.upload(waiting(), one)) for one in (peer, judge.peer())]
+    await asyncio.sleep(0)
+    while len(judge.files()) < 2:
+        await asyncio.sleep(0.01)
+    refused(await judge.upload(peer=peer), 409, "of yours wait")
+    refused(await judge.upload(), 429, "of your network wait")
+    held.set()
+    for upload in slow:
+        assert (await judge.ended((await upload).json()["verification"]))["state"] == "done"
+
+
+async def test_a_peer_uploads_so_often(judge: Uploader) -> None:
+    peer = judge.peer()
+    for _ in range(config.VERIFIED_BURST):
+        taken = await judge.upload(peer=peer)
+        await judge.ended(taken.json()["verification"])
+    response = await judge.upload(peer=peer)
+    refused(response, 429, "too often")
+    assert int(response.headers["retry-after"]) > 500
+
+
+async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path) -> None:
+    off = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_bytes=0)
+    async with judging(off) as judge:
+        refused(await judge.upload(), 404, "evaluates no uploaded weights")
+        refused(await judge.http.get("/v2/verified"), 404, "evaluates no uploaded weights")
+        refused(await judge.http.get("/v2/verified/nothing"), 404, "no upload of this id")
+
+
+async def test_what_a_restart_finds(database: str, tmp_path: Path) -> None:
+    """What waits goes on; what was being evaluated twice does not; what is not whole, or has no name in the database, is removed."""
+    settings = JudgeSettings(
+        database, "tiny-9", key=tmp_path / "judge.key", verified_bytes=10**6, verified_models=MODELS, verified_questions=1,
+        verified_folder=tmp_path / "uploads",
+    )  # fmt: skip
+    async with judging(settings) as judge:
+        hanging = (await judge.upload(model="hangs")).json()["verification"]
+        waiting = (await judge.upload()).json()["verification"]
+        while (await judge.http.get(f"/v2/verified/{hanging}")).json()["state"] != "running":
+            await asyncio.sleep(0.01)
+    for stray in ("0" * 32 + ".part", "1" * 32 + ".safetensors", "notes.txt"):
+        (folder_of(settings) / stray).write_bytes(GOOD)
+    async with judging(settings) as judge:
+        assert judge.files() == sorted([hanging + ".safetensors", waiting + ".safetensors", "notes.txt"])
+        while (await judge.http.get(f"/v2/verified/{hanging}")).json()["state"] != "running":
+            await asyncio.sleep(0.01)
+    async with judging(settings) as judge:
+        assert (await judge.ended(waiting))["state"] == "done"
+        found = await judge.ended(hanging)
+        assert found["state"] == "refused" and "stopped twice" in found["error"]
+        assert judge.files() == ["notes.txt"]
+    (folder_of(settings) / "notes.txt").unlink()
+
+
+def test_the_last_few_of_a_peer_are_kept(database: str) -> None:
+    with closing(Store(database, "tiny-9 0123")) as store:
+        records = store.verified
+        answer = VerifiedAnswer("bf", 7, 1.0, 1, "correct", "a\0\\", True)
+        for number in range(12):
+            upload = Upload(f"{number:032x}", PeerId("alice"), "tiny", None, "0" * 64, 10, 1)
+            records.queued(upload, 100 + number, float(number))
+            records.running(upload.id)
+            if number % 2:
+                records.refused(upload, float(number), "unfit", "mend it")
+            else:
+                records.done(upload, float(number), [answer], {"receipt": "{}", "signature": "0"})
+        kept = [number for number in range(12) if records.one(f"{number:032x}")]
+        assert kept == [2, 4, 6, 8, 10, 11]  # those that are done, and the last
+        with store.database.begin() as db:
+            assert {peer: one.upload.id for peer, one in newest(db, ["alice", "bob"]).items()} == {"alice": f"{10:032x}"}
+        found = records.one(f"{10:032x}")
+        assert found is not None and found[1] == [answer] and (found[0].right, found[0].questions) == (1, 1)
+        assert store.sequence(PeerId("alice")) == 111 and store.sequence(PeerId("bob")) == -1

@@ -1,0 +1,51 @@
+"""The contained process that evaluates weights, with the real tiny model."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from judge.verified.evaluator import Evaluator
+from judge.verified.messages import AnswerRequest, ModelTensors
+from judge.verified.weights_check import WeightsCheck
+from swarmd.policy.models.tiny import WEIGHTS
+from swarmd.tasks.source import tasks_of
+from tests.judge.weights import file_of, parts_of, whole
+
+pytestmark = [pytest.mark.net, pytest.mark.slow]
+QUESTIONS = tuple(task.question for task in tasks_of("tiny-9").draw_held_out(12, random.Random(1)))
+
+
+@dataclass
+class Given:
+    model: ModelTensors
+    folder: Path
+
+    def answers(self, weights: bytes, lora_rank: int | None = None, count: int = 1) -> list[list[str]]:
+        file = self.folder / "weights"
+        file.write_bytes(weights)
+        request = AnswerRequest(
+            "tiny", lora_rank, sha256(weights).hexdigest(), QUESTIONS, count, seed=1, cpu=300, memory=2**29
+        )  # fmt: skip
+        rows = asyncio.run(Evaluator(600.0).answers(file, request))
+        return [[answer.text for answer in row] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
+    return Given(Evaluator(600.0).describe(["tiny"])["tiny"], tmp_path_factory.mktemp("weights"))
+
+
+def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
+    tiny = (WEIGHTS["tiny"] / "model.safetensors").read_bytes()
+    WeightsCheck(len(tiny), sha256(tiny).hexdigest(), given.model.shapes(None)).feed(tiny)
+    answers = given.answers(tiny, count=3)
+    assert all(len(row) == 3 and "<answer>" in row[0] for row in answers)
+    shapes = given.model.shapes(2)
+    header, data = parts_of(file_of(shapes))
+    nothing = whole(header, bytes(len(data)))
+    WeightsCheck(len(nothing), sha256(nothing).hexdigest(), shapes).feed(nothing)
+    assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]  # an adapter of zeros changes nothing
