@@ -11,7 +11,7 @@ from swarmd.tasks.containment import contain
 
 SHAPES = {"a.weight": (4, 3), "b.bias": (5,)}
 ADAPTER = {"a.lora_A.default.weight": (1, 3), "a.lora_B.default.weight": (4, 1)}
-MODELS = ("good", "hangs", "eats", "dies", "talks", "lies", "babbles")
+MODELS = ("good", "tiny", "hangs", "eats", "dies", "talks", "lies", "babbles")
 BASE = "0123456789abcdef"
 
 

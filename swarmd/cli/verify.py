@@ -1,0 +1,141 @@
+"""`swarmd verify`: has a judge evaluate this node's weights itself, and shows what it found."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from swarmd.cli.inspect import config_file
+from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir
+
+if TYPE_CHECKING:
+    from swarmd.config.config import NodeConfig
+    from swarmd.daemon.weights_upload import UploadedWeights, VerifiedOutcome
+
+POLL = 2.0  # seconds
+WEIGHTS = ("weights.safetensors", "model.safetensors")  # of a checkpoint, of an exported model
+
+
+def verify(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ID | PATH]",
+            help="The id of an upload, to see what became of it; with --upload, a safetensors file or a folder with one.",
+            show_default="the newest checkpoint",
+        ),
+    ] = None,
+    upload: Annotated[bool, typer.Option("--upload", help="Upload weights for the judge to evaluate.")] = False,
+    judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
+    answers: Annotated[int, typer.Option(help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16)] = 1,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
+    model: ModelName = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have the judge evaluate weights itself, on questions that it draws after the upload. The node may keep running.
+
+    The result proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
+    """
+    from swarmd.config.sources import resolve
+    from swarmd.daemon import weights_upload
+    from swarmd.daemon.choices import recalled
+    from swarmd.daemon.evaluation import RECEIPTS_FILE, ReceiptFile
+    from swarmd.errors import ConfigError
+
+    folder = as_state_dir(state_dir)
+    node, _ = recalled(resolve(config_file(config), os.environ, {"judge": judge, "model": model}), folder)
+    if node.judge.url in ("", "auto"):
+        raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
+    if not upload:
+        if what is None:
+            raise ConfigError("give --upload to have weights evaluated, or the id of an earlier upload.")
+        found = weights_upload.outcome(node.judge.url, what)
+    else:
+        found = _uploaded(node, folder, what, answers, wait=wait, quiet=as_json)
+        if found.state == "done":
+            ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
+    answer(_document(found), _words(found), as_json)
+    if found.state == "refused":
+        raise typer.Exit(1)
+
+
+def _uploaded(node: "NodeConfig", folder: Path, path: str | None, answers: int, *, wait: bool, quiet: bool) -> "VerifiedOutcome":
+    from p2p.identity import Identity
+    from swarmd.daemon import weights_upload
+    from swarmd.state.folder import IDENTITY_FILE
+
+    weights = _weights(node, folder, None if path is None else Path(path).expanduser(), answers)
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def told(sent: int) -> None:
+        if sys.stderr.isatty() and not quiet:
+            print(f"\rsending {sent / 1e6:.1f} of {len(weights.data) / 1e6:.1f} MB", end="", file=sys.stderr, flush=True)
+
+    id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
+    say(f"\nuploaded; `swarmd verify {id}` shows what becomes of it")
+    found = weights_upload.outcome(node.judge.url, id)
+    while wait and not found.over:
+        before = found.state, found.place
+        time.sleep(POLL)
+        found = weights_upload.outcome(node.judge.url, id)
+        if (found.state, found.place) != before and not found.over:
+            say(_words(found))
+    return found
+
+
+def _weights(node: "NodeConfig", folder: Path, path: Path | None, answers: int) -> "UploadedWeights":
+    """What to upload. Raises ConfigError, SwarmdError."""
+    import msgspec
+
+    from swarmd.daemon.weights_upload import UploadedWeights
+    from swarmd.errors import ConfigError
+    from swarmd.exchange.swarm_id import curriculum_of
+    from swarmd.trainer.snapshot import read_snapshot
+
+    origin: dict[str, Any] = {}
+    try:
+        if path is None:
+            files = read_snapshot(folder, ("policy.json", WEIGHTS[0])).files
+            data, origin = files[WEIGHTS[0]], msgspec.json.decode(files["policy.json"])["base"]
+        else:
+            file = next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
+            data = file.read_bytes()
+            if (about := file.with_name("policy.json")).is_file():
+                origin = msgspec.json.decode(about.read_bytes())["base"]
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}. Give a safetensors file, or a folder with one.") from None
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        raise ConfigError("the checkpoint's policy.json cannot be read. Use the version of swarmd that wrote it.") from None
+    name, rank = str(origin.get("source", node.model.name)), origin.get("lora_rank")
+    of = node.model_copy(update={"model": node.model.model_copy(update={"name": name})})
+    base = None if rank is None else origin.get("fingerprint")
+    return UploadedWeights(data, name, curriculum_of(of).digest, rank, base, answers)
+
+
+def _document(found: "VerifiedOutcome") -> dict[str, Any]:
+    from msgspec import structs
+
+    return {"schema": 1, **structs.asdict(found)}
+
+
+def _words(found: "VerifiedOutcome") -> str:
+    from swarmd.terminal import printable
+
+    if found.state == "queued":
+        return f"waiting, number {found.place or '?'} in the queue"
+    if found.state == "running":
+        return "the judge evaluates the weights"
+    if found.state == "refused":
+        return printable(f"not evaluated: {found.error.rstrip('.')}. {found.remedy}")
+    return (
+        f"pass@1 {found.score:.1%} (95 %: {found.low:.1%} to {found.high:.1%}), {found.right} of {found.n} questions\n"
+        f"weights {found.weights}\nreceipt {printable(found.receipt)}\nsignature {found.signature}"
+    )

@@ -1,0 +1,189 @@
+"""Uploads weights to a judge that evaluates them itself, and reads what it found. docs/judge-verified.md describes the protocol."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Annotated, TypeVar
+from urllib.parse import urlencode
+
+import httpx2
+import msgspec
+
+from p2p.identity import Identity, verify
+from swarmd.daemon.judge_client import DOMAIN, MAX_WORDS, RECEIPT, judge_origin
+from swarmd.errors import SwarmdError, Unreachable
+from swarmd.terminal import printable
+
+PIECE = 64 * 1024  # bytes sent at once
+MAX_RESPONSE = 2**20  # bytes
+TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+
+
+K = TypeVar("K")
+
+
+class UploadRefused(SwarmdError):
+    """The judge did not evaluate the weights."""
+
+
+class JudgeLied(SwarmdError):
+    """What the judge sent is not what the protocol says. Check the judge's address; if it is right, tell its operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedWeights:
+    """A safetensors file, and what it is of."""
+
+    data: bytes
+    model: str
+    curriculum: str  # digest
+    lora_rank: int | None = None  # None: all weights
+    base: str | None = None  # fingerprint of an adapter's base weights
+    answers: int = 1  # to each question
+
+    @property
+    def digest(self) -> str:
+        return sha256(self.data).hexdigest()
+
+    @property
+    def target(self) -> str:
+        """Path and query of the request."""
+        said = {"model": self.model, "curriculum": self.curriculum, "bytes": len(self.data), "sha256": self.digest}
+        said |= {name: value for name, value in (("lora_rank", self.lora_rank), ("base", self.base)) if value is not None}
+        return "/v2/verified?" + urlencode(said | {"answers": self.answers})
+
+
+class _Queued(msgspec.Struct, frozen=True):
+    verification: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    error: str
+    remedy: str = ""
+    sequence: Annotated[int, msgspec.Meta(ge=-1, lt=2**63 - 2**32)] = -1
+
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class VerifiedOutcome(msgspec.Struct, frozen=True):
+    """What a judge says of an upload."""
+
+    verification: str
+    peer: str
+    state: str  # queued, running, done, refused
+    weights: str
+    place: int | None = None
+    error: str = ""
+    remedy: str = ""
+    score: Share = 0.0
+    low: Share = 0.0
+    high: Share = 0.0
+    right: int = 0
+    n: int = 0
+    receipt: str = ""
+    signature: str = ""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("done", "refused")
+
+
+class _Receipt(msgspec.Struct, frozen=True):
+    judge: str
+    verification: str
+    peer: str
+    weights: str
+    right: int
+    n: int
+
+
+def upload(
+    url: str, identity: Identity, weights: UploadedWeights, told: Callable[[int], None], nanoseconds: Callable[[], int] = time.time_ns
+) -> str:
+    """Send the weights; the id of their verification. `told`: called with the bytes sent so far.
+
+    Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied.
+    """
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, len(weights.data), PIECE):
+            yield weights.data[start : start + PIECE]
+            told(min(start + PIECE, len(weights.data)))
+
+    origin, target, sequence = judge_origin(url), weights.target, nanoseconds()
+    for _ in range(2):
+        message = "\n".join(("POST", origin, target, str(sequence), weights.digest)).encode()
+        headers = {
+            "content-length": str(len(weights.data)),
+            "content-type": "application/octet-stream",
+            "swarmd-peer": identity.peer_id,
+            "swarmd-origin": origin,
+            "swarmd-sequence": str(sequence),
+            "swarmd-signature": identity.sign(DOMAIN, message).hex(),
+        }
+        status, body = _exchange("POST", origin, target, headers, pieces())
+        if status == 202:
+            return _decoded(body, _Queued).verification
+        refusal = _decoded(body, _Refused)
+        if refusal.sequence < sequence:
+            raise _refused(refusal.error, refusal.remedy)
+        sequence = refusal.sequence + 1  # a running node of this key is ahead of our clock
+    raise _refused(refusal.error, refusal.remedy)
+
+
+def outcome(url: str, verification: str) -> VerifiedOutcome:
+    """What became of an upload so far. A receipt is checked. Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied."""
+    status, body = _exchange("GET", judge_origin(url), f"/v2/verified/{verification}", {}, None)
+    if status != 200:
+        refusal = _decoded(body, _Refused)
+        raise _refused(refusal.error, refusal.remedy)
+    found = _decoded(body, VerifiedOutcome)
+    if found.state == "done" and not _stands(found):
+        raise JudgeLied(f"the judge sent a receipt that is not of this result, or that it did not sign. {JudgeLied.__doc__}")
+    return found
+
+
+def receipt_of(found: VerifiedOutcome) -> Mapping[str, str]:
+    """For `receipts.jsonl`."""
+    return {"receipt": found.receipt, "signature": found.signature}
+
+
+def _stands(found: VerifiedOutcome) -> bool:
+    try:
+        receipt = msgspec.json.decode(found.receipt, type=_Receipt)
+        signed = verify(receipt.judge, RECEIPT, found.receipt.encode(), bytes.fromhex(found.signature))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return signed and receipt == _Receipt(receipt.judge, found.verification, found.peer, found.weights, found.right, found.n)
+
+
+def _exchange(method: str, origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes] | None) -> tuple[int, bytes]:
+    """Status and body. Raises Unreachable, JudgeLied."""
+    received = bytearray()
+    try:
+        with (
+            httpx2.Client(trust_env=False, timeout=TIMEOUT) as client,
+            client.stream(method, origin + target, headers={"accept-encoding": "identity", **headers}, content=content) as response,
+        ):
+            for part in response.iter_raw():
+                received += part
+                if len(received) > MAX_RESPONSE:
+                    raise JudgeLied(f"the judge at {origin} sent more than {MAX_RESPONSE:,} bytes. {JudgeLied.__doc__}")
+            return response.status_code, bytes(received)
+    except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+        why = str(error) or type(error).__name__
+        raise Unreachable(f"no answer from the judge at {origin}: {why}. Check its address and your network.") from None
+
+
+def _decoded(body: bytes, kind: type[K]) -> K:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise JudgeLied(f"the judge sent something else than the protocol says. {JudgeLied.__doc__}") from None
+
+
+def _refused(error: str, remedy: str) -> UploadRefused:
+    said = f"the judge refused: {error[:MAX_WORDS].rstrip('.')}. {remedy[:MAX_WORDS]}"
+    return UploadRefused(printable(said).strip())

@@ -1,0 +1,145 @@
+"""`swarmd verify --upload` against a judge over TCP, with a stand-in for the process that evaluates; and the deadline of uploads."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from judge import config
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.limits import SlowReaders
+from judge.receipts import checked
+from judge.service import open_service
+from judge.serving import JudgeServer, PatientProtocol, listening_socket, url_of
+from judge.verified.evaluator import Evaluator
+from p2p.identity import Identity
+from swarmd.cli.app import main
+from swarmd.daemon import weights_upload
+from swarmd.daemon.weights_upload import UploadedWeights, UploadRefused, upload
+from swarmd.tasks.curriculum import TINY_9
+from tests.judge.standin_worker import BASE, MODELS, SHAPES
+from tests.judge.test_verified import STANDIN
+from tests.judge.weights import file_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+GOOD = file_of(SHAPES)
+ADAPTER = file_of({"a.lora_A.default.weight": (2, 3), "a.lora_B.default.weight": (4, 2)})
+
+
+@asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[str]:
+    class Protocol(PatientProtocol):
+        request_seconds = 1.5
+        readers = SlowReaders(16, 256)
+
+    settings = JudgeSettings(
+        str(folder / "judge.sqlite3"), "tiny-9", verified_bytes=10**6, verified_models=MODELS, verified_questions=1
+    )  # fmt: skip
+    ready = asyncio.Event()
+    async with open_service(settings, random.Random(1), evaluator=Evaluator(60.0, STANDIN)) as service:
+        with listening_socket("127.0.0.1", 0) as listener:
+            options = uvicorn.Config(create_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False)
+            server = JudgeServer(options, ready.set)
+            running = asyncio.create_task(server.serve(sockets=[listener]))
+            await ready.wait()
+            yield url_of(listener)
+            server.should_exit = True
+            await running
+
+
+@pytest.fixture(scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[str]:
+    async with serving(tmp_path_factory.mktemp("judge")) as url:
+        yield url
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A state folder with a key, and a checkpoint of an adapter."""
+    checkpoint = tmp_path / "checkpoints" / "round-00000007"
+    checkpoint.mkdir(parents=True)
+    base = {"source": "tiny", "revision": None, "fingerprint": BASE, "lora_rank": 2, "dtype": "float32", "device": "cpu"}
+    files = {"policy.json": json.dumps({"base": base, "updates": 7}).encode(), "weights.safetensors": ADAPTER}
+    for name, content in files.items():
+        (checkpoint / name).write_bytes(content)
+    written = {name: {"bytes": len(content), "sha256": sha256(content).hexdigest()} for name, content in files.items()}
+    (checkpoint / "manifest.json").write_text(json.dumps({"schema": 1, "files": written}))
+    Identity.load_or_create(tmp_path / "identity.key")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("swarmd.cli.verify.POLL", 0.05)
+    yield
+
+
+async def run(*arguments: str) -> int:
+    return await asyncio.to_thread(main, ["verify", *arguments])
+
+
+async def test_the_newest_checkpoint(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("--upload", "--judge", url, "--state-dir", str(node), "--json", "--answers", "2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["n"], found["weights"]) == ("done", 9, sha256(ADAPTER).hexdigest())
+    (line,) = (node / "receipts.jsonl").read_text().splitlines()
+    receipt = checked(json.loads(line))
+    assert receipt is not None and receipt["lora_rank"] == 2 and receipt["answers"] == 2
+    assert await run(found["verification"], "--judge", url, "--state-dir", str(node)) == 0
+    assert "pass@1 0.0%" in capsys.readouterr().out
+
+
+async def test_a_file_and_a_refusal(url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.safetensors").write_bytes(GOOD)
+    options = ("--judge", url, "--state-dir", str(node), "--model", "tiny")
+    assert await run("--upload", str(tmp_path / "mine"), *options) == 0
+    assert f"weights {sha256(GOOD).hexdigest()}" in capsys.readouterr().out
+    (tmp_path / "bomb").write_bytes(b"\x1f\x8b" + bytes(100))
+    assert await run("--upload", str(tmp_path / "bomb"), *options) == 2
+    assert "no safetensors file" in capsys.readouterr().err
+    assert await run("--upload", str(tmp_path / "nothing"), *options) == 2
+    assert "Give a safetensors file" in capsys.readouterr().err
+
+
+async def test_what_cannot_be_asked_for(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("--upload", "--state-dir", str(node)) == 2
+    assert "--judge" in capsys.readouterr().err
+    assert await run("--judge", url, "--state-dir", str(node)) == 2
+    assert await run("0" * 32, "--judge", url, "--state-dir", str(node)) == 2
+    assert "no upload of this id" in capsys.readouterr().err
+
+
+async def test_a_clock_that_was_set_back(url: str) -> None:
+    """A sequence number that is too low is answered with the highest one known."""
+    identity = Identity.from_seed(b"\x07" * 32)
+    weights = UploadedWeights(GOOD, "tiny", TINY_9.digest)
+    first = await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**6)
+    while not (await asyncio.to_thread(weights_upload.outcome, url, first)).over:
+        await asyncio.sleep(0.05)
+    await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 5)
+    with pytest.raises(UploadRefused, match=r"wait or are being|too often"):
+        await asyncio.to_thread(upload, url, identity, weights, lambda _sent: None, lambda: 10**7)
+
+
+async def test_an_upload_may_take_longer_than_other_requests(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds, where others have one and a half."""
+    assert config.VERIFIED_STALL_SECONDS > 2
+    monkeypatch.setattr(weights_upload, "PIECE", len(GOOD) - 4)
+    sent: list[int] = []
+
+    def told(so_far: int) -> None:
+        sent.append(so_far)
+        if len(sent) == 1:
+            time.sleep(2.0)
+
+    id = await asyncio.to_thread(upload, url, Identity.from_seed(b"\x09" * 32), UploadedWeights(GOOD, "tiny", TINY_9.digest), told)
+    assert sent == [len(GOOD) - 4, len(GOOD)] and len(id) == 32
