@@ -18,6 +18,7 @@ from functools import lru_cache
 from math import log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from judge.rounds import HORIZONS, bin_end
 from judge.statistics import Interval
@@ -84,7 +85,7 @@ def paired_test(swarm: Mapping[int, Sequence[float]], solo: Mapping[int, Sequenc
     return AnytimeTest(horizons, p, better if p < LEVEL else None)
 
 
-def evidence(differences: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> float:
+def evidence(differences: NDArray[np.float64]) -> float:
     """The most that bets on positive signs ever had, beginning with 1. Under fair signs the chance that it gets to x is 1 / x at most."""
     sizes = np.abs(differences)
     seen = sizes > 0

@@ -15,9 +15,9 @@ All of this is for a look at a time that was set beforehand. For the one who loo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan, sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from judge.rounds import bin_end
@@ -25,6 +25,9 @@ from judge.statistics import Interval
 
 LEVEL = 0.05
 FEWEST = 4  # peers in each arm, for a test
+ROUNDING = 1e-12  # a spread below this share of the sum of squares is none
+
+Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +37,6 @@ class BinSums:
     peers: int
     total: float
     squares: float
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.peers
-
-    @property
-    def variance(self) -> float:
-        """Of the values, unbiased; two peers at least."""
-        return max(0.0, self.squares - self.total * self.mean) / (self.peers - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +73,11 @@ class ArmComparison:
 def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmComparison:
     """Both arms, by bin."""
     both = sorted(bin for bin in swarm.keys() & solo.keys() if min(swarm[bin].peers, solo[bin].peers) >= FEWEST)
-    raw = [welch(swarm[bin], solo[bin]) for bin in both]
-    p = [each[2] for each in raw]
+    gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
+    rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
     tests = [
-        RoundTest(bin_end(bin), bin_end(bin) * gain, _times(bin_end(bin), gain, half), p_value, by_holm, by_bh)
-        for bin, (gain, half, p_value), by_holm, by_bh in zip(both, raw, holm(p), benjamini_hochberg(p), strict=True)
+        RoundTest(bin_end(bin), bin_end(bin) * float(gain), _times(bin_end(bin), float(gain), float(half)), float(raw), by_holm, by_bh)
+        for bin, gain, half, raw, by_holm, by_bh in rows
     ]
     return ArmComparison(
         _points(swarm), _points(solo), tests,
@@ -92,28 +86,37 @@ def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmCom
     )  # fmt: skip
 
 
-def welch(one: BinSums, other: BinSums) -> tuple[float, float, float]:
-    """Difference of the means, half its 95 % interval, and the two-sided p of Welch's t (Biometrika 34, 1947).
+def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
+    """Pair by pair: difference of the means, half its 95 % interval, and the two-sided p of Welch's t (Biometrika 34, 1947).
 
     Where neither arm varies nothing is known of chance: the interval is unbounded and p is 1.
     """
-    parts = [arm.variance / arm.peers for arm in (one, other)]
-    gain, variance = one.mean - other.mean, sum(parts)
-    if variance <= 0:
-        return gain, float("inf"), 1.0
-    freedom = variance**2 / sum(part**2 / (arm.peers - 1) for part, arm in zip(parts, (one, other), strict=True))
-    error = sqrt(variance)
-    return gain, float(stdtrit(freedom, 1 - LEVEL / 2)) * error, min(1.0, 2 * float(stdtr(freedom, -abs(gain) / error)))
+    (n, mean, error), (n_other, mean_other, error_other) = _columns(ones), _columns(others)
+    gain, variance = mean - mean_other, error + error_other
+    with np.errstate(divide="ignore", invalid="ignore"):
+        freedom = variance**2 / (error**2 / (n - 1) + error_other**2 / (n_other - 1))
+        half = stdtrit(freedom, 1 - LEVEL / 2) * np.sqrt(variance)
+        p = 2 * stdtr(freedom, -np.abs(gain) / np.sqrt(variance))
+    varies = variance > 0
+    return gain, np.where(varies, half, np.inf), np.where(varies, p, 1.0)
 
 
-def holm(p: Sequence[float]) -> list[float]:
+def _columns(arms: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:
+    """Peers, mean, and the mean's variance."""
+    n, total, squares = np.array([(arm.peers, arm.total, arm.squares) for arm in arms], dtype=float).reshape(-1, 3).T
+    mean = total / n
+    spread = squares - total * mean
+    return n, mean, np.where(spread > ROUNDING * squares, spread, 0.0) / (n - 1) / n
+
+
+def holm(p: Sequence[float] | Reals) -> list[float]:
     """p-values adjusted by Holm (Scandinavian Journal of Statistics 6, 1979)."""
     order = np.argsort(p, kind="stable")
     scaled = np.asarray(p, dtype=float)[order] * np.arange(len(p), 0, -1)
     return _put_back(order, np.minimum(1.0, np.maximum.accumulate(scaled)))
 
 
-def benjamini_hochberg(p: Sequence[float]) -> list[float]:
+def benjamini_hochberg(p: Sequence[float] | Reals) -> list[float]:
     """p-values adjusted by Benjamini and Hochberg (JRSS B 57, 1995), as scipy.stats.false_discovery_control has them.
 
     Not called from there: importing scipy.stats takes 0.8 s of CPU, which every start of a judge would pay.
@@ -123,7 +126,7 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     return _put_back(order, np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1]))
 
 
-def _put_back(order: "np.ndarray[tuple[int], np.dtype[np.intp]]", adjusted: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[float]:
+def _put_back(order: NDArray[np.intp], adjusted: Reals) -> list[float]:
     found = np.empty(len(order))
     found[order] = adjusted
     return [float(value) for value in found]
@@ -140,11 +143,14 @@ def stays_from(tests: Sequence[tuple[int, float, float]]) -> int | None:
 
 
 def _points(arm: Mapping[int, BinSums]) -> list[ArmPoint]:
+    bins = sorted(arm)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        n, mean, error = _columns([arm[bin] for bin in bins])
+        half = stdtrit(n - 1, 1 - LEVEL / 2) * np.sqrt(error)
     points = []
-    for bin in sorted(arm):
-        sums, end = arm[bin], bin_end(bin)
-        half = float(stdtrit(sums.peers - 1, 1 - LEVEL / 2)) * sqrt(sums.variance / sums.peers) if sums.peers > 1 else nan
-        points.append(ArmPoint(end, sums.peers, end * sums.mean, _times(end, sums.mean, half) if sums.peers > 1 else None))
+    for bin, middle, around in zip(bins, mean, half, strict=True):
+        peers, end = arm[bin].peers, bin_end(bin)
+        points.append(ArmPoint(end, peers, end * float(middle), _times(end, float(middle), float(around)) if peers > 1 else None))
     return points
 
 

@@ -72,11 +72,11 @@ def test_welch_and_corrections_are_those_of_scipy() -> None:
     rng = random.Random(1)
     for many, others in ((4, 4), (5, 40), (300, 7)):
         one, other = [rng.gauss(0.4, 0.1) for _ in range(many)], [rng.gauss(0.35, 0.2) for _ in range(others)]
-        gain, half, p = welch(sums(one), sums(other))
+        ((gain,), (half,), (p,)) = welch([sums(one)], [sums(other)])
         wanted = stats.ttest_ind(one, other, equal_var=False)
         assert p == pytest.approx(wanted.pvalue)
         assert (gain - half, gain + half) == pytest.approx(tuple(wanted.confidence_interval()))
-    assert welch(sums([0.5] * 4), sums([0.25] * 4)) == (0.25, float("inf"), 1.0)  # nothing is known of chance
+    assert welch([sums([0.1] * 7)], [sums([0.35] * 7)]) == (pytest.approx(-0.25), float("inf"), 1.0)  # nothing is known of chance
     p_values = [rng.random() ** 3 for _ in range(30)]
     assert benjamini_hochberg(p_values) == pytest.approx(list(stats.false_discovery_control(p_values, method="bh")))
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])

@@ -1,0 +1,168 @@
+"""How often the judge calls the swarm better: where it is not (A/A), and where it is by a fifth (power).
+
+    python -m benchmarks.judge_significance --runs 1000
+
+A simulated node learns along a curve of its own: its skill differs from others' (log-normal, 20 %), so do its pace and how often it is
+evaluated (every 1, 2, 3 or 5 rounds), and its level drifts from one five rounds to the next, so its evaluations depend on each other. Nodes
+begin at different times and leave for good at different rounds. Somebody looks after every round of the clock. What is counted is the
+judge's own: judge/rounds.py, judge/comparison.py, judge/anytime.py.
+"""
+
+import argparse
+import json
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist, median
+
+from judge.anytime import paired_test
+from judge.comparison import LEVEL, ArmComparison, BinSums, compare
+from judge.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
+
+LAST = 400  # rounds of the clock
+ARMS = ("swarm", "solo")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    at: int  # round of the clock
+    sharing: str
+    node: int
+    round: int  # of the node's own
+    reward: float
+
+
+def node_answers(sharing: str, node: int, gain: float, rng: random.Random) -> Iterator[Answer]:
+    """gain: the factor on its chance of a right answer."""
+    skill, half, every = rng.lognormvariate(0.0, 0.2), rng.uniform(50, 200), rng.choice((1, 2, 3, 5))
+    begun, stays, drift = rng.randrange(100), min(LAST, int(40 + rng.expovariate(1 / 250))), 0.0
+    for number in range(1, stays):
+        if begun + number >= LAST:
+            return
+        if number % BIN_ROUNDS == 0:
+            drift = 0.9 * drift + rng.gauss(0.0, 0.1)
+        if number % every == 0:
+            share = gain * skill * (1 + drift) * (0.1 + 0.4 * number / (number + half))
+            yield Answer(begun + number, sharing, node, number, float(rng.random() < share))
+
+
+def answers(swarm: int, solo: int, gain: float, rng: random.Random) -> list[Answer]:
+    """Of all nodes, by the clock."""
+    nodes = [(sharing, node) for sharing, many in zip(ARMS, (swarm, solo), strict=True) for node in range(many)]
+    found = [answer for sharing, node in nodes for answer in node_answers(sharing, node, gain if sharing == "swarm" else 1.0, rng)]
+    return sorted(found, key=lambda answer: answer.at)
+
+
+class Looking:
+    """What the judge shows after each round of the clock."""
+
+    def __init__(self) -> None:
+        self._progress: dict[tuple[str, int], PeerProgress] = {}
+        self.bins: dict[str, dict[int, BinSums]] = {arm: {} for arm in ARMS}
+        self.finishers: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
+        self.plain: dict[str, list[float]] = {arm: [] for arm in ARMS}  # rewards, as if each answer stood for itself
+
+    def add(self, answer: Answer) -> bool:
+        """Whether it changes what is shown."""
+        self.plain[answer.sharing].append(answer.reward)
+        key, bins = (answer.sharing, answer.node), self.bins[answer.sharing]
+        self._progress[key], closed = advance(self._progress.get(key), answer.sharing, answer.round, answer.reward)
+        for bin in closed:
+            had = bins.get(bin.bin, BinSums(0, 0.0, 0.0))
+            bins[bin.bin] = BinSums(had.peers + 1, had.total + bin.value, had.squares + bin.value**2)
+            if bin.bin in HORIZONS:
+                self.finishers[answer.sharing][bin.bin].append(bin.value)
+        return bool(closed)
+
+
+def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
+    """One-sided p of the two-sample test of shares over all answers: what one would do who takes no notice of nodes."""
+    share = (sum(swarm) + sum(solo)) / (len(swarm) + len(solo))
+    error = sqrt(share * (1 - share) * (1 / len(swarm) + 1 / len(solo)))
+    return 1 - NormalDist().cdf((sum(swarm) / len(swarm) - sum(solo) / len(solo)) / error) if error else 1.0
+
+
+def ahead(found: ArmComparison, begins: int | None) -> bool:
+    return begins is not None and found.tests[-1].difference > 0
+
+
+RULES: Mapping[str, Callable[[Looking, ArmComparison], bool]] = {
+    "anytime verdict": lambda looking, _: paired_test(looking.finishers["swarm"], looking.finishers["solo"]).better is True,
+    "Holm": lambda _, found: ahead(found, found.holm_from),
+    "Benjamini-Hochberg": lambda _, found: ahead(found, found.benjamini_hochberg_from),
+    "some round, not corrected": lambda _, found: any(test.p < LEVEL and test.difference > 0 for test in found.tests),
+    "all answers, nodes ignored": lambda looking, _: pooled_p(looking.plain["swarm"], looking.plain["solo"]) < LEVEL / 2,
+}
+
+
+def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[str], set[str], int | None]:
+    """The rules that called the swarm better at the end; those that did at some look; and Holm's first round at the end."""
+    looking, ever, clock, changed = Looking(), set[str](), 0, False
+    for answer in answers(swarm, solo, gain, rng):
+        if answer.at != clock and changed:
+            ever |= called(looking)
+            changed = False
+        clock = answer.at
+        changed |= looking.add(answer)
+    at_the_end = called(looking)
+    return at_the_end, ever | at_the_end, compare(looking.bins["swarm"], looking.bins["solo"]).holm_from
+
+
+def called(looking: Looking) -> set[str]:
+    if not all(looking.plain.values()):
+        return set()
+    found = compare(looking.bins["swarm"], looking.bins["solo"])
+    return {name for name, rule in RULES.items() if rule(looking, found)}
+
+
+def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -> Iterator[dict[str, object]]:
+    """In percent of the runs: called better at the end, and at some look."""
+    for swarm, solo in sizes:
+        end, ever, firsts = Counter[str](), Counter[str](), []
+        for run in range(runs):
+            at_the_end, at_some, first = played(swarm, solo, gain, random.Random(f"{seed} {swarm} {solo} {gain} {run}"))
+            end.update(at_the_end)
+            ever.update(at_some)
+            firsts += [first] if first is not None and "Holm" in at_the_end else []
+        shares = {name: {"end": round(100 * end[name] / runs, 1), "ever": round(100 * ever[name] / runs, 1)} for name in RULES}
+        yield {
+            "swarm": swarm,
+            "solo": solo,
+            "gain": gain,
+            "runs": runs,
+            "better_%": shares,
+            "holm_from": median(firsts) if firsts else None,
+        }
+
+
+def printed(title: str, rows: Iterator[dict[str, object]], as_json: bool) -> None:
+    print(f"\n{title}" if not as_json else "", flush=True)
+    if not as_json:
+        print(
+            "| swarm | solo | " + " | ".join(f"{name}: end, ever" for name in RULES) + " | Holm from round |\n|" + "---|" * (len(RULES) + 3)
+        )
+    for row in rows:
+        if as_json:
+            print(json.dumps(row), flush=True)
+            continue
+        shares = row["better_%"]
+        assert isinstance(shares, dict)
+        cells = [f"{share['end']}, {share['ever']}" for share in shares.values()]
+        print(f"| {row['swarm']} | {row['solo']} | " + " | ".join(cells) + f" | {row['holm_from'] or '–'} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=1_000, help="of each A/A row; a fifth as many of each row with a gain")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    same, real = [(6, 6), (24, 24), (60, 12)], [(6, 6), (12, 12), (24, 24), (48, 48), (60, 12)]
+    printed("A/A: called better, % of runs (both sides the same)", table(same, 1.0, given.runs, given.seed), given.json)
+    printed("True gain of 20 %: called better, % of runs", table(real, 1.2, max(1, given.runs // 5), given.seed), given.json)
+
+
+if __name__ == "__main__":
+    main()
