@@ -65,7 +65,7 @@ def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any],
         }  # fmt: skip
         rows.append(row)
     recent = rewards[-WINDOW:]
-    low = wilson(int(sum(recent)), len(recent)).low
+    score = {"low": wilson(int(sum(recent)), len(recent)).low, "recent_right": int(sum(recent)), "recent_n": len(recent)}
     seen = {"first_seen": rows[0]["asked_at"], "last_seen": rows[-1]["asked_at"] + 1, "sequence": many}
     return {
         "peer": peer,
@@ -73,7 +73,7 @@ def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any],
         "answered": answered,
         "unanswered": many - answered,
         "reward": total,
-        "low": low,
+        **score,
         **seen,
         **said,
     }, rows

@@ -24,7 +24,9 @@ from judge.rounds import bin_end
 from judge.statistics import Interval
 
 LEVEL = 0.05
-FEWEST = 4  # peers in each arm, for a test
+FIRST = 20  # round that is tested: before it most peers have 0 or 1, and Welch's t errs where one side is small
+FEWEST = 6  # peers that each side must have at a round that is tested,
+SHARE = 0.1  # and this share of those it had at first: a handful that stayed longest says little of all
 ROUNDING = 1e-12  # a spread below this share of the sum of squares is none
 
 Reals = NDArray[np.float64]
@@ -72,7 +74,7 @@ class ArmComparison:
 
 def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmComparison:
     """Both arms, by bin."""
-    both = sorted(bin for bin in swarm.keys() & solo.keys() if min(swarm[bin].peers, solo[bin].peers) >= FEWEST)
+    both = sorted(_enough(swarm) & _enough(solo))
     gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
     rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
     tests = [
@@ -84,6 +86,12 @@ def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmCom
         stays_from([(t.round, t.difference, t.holm) for t in tests]),
         stays_from([(t.round, t.difference, t.benjamini_hochberg) for t in tests]),
     )  # fmt: skip
+
+
+def _enough(arm: Mapping[int, BinSums]) -> set[int]:
+    """The bins at which it has peers enough for a test."""
+    fewest = max(FEWEST, SHARE * max((sums.peers for sums in arm.values()), default=0))
+    return {bin for bin, sums in arm.items() if sums.peers >= fewest and bin_end(bin) >= FIRST}
 
 
 def welch(ones: Sequence[BinSums], others: Sequence[BinSums]) -> tuple[Reals, Reals, Reals]:

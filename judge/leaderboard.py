@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from judge.ranks import RankRange
 from judge.statistics import Interval, pass_at, wilson
 from p2p.types import PeerId
 
@@ -72,6 +73,7 @@ class Record:
 class Standing:
     rank: int
     record: Record
+    ties: RankRange | None = None  # the ranks that chance leaves open (judge/ranks.py); None: not asked for
 
 
 @dataclass(frozen=True, slots=True)

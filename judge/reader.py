@@ -10,6 +10,7 @@ from judge import arms, window_rows
 from judge.attributes import Attributes
 from judge.database import Database
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, LeaderboardPage, Record, Standing, curve_numbers
+from judge.ranks import RankRanges
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.store import RECENT, SAID, Counts
 from judge.tables import evaluations, listed, peers
@@ -22,6 +23,7 @@ OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where ther
 HISTORY_PAGE = 500  # answers of a peer, at most,
 HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
 
+_SCORES = select(peers.c.recent_right, peers.c.recent_n, func.count()).where(listed).group_by(peers.c.recent_right, peers.c.recent_n)
 _PEER = peers.c.peer == bindparam("of")
 
 
@@ -41,7 +43,11 @@ class Reader:
         with self._database.begin() as db:
             rows = db.execute(page).all()
             verified = newest(db, [row.peer for row in rows])
-            standings = [Standing(after + place, self._record(db, row, verified)) for place, row in enumerate(rows, 1)]
+            ranges = RankRanges({(right, n): many for right, n, many in db.execute(_SCORES)})
+            standings = [
+                Standing(rank, self._record(db, row, verified), ranges.of(row.recent_right, row.recent_n))
+                for rank, row in enumerate(rows, after + 1)
+            ]
             many, others, answers = db.execute(totals).one()
         return LeaderboardPage(standings, after, many, others, int(answers))
 

@@ -8,9 +8,10 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from judge import config
 from judge.anytime import always
-from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, by_specialty
+from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, Standing, by_specialty
 from judge.overlap import new_texts
 from judge.pages import rendering
+from judge.ranks import RankRange
 from judge.refusals import NO_SUCH_ANSWER, Refusal, Refused
 from judge.service import JudgeService
 from judge.statistics import Interval
@@ -49,7 +50,7 @@ def add_reading_routes(app: FastAPI) -> None:
                 "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
                 "new_texts": new_texts(service.curriculum.digest) or None, "tiers": dict(TIERS),
                 "listed": board.listed, "unlisted": board.unlisted, "answers": board.answers,
-                "peers": [{"rank": s.rank, **_record(s.record)} for s in board.standings], "more_after": board.more_after,
+                "peers": [_standing(standing) for standing in board.standings], "more_after": board.more_after,
             }
         )  # fmt: skip
 
@@ -103,6 +104,11 @@ def add_reading_routes(app: FastAPI) -> None:
 def service_of(request: Request) -> JudgeService:
     service: JudgeService = request.app.state.service
     return service
+
+
+def _standing(standing: Standing) -> dict[str, Any]:
+    ties = standing.ties or RankRange(standing.rank, standing.rank)
+    return {"rank": standing.rank, "rank_from": ties.first, "rank_to": ties.last, **_record(standing.record)}
 
 
 def _record(record: Record) -> dict[str, Any]:

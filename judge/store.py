@@ -35,7 +35,7 @@ _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("eva
 _HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
 _KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers.c.window_asked).where(_PEER)
 _SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
-_SEEN_FIRST = insert(peers).values(low=0.0, answered=0, unanswered=0, reward=0.0)
+_SEEN_FIRST = insert(peers).values(low=0.0, recent_right=0, recent_n=0, answered=0, unanswered=0, reward=0.0)
 _ASKED = insert(evaluations).values(state="open")
 _COUNTS = select(peers.c.answered, peers.c.unanswered, peers.c.reward).where(_PEER)
 _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
@@ -181,7 +181,7 @@ class Store:
             if recent is None:
                 raise NotOpen(f"evaluation {question.id} is not open")
             seen = {"of": question.peer, "at": at, "claimed": sequence}
-            db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, "low": recent.interval.low})
+            db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, **_recent(recent)})
         ref, number = question.task.ref, answered + peer.unanswered
         return Grade(question.id, reason.reward, reason.value, ref.specialty, answered, total, recent.share, recent.answers, number)
 
@@ -192,7 +192,7 @@ class Store:
                 peer = db.execute(_COUNTS, {"of": question.peer}).one()
                 recent = self._count(db, question, peer, peer.reward, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
                 if recent is not None:  # else it is counted already, or counts as nothing
-                    seen = {"of": question.peer, "unanswered": peer.unanswered + 1, "low": recent.interval.low}
+                    seen = {"of": question.peer, "unanswered": peer.unanswered + 1, **_recent(recent)}
                     db.execute(_NOT_ANSWERED, seen)
 
     def _count(self, db: Connection, question: OpenQuestion, peer: Counts, total: float, outcome: Mapping[str, Any]) -> ScoreTally | None:
@@ -222,6 +222,10 @@ class Store:
         """The judge could not score the answer: the question does not count."""
         with self._begin() as db:
             db.execute(_CLOSED, {"evaluation": question.id, "state": "void"})
+
+
+def _recent(tally: ScoreTally) -> dict[str, float]:
+    return {"low": tally.interval.low, "recent_right": tally.right, "recent_n": tally.answers}
 
 
 def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> str | None:

@@ -63,6 +63,8 @@ peers = Table(
     Column("low", REAL_NUMBER),
     Column("window_number", NUMBER),  # the newest that it was asked in,
     Column("window_asked", NUMBER),  # and how often
+    Column("recent_right", NUMBER),  # of its last WINDOW questions,
+    Column("recent_n", NUMBER),  # so many
     *_said(),
 )
 

@@ -37,9 +37,7 @@ class ModelTensors(msgspec.Struct, frozen=True):
         """`lora_rank`: None: all weights."""
         if lora_rank is None:
             return self.whole
-        return {
-            name: (lora_rank, *shape[1:]) if ".lora_A." in name else (*shape[:-1], lora_rank) for name, shape in self.adapter.items()
-        }
+        return {name: (lora_rank, *shape[1:]) if ".lora_A." in name else (*shape[:-1], lora_rank) for name, shape in self.adapter.items()}
 
 
 class ModelDescriptions(msgspec.Struct, tag="described", frozen=True):

@@ -1,7 +1,7 @@
 """Uploaded weights on disk, between their arrival and their evaluation: a file is whole or it is gone.
 
-    ID.part           arriving
-    ID.safetensors    whole, synced, and named in the database; removed once its evaluation has ended
+ID.part           arriving
+ID.safetensors    whole, synced, and named in the database; removed once its evaluation has ended
 """
 
 import contextlib

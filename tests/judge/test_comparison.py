@@ -97,14 +97,14 @@ def test_from_which_round_on(tests: list[tuple[int, float, float]], first: int |
     assert stays_from(tests) == first
 
 
-def test_a_comparison_wants_four_peers_on_each_side() -> None:
-    good = {bin: sums([0.5, 0.52, 0.54, 0.56]) for bin in range(3)} | {3: sums([0.5, 0.6, 0.7])}
-    poor = {bin: sums([0.1, 0.12, 0.13, 0.11, 0.1]) for bin in range(4)} | {4: sums([0.2])}
+def test_a_comparison_wants_peers_enough_on_each_side() -> None:
+    good = {bin: sums([0.5 + 0.01 * peer for peer in range(6)]) for bin in range(6)} | {6: sums([0.5, 0.6, 0.7])}
+    poor = {bin: sums([0.1 + 0.01 * peer for peer in range(80 if bin < 5 else 7)]) for bin in range(7)} | {7: sums([0.2])}
     found = compare(good, poor)
-    assert [(point.round, point.peers) for point in found.solo] == [(5, 5), (10, 5), (15, 5), (20, 5), (25, 1)]
-    assert found.solo[-1].band is None and found.swarm[0].mean == pytest.approx(5 * 0.53)
-    assert [test.round for test in found.tests] == [5, 10, 15]
-    assert (found.holm_from, found.benjamini_hochberg_from) == (5, 5)
+    assert [(point.round, point.peers) for point in found.solo][4:] == [(25, 80), (30, 7), (35, 7), (40, 1)]
+    assert found.solo[-1].band is None and found.swarm[0].mean == pytest.approx(5 * 0.525)
+    assert [test.round for test in found.tests] == [20, 25]  # at 30 a tenth of the 80 is not left, at 35 the six are not
+    assert compare(poor, {bin: sums([0.9, 0.91] * 4) for bin in range(7)}).holm_from == 20
     assert compare(good, {}).tests == []
 
 
@@ -203,7 +203,7 @@ async def test_the_comparison_over_http(court: Court) -> None:
 
 
 def test_a_comparison_in_json_has_no_infinity() -> None:
-    certain, other = ArmData({0: sums([0.5] * 4)}, {}), ArmData({0: sums([0.25] * 4)}, {})
+    certain, other = ArmData({9: sums([0.5] * 6)}, {}), ArmData({9: sums([0.25] * 6)}, {})
     found = comparison_document(ArmsView([], "tiny", certain, other))
     assert found["tests"]["low"] == [None] and found["tests"]["p"] == [1.0]
     json.dumps(found, allow_nan=False)

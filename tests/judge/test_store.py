@@ -141,6 +141,8 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
         board = Reader(store.database).board(0)
         assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
         assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
+        ties = [(standing.ties.first, standing.ties.last) for standing in board.standings if standing.ties]
+        assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # luck is not told from skill
         seen, after = [], 0
         while after is not None:
             page = Reader(store.database).board(after, limit=2)
@@ -162,6 +164,8 @@ def as_before_alembic(path: Path, version: int) -> None:
         database.execute("ALTER TABLE peers DROP COLUMN window_asked")
         for name in ("answers", "correct", "further", "place", "answered_at"):
             database.execute(f"ALTER TABLE evaluations DROP COLUMN {name}")
+        for name in ("recent_right", "recent_n"):
+            database.execute(f"ALTER TABLE peers DROP COLUMN {name}")
         if version == 1:
             database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
         database.executescript(f"DROP TABLE verifications; DROP TABLE alembic_version; PRAGMA user_version={version}")

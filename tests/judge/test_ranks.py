@@ -1,0 +1,32 @@
+"""Ranks that chance leaves open."""
+
+import numpy as np
+from scipy import stats
+
+from judge.ranks import LEVEL, RankRange, RankRanges
+
+
+def test_who_overlaps_is_tied() -> None:
+    scores = {(90, 100): 1, (50, 100): 1, (45, 100): 2, (10, 100): 1, (10, 10): 1}
+    ranges = RankRanges(scores)
+    found = {score: (ranges.of(*score).first, ranges.of(*score).last) for score in scores}
+    apart = {(90, 100): (1, 2), (50, 100): (2, 5), (45, 100): (2, 5), (10, 100): (6, 6)}
+    assert found == apart | {(10, 10): (1, 5)}  # lucky or good: nobody knows
+    assert RankRanges({(3, 10): 1}).of(3, 10) == RankRange(1, 1)
+    RankRanges({})
+
+
+def test_two_peers_are_apart_where_their_exact_intervals_are() -> None:
+    each = (1 - LEVEL) ** 0.5  # Šidák, of two
+    for right in range(21):
+        above = stats.binomtest(right, 20).proportion_ci(each, "exact").low > stats.binomtest(4, 20).proportion_ci(each, "exact").high
+        assert (RankRanges({(right, 20): 1, (4, 20): 1} if right != 4 else {(4, 20): 2}).of(right, 20).last == 1) is bool(above)
+
+
+def test_equal_peers_are_seldom_told_apart() -> None:
+    rng, apart = np.random.default_rng(1), 0
+    for _ in range(200):
+        scores, counts = np.unique(rng.binomial(100, 0.1, 100), return_counts=True)
+        ranges = RankRanges({(int(right), 100): int(many) for right, many in zip(scores, counts, strict=True)})
+        apart += any(ranges.of(int(right), 100) != RankRange(1, 100) for right in scores)
+    assert apart <= 0.05 * 200
