@@ -45,7 +45,11 @@ def parse_listen(text: str) -> Endpoint:
 
 
 def parse_endpoint(text: str) -> Endpoint | None:
-    """An address that another peer sent. None, never an exception, where it is no TCP address or cannot be dialled."""
+    """An address that another peer sent. None, never an exception, where it is no TCP address or cannot be dialled, as one through a
+    relay.
+    """
+    if "/p2p-circuit" in text:
+        return None  # its first half is the relay's
     try:
         endpoint = _endpoint(text.split("/p2p/")[0].split("/"))
     except ValueError:

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -20,6 +20,7 @@ import trio
 
 from p2p.address import parse_endpoint
 from p2p.nat.noise_probe import Silent, Stranger, knock
+from p2p.netgroup import LOCAL, group_of_host
 from p2p.rate_limit import TokenBucket
 from p2p.types import Ask, Peer, PeerId, PeerRequest, Unanswered
 
@@ -66,7 +67,7 @@ def answered(message: bytes) -> DialBackReply | None:
 
 def seen_at(peer: Peer | None) -> Address | None:
     """The address that the peer's connection comes from; None through a relay, as it would be the relay's."""
-    endpoint = parse_endpoint(peer.address) if peer is not None and "/p2p-circuit" not in peer.address else None
+    endpoint = parse_endpoint(peer.address) if peer is not None else None
     if endpoint is None or not endpoint.kind.startswith("ip"):
         return None
     address = ipaddress.ip_address(endpoint.host)
@@ -133,6 +134,12 @@ class DialBackResult:
     by: PeerId
     outcome: Outcome
     seen_at: Address | None
+
+
+def can_be_dialled(results: Iterable[DialBackResult]) -> bool | None:
+    """From the internet; None where no member that is not on our own network could say."""
+    said = {result.outcome for result in results if result.seen_at is not None and group_of_host(str(result.seen_at)) != LOCAL}
+    return True if Outcome.REACHED in said else False if Outcome.NOT_REACHED in said else None
 
 
 async def ask_members(ask: Ask, members: Collection[PeerId], port: int, *, patience: float = PATIENCE) -> list[DialBackResult]:

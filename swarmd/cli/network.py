@@ -42,7 +42,7 @@ def bootstrap(
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a bootstrap node: others find each other through it. With hivemind's engine it also relays for nodes behind NAT."""
+    """Run a bootstrap node: others find each other through it, and it relays for nodes behind NAT."""
     from swarmd.config.config import NodeConfig
     from swarmd.config.sources import resolve
     from swarmd.daemon.bootstrap import PORT, run_bootstrap

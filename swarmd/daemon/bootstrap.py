@@ -1,4 +1,4 @@
-"""A bootstrap node: others find each other through it, and with hivemind's engine it relays. It trains nothing; never imports torch.
+"""A bootstrap node: others find each other through it, and it relays for those behind NAT. It trains nothing; never imports torch.
 
 It is a member of shard 0 of the swarm of each curriculum under its swarm's name, so that it passes on what is said there after an inbox
 has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each other through it too.
@@ -177,10 +177,9 @@ def run_bootstrap(config: NodeConfig, state: StateFolder, announce: Callable[[Bo
 
 
 def relays(engine: Choice) -> dict[str, Any]:
-    """Whether a bootstrap node with this engine relays for nodes that accept no connections."""
-    if engine.name == "hivemind":
-        return {"on": True, "why": "at most 64 MiB for each pair of nodes"}
-    return {"on": False, "why": f"the engine {engine.name} cannot; nodes behind NAT take part through the connections they make themselves"}
+    """What a bootstrap node with this engine does for nodes that accept no connections."""
+    each = "at most 64 MiB for each pair of nodes"
+    return {"on": True, "why": f"{each}, and 1 MiB a second for all" if engine.name == "libp2p" else each}
 
 
 def announcement(document: Mapping[str, Any]) -> list[str]:
@@ -189,7 +188,7 @@ def announcement(document: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}: {', '.join(swarm['curricula'])}",
         f"engine {document['engine']['name']}: {document['engine']['why']}",
-        f"relays for nodes behind NAT: {relay['why']}" if relay["on"] else f"does not relay: {relay['why']}",
+        f"relays for nodes behind NAT: {relay['why']}",
         *([f"tells of judges: {', '.join(document['judges'])}"] if document["judges"] else []),
         f"ask for it with --state-dir {document['state_dir']}: swarmd status, peers, stop, doctor network",
     ]

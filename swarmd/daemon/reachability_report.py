@@ -51,7 +51,7 @@ def diagnose(found: Survey) -> Diagnosis:
     answering = [entry for entry in found["bootstrap"] if entry["answers"]]
     takes_part = found["peers"]["connected"] > 0 or bool(answering) or not found["bootstrap"]
     findings = [
-        _engine(found, reachable),
+        Finding("engine", True, f"{found['engine']['name']}: {found['engine']['why']}"),
         _listening(found, reachable),
         _addresses(found, reachable),
         *_bootstrap(found),
@@ -97,14 +97,6 @@ def _changes_port(found: Survey) -> bool:
 
 def _this_machine_only(found: Survey) -> bool:
     return bool(found["addresses"]) and all(only_here(address) for address in found["addresses"])
-
-
-def _engine(found: Survey, reachable: bool | None) -> Finding:
-    engine = found["engine"]
-    remedy = ""
-    if engine["name"] == "libp2p" and reachable is False:
-        remedy = "nothing has to be done; with hivemind's engine others could also fetch from this node through a relay (docs/reach.md)"
-    return Finding("engine", True, f"{engine['name']}: {engine['why']}", remedy)
 
 
 def _listening(found: Survey, reachable: bool | None) -> Finding:
@@ -211,7 +203,7 @@ def _relayed(found: Survey, reachable: bool | None) -> list[Finding]:
     relays = list(dict.fromkeys(address.split("/p2p-circuit")[0] for address in found["relays"]))
     if relays:
         return [Finding("relay", True, f"others can open streams to it through {', '.join(relays)}")]
-    if reachable is False and found["engine"]["name"] == "hivemind":
+    if reachable is False:
         says = "none has taken this node in yet; that may take a minute after the start"
         return [Finding("relay", None, says, "" if found["bootstrap"] else "a bootstrap node relays: set swarm.bootstrap to one")]
     return []

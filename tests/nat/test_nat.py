@@ -33,36 +33,29 @@ def net(tmp_path: Path) -> Iterator[Net]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_behind_nat_exchange_frames_and_get_at_each_others_blobs(net: Net, engine: str) -> None:
     net.bootstrap(engine)
-    at_home = [net.probe(net.lab.home(number), engine) for number in (2, 3)]
-    outside = net.probe(net.lab.public(4), engine)
-    for probe in (*at_home, outside):
-        probe.wait_for_peers(1, SECONDS)
-    exchange([*at_home, outside], 5)
-    assert at_home[1].peer_id not in at_home[0].peers(), "they cannot be connected: what they heard was passed on"
-
-    at_home[0].order(hold=30_000)
-    held = at_home[0].wait(lambda: at_home[0].last("held"), SECONDS)
-    outside.wait(lambda: at_home[0].peer_id in outside.peers(), SECONDS)
-    assert obtain(outside, held, [at_home[0].peer_id])["bytes"] == 30_000  # over the connection that the author made itself
-    at_home[1].wait(lambda: outside.peer_id in at_home[1].peers(), SECONDS)
-    got = obtain(at_home[1], held, [at_home[0].peer_id, outside.peer_id])
-    print(f"{engine}: a blob of 30 KB from one behind NAT to another, from who had fetched it, in {got['seconds'] * 1000:.0f} ms")
-    assert got["bytes"] == 30_000
-
-
-@pytest.mark.p2pd
-def test_one_behind_nat_fetches_from_another_through_the_relay(net: Net) -> None:
-    boot = net.bootstrap("hivemind")
     since = time.monotonic()
-    author, asker = (net.probe(net.lab.home(number), "hivemind") for number in (2, 3))
+    author, asker = (net.probe(net.lab.home(number), engine) for number in (2, 3))
+    outside = net.probe(net.lab.public(4), engine)
+    for probe in (author, asker, outside):
+        probe.wait_for_peers(1, SECONDS)
+    exchange([author, asker, outside], 5)
+    assert asker.peer_id not in author.peers(), "they cannot be connected: what they heard was passed on"
+
     author.order(hold=30_000)
     held = author.wait(lambda: author.last("held"), SECONDS)
-    asker.wait_for_peers(1, SECONDS)
-    while (got := obtain(asker, held, [author.peer_id]))["bytes"] is None:  # AutoNAT's first look comes 15 s after the start
-        assert time.monotonic() - since < SECONDS, "no relay took the author in"
+    while (got := obtain(asker, held, [author.peer_id]))["bytes"] is None:
+        assert time.monotonic() - since < 2 * SECONDS, "no relay took the author in"
         time.sleep(0.5)
-    print(f"fetched through the relay {time.monotonic() - since:.0f} s after the start, in {got['seconds'] * 1000:.0f} ms")
-    assert {address.split("/p2p/")[1] for address in boot.addresses} == set(asker.peers())
+    print(f"{engine}: through the relay {time.monotonic() - since:.0f} s after the start, in {got['seconds'] * 1000:.0f} ms")
+
+    author.order(hold=20_000)
+    held = author.wait(lambda: author.last("held")["size"] == 20_000 and author.last("held"), SECONDS)
+    outside.wait(lambda: author.peer_id in outside.peers(), SECONDS)
+    assert obtain(outside, held, [author.peer_id])["bytes"] == 20_000  # over the connection that the author made itself
+    asker.wait(lambda: outside.peer_id in asker.peers(), SECONDS)
+    got = obtain(asker, held, [outside.peer_id])
+    print(f"{engine}: a blob of 20 KB from one behind NAT to another, from who had fetched it, in {got['seconds'] * 1000:.0f} ms")
+    assert got["bytes"] == 20_000
 
 
 def test_the_doctor_says_who_can_be_reached(net: Net, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.common.discovery import AddressRecord, Dialled
-from p2p.engines.libp2p.network import close_socket, heard_at, remote, remote_host
+from p2p.engines.libp2p.network import circuit, close_socket, heard_at, remote_address, remote_host
 from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.topic import Topic
@@ -33,10 +33,14 @@ _id_of = lru_cache(maxsize=4096)(ID.from_string)  # decodes base58, which takes 
 
 
 class Libp2pConnections:
-    """Implements `Connections`. topics: our swarm's first; the members of all count as ours."""
+    """Implements `Connections`. topics: our swarm's first; the members of all count as ours. note: called with what peers say of where
+    they are.
+    """
 
-    def __init__(self, stack: Stack, topics: Sequence[Topic], clock: Callable[[], float]) -> None:
-        self._stack, self._topics, self._clock = stack, topics, clock
+    def __init__(
+        self, stack: Stack, topics: Sequence[Topic], clock: Callable[[], float], note: Callable[[PeerId, Sequence[str]], None]
+    ) -> None:
+        self._stack, self._topics, self._clock, self._note = stack, topics, clock, note
         self._network = stack.host.get_network()
         self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}  # member -> its addresses, and when they were noted
         self._protected: set[PeerId] = set()  # dialled by us: the library does not end these when there are too many
@@ -59,7 +63,7 @@ class Libp2pConnections:
         for peer, connections in self._network.get_connections_map().items():
             if connections:
                 first, name = connections[0], PeerId(str(peer))
-                found[name] = Peer(name, _remote_address(first), first.direction.name.lower(), first._created_at)
+                found[name] = Peer(name, remote_address(first), first.direction.name.lower(), first._created_at)
         return found
 
     def is_connected(self, peer: PeerId) -> bool:
@@ -96,7 +100,9 @@ class Libp2pConnections:
             before, at = self._noted.get(peer, ((), 0.0))
             if addresses != before or not 0 <= now - at < NOTED_FOR:
                 self._noted[peer] = (addresses, now)
-                news.append(AddressRecord(peer, [str(address) for address in addresses], source=self.group_of(_id_of(peer))))
+                said = [str(address) for address in addresses]
+                self._note(peer, said)
+                news.append(AddressRecord(peer, said, source=self.group_of(_id_of(peer))))
         return news
 
     def group_of(self, peer: Any) -> str:
@@ -153,8 +159,9 @@ class Libp2pConnections:
             now = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for peer, connections in list(self._network.get_connections_map().items()):
-                    if connections and all(now - heard_at(connection) >= PING_AFTER for connection in connections):
-                        nursery.start_soon(_ping_one, peer, list(connections))
+                    direct = [connection for connection in connections if circuit(connection) is None]  # a relay ends what is silent
+                    if direct and all(now - heard_at(connection) >= PING_AFTER for connection in direct):
+                        nursery.start_soon(_ping_one, peer, direct)
 
 
 async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
@@ -172,12 +179,15 @@ async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:
 
 
 def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> Sequence[Any]:
-    """All but one of the connections to a peer. A later one means that the peer has lost the earlier, by a change of network or a
-    loss of power. Two at about the same time mean that both dialled; then both sides keep the one that the peer with the larger id
-    made, and should that be a dead one, the other side dials once more.
+    """All but one of the connections to a peer. Those through relays, where there is another. Else a later one means that the peer has
+    lost the earlier, by a change of network or a loss of power. Two at about the same time mean that both dialled; then both sides keep
+    the one that the peer with the larger id made, and should that be a dead one, the other side dials once more.
     """
     if len(connections) < 2:
         return []
+    through_relays = [connection for connection in connections if circuit(connection) is not None]
+    if 0 < len(through_relays) < len(connections):
+        return through_relays
     last = max(connection._created_at for connection in connections)
     late = [connection for connection in connections if last - connection._created_at <= SIMULTANEOUS]
     if len(late) == len(connections) and now - last <= SIMULTANEOUS:
@@ -185,12 +195,6 @@ def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> S
     wanted = "outbound" if prefer_ours else "inbound"
     kept = max(late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at))
     return [connection for connection in connections if connection is not kept]
-
-
-def _remote_address(connection: object) -> str:
-    """The other end's multiaddress, or "" where the library does not know it."""
-    host, port = remote(connection)
-    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}" if host else ""
 
 
 async def _resolve(address: str) -> list[str]:

@@ -7,30 +7,38 @@ import trio
 
 from p2p.address import parse_listen
 from p2p.engines.common.network_engine import NetworkEngine
+from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
 from p2p.engines.libp2p.pubsub import drain
+from p2p.engines.libp2p.relay import HOP, STOP, Relay
 from p2p.engines.libp2p.stack import Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
 from p2p.peers.listen import dialable
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
-from p2p.types import Handlers
+from p2p.types import Handlers, PeerId
 
 
 class Libp2pEngine(NetworkEngine):
-    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia. The arguments are those of `NetworkEngine`."""
+    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia, circuit relay. The arguments are those of `NetworkEngine`."""
 
     def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, **options: Any) -> None:
         super().__init__(identity, topic, handlers, RateLimit(), **options)
         self._stack: Stack | None = None
+        self._circuits: Circuits | None = None
 
     def addresses(self) -> Sequence[str]:
         if self._stack is None:
             return []
         listening = [str(address) for address in self._stack.host.get_transport_addrs()]
         return [f"{address}/p2p/{self.me}" for address in dialable(listening)]
+
+    @property
+    def relayed(self) -> Sequence[str]:
+        """Multiaddresses through relays that have taken us in, since nobody can dial us."""
+        return self._circuits.addresses() if self._circuits is not None else []
 
     async def _live(self, up: Callable[[], None]) -> None:
         try:
@@ -49,14 +57,20 @@ class Libp2pEngine(NetworkEngine):
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
                 stack.host.set_stream_handler(PROTOCOL, serve(self._responder))
-                connections = Libp2pConnections(stack, self._topics, self._clock)
-                self._discovery = discovery = self._discover(connections, Libp2pProviderRecords(stack, connections.group_of))
+                self._circuits = circuits = Circuits(
+                    stack.host, self._book, self.request, self._reach_directly, self._banned, self._listen[0].port, self._clock
+                )
+                stack.host.set_stream_handler(HOP, Relay(stack.host, self._banned, self._clock).handle)
+                stack.host.set_stream_handler(STOP, circuits.take_in)
+                connections = Libp2pConnections(stack, self._topics, self._clock, circuits.note)
+                self._discovery = discovery = self._discover(connections, Libp2pProviderRecords(stack, connections.group_of, circuits.note))
                 try:
                     async with trio.open_nursery() as nursery:
-                        self._requests = Libp2pRequests(stack.host.get_network(), discovery.reach, nursery)
+                        self._requests = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery)
                         nursery.start_soon(self._outbox.send_all, discovery.alone, self._send)
                         nursery.start_soon(discovery.run)
                         nursery.start_soon(connections.ping)
+                        nursery.start_soon(circuits.keep)
                         nursery.start_soon(self._keep_subscribed, stack)
                         nursery.start_soon(self._saver.save_regularly)
                         nursery.start_soon(_hang_up_at_the_end, stack)
@@ -64,8 +78,11 @@ class Libp2pEngine(NetworkEngine):
                 finally:
                     self._requests = None
         finally:
-            self._stack = self._discovery = None
+            self._stack = self._discovery = self._circuits = None
             self._saver.save()
+
+    async def _reach_directly(self, peer: PeerId) -> bool:
+        return self._discovery is not None and await self._discovery.reach(peer)
 
     async def _send(self, frame: bytes, shard: int) -> None:
         assert self._stack is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import trio
+from libp2p.connection_types import ConnectionType
 from libp2p.custom_types import TProtocol
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import RawConnection
@@ -25,6 +26,7 @@ from libp2p.stream_muxer.yamux.yamux import (
     YamuxStream,
 )
 from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
 from p2p.engines.common.traffic import Traffic
@@ -74,6 +76,20 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
         connection = await super().dial(*args, **options)
         connection.stream = CountedSocket(connection.stream, self._traffic)
         return connection
+
+
+class Circuit(RawConnection):  # type: ignore[misc]
+    """A connection through a relay: a stream to the relay, which passes the bytes on. Where the other end is, is not known."""
+
+    def __init__(self, stream: Any, initiator: bool, relay: PeerId) -> None:
+        self.address = f"/p2p/{relay}/p2p-circuit"
+        super().__init__(stream, initiator, ConnectionType.RELAYED, [Multiaddr(self.address)])
+
+    def get_remote_address(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        await self.stream.reset()  # which never waits for the relay
 
 
 class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not typed for us
@@ -182,7 +198,8 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol)
+        traffic = Traffic() if _circuit_below(conn) else self._traffic  # what goes to a relay is counted on the connection to it
+        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=traffic), conn, protocol)
 
 
 class Network(Swarm):  # type: ignore[misc]
@@ -266,6 +283,16 @@ class Network(Swarm):  # type: ignore[misc]
                 await listener.close()
 
 
+def circuit(connection: Any) -> Circuit | None:
+    """What carries it, where that is a relay. connection: of the network or of the muxer."""
+    return _circuit_below(getattr(connection, "muxed_conn", connection).secured_conn)
+
+
+def _circuit_below(secured: Any) -> Circuit | None:
+    raw = getattr(secured.conn.read_writer, "read_write_closer", None)
+    return raw if isinstance(raw, Circuit) else None
+
+
 def remote(connection: Any) -> tuple[str, int]:
     """Host and port of the other end, ("", 0) where the library does not know them."""
     found = getattr(getattr(connection, "muxed_conn", connection), "get_remote_address", lambda: None)()
@@ -277,8 +304,16 @@ def remote_host(connection: Any) -> str:
 
 
 def heard_at(connection: Any) -> float:
-    """When its last bytes came, in trio's time."""
+    """When the last bytes of a direct connection came, in trio's time."""
     return float(connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer.stream.heard_at)
+
+
+def remote_address(connection: Any) -> str:
+    """The other end's multiaddress, or "" where the library does not know it."""
+    if (through := circuit(connection)) is not None:
+        return through.address
+    host, port = remote(connection)
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/tcp/{port}" if host else ""
 
 
 async def close_socket(connection: Any) -> None:

@@ -1,12 +1,13 @@
 """Provider records in py-libp2p's DHT, for `p2p.engines.common.discovery`."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import trio
 from libp2p.kad_dht.provider_store import ProviderStore
 
 from p2p.engines.common.discovery import AddressRecord
+from p2p.engines.libp2p.network import circuit
 from p2p.engines.libp2p.stack import Stack
 from p2p.topic import Topic
 from p2p.types import PeerId, Unanswered
@@ -16,10 +17,10 @@ T = TypeVar("T")
 
 
 class Libp2pProviderRecords:
-    """Implements `ProviderRecords`. group_of: the network group that a peer's connection comes from."""
+    """Implements `ProviderRecords`. group_of: the network group that a peer's connection comes from. note: as in `Libp2pConnections`."""
 
-    def __init__(self, stack: Stack, group_of: Callable[[Any], str]) -> None:
-        self._stack, self._group_of = stack, group_of
+    def __init__(self, stack: Stack, group_of: Callable[[Any], str], note: Callable[[PeerId, Sequence[str]], None]) -> None:
+        self._stack, self._group_of, self._note = stack, group_of, note
 
     async def provide(self, topic: Topic) -> None:
         await _in_time(self._stack.dht.provider_store.provide(topic.provider_key))
@@ -29,16 +30,20 @@ class Libp2pProviderRecords:
 
     async def _providers(self, key: bytes) -> list[AddressRecord]:
         dht, host = self._stack.dht, self._stack.host
-        for peer in host.get_connected_peers():
-            await dht.add_peer(peer)
+        for peer, connections in host.get_network().get_connections_map().items():
+            if any(circuit(connection) is None for connection in connections):
+                await dht.add_peer(peer)
         # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
         lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
         await lookup.find_providers(key)
         told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
-        return [
+        records = [
             AddressRecord(PeerId(str(info.peer_id)), [str(a) for a in info.addrs], PeerId(str(teller)), self._group_of(teller))
             for teller, info in told
         ]
+        for record in records:
+            self._note(record.peer, record.addresses)
+        return records
 
 
 async def _in_time(call: Awaitable[T]) -> T:

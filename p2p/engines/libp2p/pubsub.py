@@ -14,6 +14,7 @@ from libp2p.pubsub.score import ScoreParams
 
 from p2p.admission.reputation import SHUNNED
 from p2p.engines.libp2p.metering import ITEM, READ, Meter, MeteredStream, cost
+from p2p.engines.libp2p.network import circuit
 from p2p.envelope import MAX_FRAME
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
@@ -124,8 +125,16 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
                 if stream is None or all(connection.muxed_conn is not stream.muxed_conn for connection in connections):
                     self._handle_dead_peer(peer)  # registers it again, where it is connected
 
+    async def _handle_new_peer(self, peer_id: Any) -> None:
+        """Gossip does not go through relays. A direct connection that is made later is a new peer."""
+        if any(circuit(connection) is None for connection in self.host.get_network().get_connections(peer_id)):
+            await super()._handle_new_peer(peer_id)
+
     async def stream_handler(self, stream: Any) -> None:
         peer = stream.muxed_conn.peer_id
+        if circuit(stream) is not None:
+            await stream.reset()
+            return
         self._inbound[peer] += 1
         try:
             await super().stream_handler(stream)

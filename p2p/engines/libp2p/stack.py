@@ -64,6 +64,7 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
     """A host that no peer can end by what it sends."""
 
     _addrs: Sequence[Any] = ()
+    _circuits: Sequence[Any] = ()
     _addrs_at = float("-inf")
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -74,8 +75,13 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         """Cached for some seconds: the library asks for each message that it sends, and it takes a millisecond."""
         now = trio.current_time()
         if not self._addrs or now - self._addrs_at > ADDRESSES_FOR:
-            self._addrs, self._addrs_at = super().get_addrs(), now
+            self._addrs, self._addrs_at = [*super().get_addrs(), *self._circuits], now
         return list(self._addrs)
+
+    async def announce_through(self, circuits: Sequence[str]) -> None:
+        """Tell connected peers and the DHT of these addresses through relays, in place of those before."""
+        self._circuits, self._addrs = [multiaddr.Multiaddr(f"{address}/p2p/{self.get_id()}") for address in circuits], ()
+        await self._push_identify_to_all_peers()
 
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
         peer = net_stream.muxed_conn.peer_id

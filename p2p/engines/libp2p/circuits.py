@@ -1,0 +1,225 @@
+"""Connections through relays (circuit relay v2): for this node while nobody can dial it, and to peers that nobody can dial.
+
+Whether others can dial this node is what members say that try it (`p2p.nat.dial_back`). py-libp2p's AutoNAT says yes to any address of a
+peer that is connected, as it takes that connection for a new one.
+"""
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import multiaddr
+import trio
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
+from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
+
+from p2p.address import parse_bootstrap
+from p2p.engines.libp2p.network import Circuit, circuit, close_socket, remote_address, remote_host
+from p2p.engines.libp2p.relay import HOP, PATIENCE, receive, send
+from p2p.errors import BadAddress
+from p2p.nat.dial_back import ask_members, can_be_dialled
+from p2p.netgroup import LOCAL, group_of_host
+from p2p.peers.addressbook import AddressBook
+from p2p.types import Ask, PeerId
+
+FIRST, AGAIN, EVERY = 3.0, 30.0, 600.0  # seconds until members are asked whether they can dial us: at first, while none can say, then
+TICK = 5.0  # seconds between looks at our reservations
+RESERVATIONS = 2
+RENEW = 0.5  # of a reservation's time
+INBOUND = 16  # circuits that others may have to us
+RELAYS = 4  # that are asked for one peer
+ANNOUNCED = 1024  # peers whose relays are remembered
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    address: str  # of the relay, with its peer id
+    renew: float
+    until: float
+
+
+class Circuits:
+    """ask: how members are asked. reach: how a peer is connected without a relay. port: the one that we listen on."""
+
+    def __init__(
+        self,
+        host: Any,
+        book: AddressBook,
+        ask: Ask,
+        reach: Callable[[PeerId], Awaitable[bool]],
+        banned: Callable[[PeerId], bool],
+        port: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._host, self._network, self._book, self._ask, self._reach = host, host.get_network(), book, ask, reach
+        self._banned, self._port, self._clock = banned, port, clock
+        self._reserved: dict[PeerId, _Reservation] = {}
+        self._announced: OrderedDict[PeerId, Sequence[str]] = OrderedDict()  # peer -> relays that it says it is at
+        self._under_way: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
+        self._inbound = 0
+
+    def addresses(self) -> list[str]:
+        """Where others reach us through relays."""
+        return [f"{held.address}/p2p-circuit" for held in self._reserved.values()]
+
+    def note(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        """What a peer says, or others say of it: remember its relays."""
+        if relays := [address.split("/p2p-circuit")[0] for address in addresses if "/p2p-circuit" in address][:RESERVATIONS]:
+            self._announced[peer] = relays
+            self._announced.move_to_end(peer)
+            if len(self._announced) > ANNOUNCED:
+                self._announced.popitem(last=False)
+
+    async def reach(self, peer: PeerId) -> bool:
+        """Make sure that it is connected. First through a relay where we never dialled it: to dial an address that does not answer takes
+        seconds, and a relay says at once whether the peer is there.
+        """
+        dialled = peer in self._book and bool(self._book[peer].proved)
+        if not dialled:
+            await self._through_a_relay(peer)
+        return await self._reach(peer) or (dialled and await self._through_a_relay(peer))
+
+    async def _through_a_relay(self, peer: PeerId) -> bool:
+        async with self._under_way.setdefault(peer, trio.Lock()):
+            if self._network.get_connections(ID.from_string(peer)):
+                return True
+            if self._banned(peer):
+                return False
+            for relay in dict.fromkeys([*await self._announced_relays(peer), *self._relays()[:RELAYS]]):
+                if relay != peer and await self._connect(peer, relay):
+                    return True
+        return False
+
+    async def _announced_relays(self, peer: PeerId) -> list[PeerId]:
+        """Those of them that are connected, if need be by a dial."""
+        found = []
+        for text in self._announced.get(peer, ()):
+            with contextlib.suppress(BadAddress):
+                relay, endpoint = parse_bootstrap(text)
+                self._book.add(relay, [str(endpoint)], self._clock(), teller=peer)
+                if relay != self._book.me and await self._reach(relay):
+                    found.append(relay)
+        return found
+
+    def _relays(self) -> list[PeerId]:
+        """Connected peers that relay and that we dialled over the internet, so that others can too; those that the operator named first."""
+        found = []
+        for peer, connections in self._network.get_connections_map().items():
+            direct = [one for one in connections if circuit(one) is None and one.direction.name == "OUTBOUND"]
+            name = PeerId(str(peer))
+            named = name in self._book and bool(self._book[name].pinned)
+            if direct and (named or group_of_host(remote_host(direct[0])) != LOCAL) and self._speaks(peer):
+                found.append((not named, name))
+        return [name for _, name in sorted(found)]
+
+    def _speaks(self, peer: Any) -> bool:
+        with contextlib.suppress(Exception):  # it has not said yet what it speaks
+            return str(HOP) in self._host.get_peerstore().get_protocols(peer)
+        return False
+
+    async def _connect(self, peer: PeerId, relay: PeerId) -> bool:
+        stream = None
+        try:
+            with trio.fail_after(2 * PATIENCE):
+                stream = await self._host.new_stream(ID.from_string(relay), [HOP])
+                target = ID.from_string(peer)
+                await send(stream, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.to_bytes())))
+                if (answer := await receive(stream, HopMessage)).status == StatusCode.OK:
+                    await self._network.upgrade_outbound_raw_conn(Circuit(stream, True, relay), target)
+                    return True
+                log.debug("no circuit to %s through %s: %s", peer, relay, answer.status)
+        except Exception as error:  # the relay is gone, or the peer behind it does not prove who it is
+            log.debug("no circuit to %s through %s: %r", peer, relay, error)
+        if stream is not None:
+            with contextlib.suppress(Exception), trio.CancelScope(shield=True):
+                await stream.reset()
+        return False
+
+    async def take_in(self, stream: Any) -> None:
+        """The handler of STOP streams: somebody comes through a relay. Only through one that we asked to relay for us."""
+        relay = PeerId(str(stream.muxed_conn.peer_id))
+        if relay not in self._reserved or self._inbound >= INBOUND or circuit(stream) is not None:
+            await stream.reset()
+            return
+        self._inbound += 1
+        try:
+            message = await receive(stream, StopMessage)
+            source = ID(message.peer.id)
+            fine = message.type == StopMessage.CONNECT and not self._banned(PeerId(str(source)))
+            status = StatusCode.OK if fine else StatusCode.PERMISSION_DENIED
+            await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(status)))
+            if fine:
+                await self._welcome(Circuit(stream, False, relay), source)
+        finally:
+            self._inbound -= 1
+            with contextlib.suppress(Exception), trio.CancelScope(shield=True):
+                await stream.reset()
+
+    async def _welcome(self, raw: Circuit, source: Any) -> None:
+        """Until the connection ends."""
+        muxed = await self._network.upgrade_inbound_raw_conn(raw, multiaddr.Multiaddr(raw.address))
+        if muxed.peer_id == source:
+            await muxed.event_closed.wait()
+            return
+        for connection in self._network.get_connections(muxed.peer_id):
+            if circuit(connection) is raw:
+                await close_socket(connection)
+
+    async def keep(self) -> None:
+        """Until cancelled: have relays take us in while nobody can dial us."""
+        dialable, due = None, trio.current_time() + FIRST
+        while True:
+            await trio.sleep(min(TICK, max(0.0, due - trio.current_time())))
+            if trio.current_time() >= due:
+                dialable = await self._dialable()
+                due = trio.current_time() + (AGAIN if dialable is None else EVERY)
+            before = self.addresses()
+            await self._reserve_where_due(wanted=dialable is False)
+            if self.addresses() != before:
+                log.info("others reach this node through %s", ", ".join(self.addresses()) or "no relay any more")
+                await self._host.announce_through(self.addresses())
+
+    async def _dialable(self) -> bool | None:
+        """As members say that try it. None: none of them could tell."""
+        members = sorted(self._network.get_connections_map().items(), key=lambda item: item[1][0].direction.name != "OUTBOUND")
+        far = [peer for peer, connections in members if group_of_host(remote_host(connections[0])) not in (LOCAL, None)]
+        return can_be_dialled(await ask_members(self._ask, [PeerId(str(peer)) for peer in far], self._port))
+
+    async def _reserve_where_due(self, wanted: bool) -> None:
+        now = self._clock()
+        self._reserved = {relay: held for relay, held in self._reserved.items() if wanted and held.until > now and self._connected(relay)}
+        due = [relay for relay, held in self._reserved.items() if held.renew <= now]
+        new = [relay for relay in self._relays() if relay not in self._reserved] if wanted else []
+        for relay in [*due, *new[: RESERVATIONS - len(self._reserved)]]:
+            reservation = await self._reserve(relay)
+            if reservation is not None:
+                self._reserved[relay] = reservation
+
+    def _connected(self, relay: PeerId) -> bool:
+        return any(circuit(connection) is None for connection in self._network.get_connections(ID.from_string(relay)))
+
+    async def _reserve(self, relay: PeerId) -> _Reservation | None:
+        try:
+            with trio.fail_after(PATIENCE):
+                stream = await self._host.new_stream(ID.from_string(relay), [HOP])
+                await send(stream, HopMessage(type=HopMessage.RESERVE))
+                answer = await receive(stream, HopMessage)
+                await stream.close()
+        except Exception as error:  # it is gone, or does not relay
+            log.debug("%s takes no reservation: %r", relay, error)
+            return None
+        now = self._clock()
+        if answer.status != StatusCode.OK or answer.reservation.expire <= now:
+            log.debug("%s takes no reservation: %s", relay, answer.status)
+            return None
+        connection = self._network.get_connections(ID.from_string(relay))[0]
+        until = float(answer.reservation.expire)
+        return _Reservation(f"{remote_address(connection)}/p2p/{relay}", now + RENEW * (until - now), until)

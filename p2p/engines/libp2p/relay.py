@@ -1,0 +1,184 @@
+"""Relays for peers that nobody can dial: circuit relay v2 (github.com/libp2p/specs, relay/circuit-v2.md), the relay's side.
+
+The messages are py-libp2p's. Its relay (`CircuitV2Protocol`) is not used: in version 0.8.1 it takes reservations in others' names, lets one
+asker have every circuit of a peer, and does not end a circuit on which nothing moves (docs/network.md).
+"""
+
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Limit, Reservation, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
+from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
+
+from p2p.engines.common.request_response import Broken
+from p2p.engines.libp2p.network import circuit, remote_host
+from p2p.engines.libp2p.streams import IncomingStream
+from p2p.netgroup import machine_of_host
+from p2p.rate_limit import TokenBucket, TokenBuckets
+from p2p.types import PeerId
+
+HOP, STOP = TProtocol("/libp2p/circuit/relay/0.2.0/hop"), TProtocol("/libp2p/circuit/relay/0.2.0/stop")
+MAX_MESSAGE = 4096  # bytes
+PATIENCE = 10.0  # seconds for one message
+ASKS, ASKS_AT_ONCE = 5.0, 50.0  # requests of one machine, a second
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """What others may have of a relay. A machine: an IPv4 address, or a /64 of IPv6."""
+
+    reservations: int = 128
+    reservations_of_machine: int = 16
+    lasts: float = 3600.0  # seconds a reservation holds, unless its connection ends first
+    circuits: int = 128  # at once
+    circuits_to_peer: int = 32
+    circuits_of_machine: int = 16  # that one machine asked for
+    size: int = 64 << 20  # bytes of a circuit, both ways together
+    seconds: float = 600.0  # of a circuit
+    idle: float = 30.0  # seconds in which nothing moves on it
+    rate: float = float(1 << 20)  # bytes a second of all circuits together
+
+
+async def send(stream: Any, message: Any) -> None:
+    await stream.write(encode_varint_prefixed(message.SerializeToString()))
+
+
+async def receive(stream: Any, kind: Any) -> Any:
+    """A message. Raises one of the library's many where there is none in time, or it is too large."""
+    with trio.fail_after(PATIENCE):
+        message = kind()
+        message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE))
+        return message
+
+
+class Relay:
+    """handle: the handler of HOP streams. banned: whether a peer is to stay away now. clock: seconds since the epoch."""
+
+    def __init__(
+        self, host: Any, banned: Callable[[PeerId], bool], clock: Callable[[], float], limits: RelayLimits = RelayLimits()
+    ) -> None:
+        self._host, self._network, self._banned, self._clock, self._limits = host, host.get_network(), banned, clock, limits
+        self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
+        self._to: Counter[Any] = Counter()  # peer id -> circuits to it
+        self._of: Counter[str] = Counter()  # machine -> circuits that it asked for
+        self._asks = TokenBuckets[str](ASKS, ASKS_AT_ONCE)
+        self._bytes = TokenBucket(limits.rate, float(limits.size), trio.current_time())
+
+    async def handle(self, stream: Any) -> None:
+        peer, machine = stream.muxed_conn.peer_id, machine_of_host(remote_host(stream))
+        try:
+            status = self._may_ask(stream, machine)
+            message = await receive(stream, HopMessage)
+            if status is StatusCode.OK and message.type == HopMessage.RESERVE:
+                await self._reserve(stream, peer, machine)
+            elif status is StatusCode.OK and message.type == HopMessage.CONNECT:
+                await self._connect(stream, ID(message.peer.id), machine)
+            else:
+                await _answer(stream, StatusCode.UNEXPECTED_MESSAGE if status is StatusCode.OK else status)
+        finally:
+            with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # it may have ended by itself
+                await stream.close()
+
+    def _may_ask(self, stream: Any, machine: str) -> StatusCode:
+        """No relay to a relay: nobody could say then who asks."""
+        if circuit(stream) is not None or self._banned(PeerId(str(stream.muxed_conn.peer_id))):
+            return StatusCode.PERMISSION_DENIED
+        return StatusCode.RESOURCE_LIMIT_EXCEEDED if self._asks.of(machine, self._clock()).wait(self._clock()) else StatusCode.OK
+
+    async def _reserve(self, stream: Any, peer: Any, machine: str) -> None:
+        """For the peer at the other end, whoever the message names."""
+        now = self._clock()
+        self._reserved = {one: held for one, held in self._reserved.items() if self._holds(one, now)}
+        others = [held for one, (_, held) in self._reserved.items() if one != peer]
+        if len(others) >= self._limits.reservations or others.count(machine) >= self._limits.reservations_of_machine:
+            await _answer(stream, StatusCode.RESERVATION_REFUSED)
+            return
+        until = now + self._limits.lasts
+        self._reserved[peer] = until, machine
+        addresses = [address.to_bytes() for address in self._host.get_addrs() if "/p2p-circuit" not in str(address)]
+        await _answer(stream, StatusCode.OK, reservation=Reservation(expire=int(until), addrs=addresses), limit=self._limit())
+
+    def _holds(self, peer: Any, now: float) -> bool:
+        """A reservation ends with the peer's own connection."""
+        until, _ = self._reserved.get(peer, (0.0, ""))
+        return until > now and any(circuit(connection) is None for connection in self._network.get_connections(peer))
+
+    def _limit(self) -> Limit:
+        return Limit(duration=int(self._limits.seconds), data=self._limits.size)
+
+    async def _connect(self, stream: Any, target: Any, machine: str) -> None:
+        limits = self._limits
+        if not self._holds(target, self._clock()):
+            await _answer(stream, StatusCode.NO_RESERVATION)
+            return
+        full = self._to.total() >= limits.circuits or self._to[target] >= limits.circuits_to_peer
+        if full or self._of[machine] >= limits.circuits_of_machine:
+            await _answer(stream, StatusCode.RESOURCE_LIMIT_EXCEEDED)
+            return
+        self._to[target] += 1
+        self._of[machine] += 1
+        try:
+            there = await self._open(target, stream.muxed_conn.peer_id)
+            if there is None:
+                await _answer(stream, StatusCode.CONNECTION_FAILED)
+                return
+            try:
+                await _answer(stream, StatusCode.OK, limit=self._limit())
+                await self._carry(IncomingStream(stream), IncomingStream(there))
+            finally:
+                await IncomingStream(there).end(well=False)
+                await IncomingStream(stream).end(well=False)
+        finally:
+            self._to[target] -= 1
+            self._of[machine] -= 1
+            self._to, self._of = +self._to, +self._of  # without those that have none
+
+    async def _open(self, target: Any, asker: Any) -> Any:
+        """A stream to it on which it has agreed; None where it did not."""
+        there = None
+        try:
+            with trio.fail_after(PATIENCE):
+                there = await self._host.new_stream(target, [STOP])
+                await send(there, StopMessage(type=StopMessage.CONNECT, peer=PeerMessage(id=asker.to_bytes()), limit=self._limit()))
+                if (await receive(there, StopMessage)).status == StatusCode.OK:
+                    return there
+        except Exception as error:  # it is gone, knows no circuits, or says something else
+            log.debug("no circuit to %s: %r", target, error)
+        if there is not None:
+            await IncomingStream(there).end(well=False)
+        return None
+
+    async def _carry(self, one: IncomingStream, other: IncomingStream) -> None:
+        """Until one of them ends, or a limit is reached."""
+        end, left = trio.current_time() + self._limits.seconds, self._limits.size
+
+        async def copy(source: IncomingStream, sink: IncomingStream) -> None:
+            nonlocal left
+            with contextlib.suppress(Broken):
+                while (data := await source.read()) and len(data) <= left:
+                    left -= len(data)
+                    while wait := self._bytes.wait(trio.current_time(), len(data)):
+                        await trio.sleep(wait)
+                    await sink.write(data)
+                    carried.cancel_scope.deadline = min(end, trio.current_time() + self._limits.idle)
+            carried.cancel_scope.cancel()
+
+        async with trio.open_nursery() as carried:
+            carried.cancel_scope.deadline = trio.current_time() + min(self._limits.seconds, self._limits.idle)
+            carried.start_soon(copy, one, other)
+            carried.start_soon(copy, other, one)
+
+
+async def _answer(stream: Any, status: StatusCode, **more: Any) -> None:
+    await send(stream, HopMessage(type=HopMessage.STATUS, status=to_proto_status(status), **more))

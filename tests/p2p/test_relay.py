@@ -1,0 +1,196 @@
+"""The relay of the libp2p engine: what others may have of it. Real hosts over loopback; across NATs: tests/nat."""
+
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import multiaddr
+import pytest
+import trio
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
+from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
+
+from p2p.engines.libp2p.network import Circuit
+from p2p.engines.libp2p.relay import ASKS_AT_ONCE, HOP, STOP, Relay, RelayLimits, receive, send
+from p2p.engines.libp2p.stack import make_host
+from p2p.identity import Identity
+from swarmd.testing import until
+from tests.p2p.hostile import hostile_peer
+from tests.p2p.real import SECONDS, real_engine
+
+pytestmark = pytest.mark.net
+REFUSED, FULL, NONE, OK = (
+    StatusCode.RESERVATION_REFUSED,
+    StatusCode.RESOURCE_LIMIT_EXCEEDED,
+    StatusCode.NO_RESERVATION,
+    StatusCode.OK,
+)
+
+
+class Net:
+    """A relay with these limits, and hosts connected to it."""
+
+    def __init__(self, stack: AsyncExitStack, limits: RelayLimits) -> None:
+        self._stack, self._limits, self._seeds = stack, limits, itertools.count(1)
+        self.now, self.banned = time.time(), set[str]()
+
+    async def begin(self) -> None:
+        self.host = await self._run()
+        self.host.set_stream_handler(HOP, Relay(self.host, self.banned.__contains__, lambda: self.now, self._limits).handle)
+
+    async def _run(self) -> Any:
+        host = make_host(Identity.from_seed(bytes([next(self._seeds)]) * 32))
+        await self._stack.enter_async_context(host.run(listen_addrs=[multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/0")]))
+        self._stack.push_async_callback(host.get_network().close_sockets)
+        return host
+
+    async def peer(self) -> Any:
+        """Echoes what comes through a circuit."""
+        host = await self._run()
+
+        async def echo(stream: Any) -> None:
+            await receive(stream, StopMessage)
+            await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
+            while data := await stream.read(1 << 16):
+                await stream.write(data)
+
+        host.set_stream_handler(STOP, echo)
+        await host.connect(PeerInfo(self.host.get_id(), self.host.get_transport_addrs()))
+        return host
+
+    async def ask(self, host: Any, message: HopMessage) -> tuple[StatusCode, Any]:
+        stream = await host.new_stream(self.host.get_id(), [HOP])
+        await send(stream, message)
+        return StatusCode((await receive(stream, HopMessage)).status), stream
+
+    async def reserve(self, host: Any, name: Any = None) -> StatusCode:
+        named = {"peer": PeerMessage(id=name.to_bytes())} if name is not None else {}
+        return (await self.ask(host, HopMessage(type=HopMessage.RESERVE, **named)))[0]
+
+    async def connect(self, host: Any, target: Any) -> tuple[StatusCode, Any]:
+        return await self.ask(host, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=target.get_id().to_bytes())))
+
+
+@asynccontextmanager
+async def net(**limits: Any) -> AsyncIterator[Net]:
+    async with AsyncExitStack() as stack:
+        found = Net(stack, replace(RelayLimits(), **limits))
+        await found.begin()
+        yield found
+
+
+async def moved(stream: Any, size: int) -> int:
+    """How many of so many bytes come back through a circuit before it ends."""
+    there = 0
+    with trio.fail_after(SECONDS):
+        try:
+            while there < size:
+                await stream.write(bytes(min(1000, size - there)))
+                there += len(await stream.read(1000))
+        except Exception:
+            return there
+    return there
+
+
+async def test_a_circuit_carries_bytes_both_ways_within_its_limit() -> None:
+    async with net(size=20_000) as those:
+        home, asker = await those.peer(), await those.peer()
+        assert (await those.connect(asker, home))[0] is NONE
+        assert await those.reserve(home) is OK
+        status, stream = await those.connect(asker, home)
+        assert status is OK and await moved(stream, 5000) == 5000
+        assert 4000 <= await moved(stream, 100_000) <= 5000  # each byte counts twice: there and back
+
+
+async def test_a_reservation_is_for_the_one_that_asks_and_ends_with_its_connection() -> None:
+    async with net() as those:
+        home, other, asker = await those.peer(), await those.peer(), await those.peer()
+        assert await those.reserve(other, name=home.get_id()) is OK
+        assert (await those.connect(asker, home))[0] is NONE and (await those.connect(asker, other))[0] is OK
+        await other.disconnect(those.host.get_id())
+        await until(lambda: not those.host.get_network().get_connections(other.get_id()), SECONDS)
+        assert (await those.connect(asker, other))[0] is NONE
+        assert await those.reserve(home) is OK
+        those.now += RelayLimits().lasts
+        assert (await those.connect(asker, home))[0] is NONE
+
+
+@pytest.mark.parametrize("limit", ["reservations", "reservations_of_machine"])
+async def test_reservations_are_limited(limit: str) -> None:
+    async with net(**{limit: 1}) as those:
+        one, other = await those.peer(), await those.peer()
+        assert [await those.reserve(host) for host in (one, one, other)] == [OK, OK, REFUSED]  # the second renews the first
+        await one.disconnect(those.host.get_id())
+        await until(lambda: not those.host.get_network().get_connections(one.get_id()), SECONDS)
+        assert await those.reserve(other) is OK
+
+
+@pytest.mark.parametrize("limit", ["circuits", "circuits_to_peer", "circuits_of_machine"])
+async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str) -> None:
+    async with net(**{limit: 2}) as those:
+        home, asker, another = [await those.peer() for _ in range(3)]
+        await those.reserve(home)
+        (_, first), (_, second) = await those.connect(asker, home), await those.connect(asker, home)
+        assert (await those.connect(another, home))[0] is FULL and await moved(second, 1000) == 1000
+        await first.reset()
+        while (found := await those.connect(another, home))[0] is FULL:
+            await trio.sleep(0.01)
+        assert found[0] is OK
+
+
+@pytest.mark.parametrize("limit", ["seconds", "idle"])
+async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
+    async with net(**{limit: 0.2}) as those:
+        home, asker = await those.peer(), await those.peer()
+        await those.reserve(home)
+        _, stream = await those.connect(asker, home)
+        with trio.fail_after(SECONDS), pytest.raises(Exception, match=r".*"):  # the reset, in the library's words
+            assert not await stream.read(1)
+            raise EOFError
+
+
+async def test_who_asks_too_often_or_is_banned_is_refused() -> None:
+    async with net() as those:
+        home = await those.peer()
+        assert [await those.reserve(home) for _ in range(int(ASKS_AT_ONCE))] == [OK] * int(ASKS_AT_ONCE)
+        assert await those.reserve(home) is FULL
+        those.banned.add(str(home.get_id()))
+        assert await those.reserve(home) is StatusCode.PERMISSION_DENIED
+        assert (await those.ask(home, HopMessage(type=HopMessage.STATUS)))[0] is StatusCode.PERMISSION_DENIED
+
+
+async def test_nobody_comes_in_through_a_relay_that_was_not_asked(nursery: trio.Nursery) -> None:
+    (address,) = await nursery.start(real_engine("libp2p", 1).run)
+    async with hostile_peer(address) as (stack, victim):
+        stream = await stack.host.new_stream(victim, [STOP])
+        with pytest.raises(Exception, match=r".*"), trio.fail_after(SECONDS):
+            await send(stream, StopMessage(type=StopMessage.CONNECT, peer=PeerMessage(id=stack.host.get_id().to_bytes())))
+            await receive(stream, StopMessage)
+
+
+async def test_a_relay_does_not_serve_who_comes_through_a_relay() -> None:
+    """And no address is known of one that does."""
+    async with net() as those:
+        home, asker = await those.peer(), await those.peer()
+        inner = Relay(home, lambda peer: False, time.time)
+        home.set_stream_handler(HOP, inner.handle)
+
+        async def come_in(stream: Any) -> None:
+            await receive(stream, StopMessage)
+            await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(OK)))
+            through = Circuit(stream, False, those.host.get_id())
+            muxed = await home.get_network().upgrade_inbound_raw_conn(through, multiaddr.Multiaddr(through.address))
+            await muxed.event_closed.wait()
+
+        home.set_stream_handler(STOP, come_in)
+        await those.reserve(home)
+        _, stream = await those.connect(asker, home)
+        await asker.get_network().upgrade_outbound_raw_conn(Circuit(stream, True, those.host.get_id()), home.get_id())
+        hop = await asker.new_stream(home.get_id(), [HOP])
+        await send(hop, HopMessage(type=HopMessage.RESERVE))
+        assert (await receive(hop, HopMessage)).status == StatusCode.PERMISSION_DENIED
