@@ -102,17 +102,17 @@ def cut_and_heal(net: Net, seconds: float) -> float:
     return time.monotonic() - healed
 
 
-def punch(net: Net, observers: int) -> dict[str, Any]:
-    """Hole punching: two homes, a bootstrap node that relays, and members on the public net that tell the two where they see them.
+def punch(net: Net, observers: int, engine: str, symmetric: int) -> dict[str, Any]:
+    """Hole punching: two homes, a bootstrap node that relays, and other members on the public net that tell the two where they see them.
 
     Returns the seconds until the one first fetched from the other, and until a connection without the relay; None: not in a minute.
     """
-    net.bootstrap("hivemind")
+    net.bootstrap(engine)
     since = time.monotonic()
-    homes = [net.lab.home(number) for number in (2, 3)]
-    author, asker = (net.probe(home, "hivemind") for home in homes)
+    homes = [net.lab.home(2, symmetric=symmetric > 0), net.lab.home(3, symmetric=symmetric > 1)]
+    author, asker = (net.probe(home, engine) for home in homes)
     for number in range(observers):
-        net.probe(net.lab.public(4 + number), "hivemind")
+        net.probe(net.lab.public(4 + number), engine)
     author.order(hold=30_000)
     held = author.wait(lambda: author.last("held"), SECONDS)
     for probe in (author, asker):
@@ -125,19 +125,22 @@ def punch(net: Net, observers: int) -> dict[str, Any]:
         if fetched is None and obtain(asker, held, [author.peer_id])["bytes"]:
             fetched = time.monotonic() - since
         time.sleep(4 if fetched is None else 0.2)  # go-libp2p backs off from a peer that it could not reach, for a punch too
-    return {"observers": observers, "fetched": fetched, "direct": direct}
+    return {"engine": engine, "symmetric": symmetric, "observers": observers, "fetched": fetched, "direct": direct}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.nat.figures")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("punch").add_argument("--observers", type=int, default=3)
+    punching = commands.add_parser("punch")
+    punching.add_argument("--observers", type=int, default=3)
+    punching.add_argument("--symmetric", type=int, choices=(0, 1, 2), default=0, help="routers that give each connection another port")
+    punching.add_argument("--engine", choices=("libp2p", "hivemind"), default="libp2p")
     commands.add_parser("partition").add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
     with ExitStack() as stack:
         net = Net(stack, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         if given.command == "punch":
-            figures = punch(net, given.observers)
+            figures = punch(net, given.observers, given.engine, given.symmetric)
         else:
             figures = {"cut": given.seconds, "healed_after": cut_and_heal(net, given.seconds)}
     print(json.dumps({"schema": 1, **figures}))

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _NAT = """
 table ip nat {{
-  chain out {{ type nat hook postrouting priority 100; oifname "wan" masquerade; }}
+  chain out {{ type nat hook postrouting priority 100; oifname "wan" masquerade{ports}; }}
 }}
 table inet door {{
   chain in {{
@@ -54,7 +54,8 @@ def missing() -> str | None:
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     if made.returncode:
         return f"no network namespace can be made: {made.stderr.strip()}"
-    ruled = subprocess.run(["ip", "netns", "exec", name, "nft", "-f", "-"], input=_NAT.format(forward=""), capture_output=True, text=True)
+    rules = _NAT.format(ports="", forward="")
+    ruled = subprocess.run(["ip", "netns", "exec", name, "nft", "-f", "-"], input=rules, capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", name], check=False)
     if ruled.returncode:
         return f"nft cannot translate addresses here: {ruled.stderr.strip().splitlines()[0]}"
@@ -104,10 +105,13 @@ class Lab:
         self._plug(name, number)
         return self._place(name, f"11.0.0.{number}")
 
-    def home(self, number: int, *, delay_ms: float = 0.0, loss: float = 0.0, forward: int | None = None) -> Place:
+    def home(
+        self, number: int, *, delay_ms: float = 0.0, loss: float = 0.0, forward: int | None = None, symmetric: bool = False
+    ) -> Place:
         """A machine at 192.168.<number>.10, behind a router at 11.0.0.<number>.
 
         delay_ms, loss: of the line between the two, each way. forward: the TCP port that the router forwards to the machine.
+        symmetric: the router gives each connection another port; else it keeps the machine's.
         """
         router, host = self._namespace(f"r{number}"), self._namespace(f"h{number}")
         inside, machine = f"192.168.{number}.1", f"192.168.{number}.10"
@@ -122,7 +126,8 @@ class Lab:
                 _ip(f"-n {name} link set lan up")
             _ip(f"-n {host} route add default via {inside}")
         _in(router, "sh -c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        rules = _NAT.format(forward=f'iifname "wan" tcp dport {forward} accept' if forward is not None else "")
+        let_in = f'iifname "wan" tcp dport {forward} accept' if forward is not None else ""
+        rules = _NAT.format(ports=" fully-random" if symmetric else "", forward=let_in)
         if forward is not None:
             rules += _FORWARD.format(port=forward, machine=machine)
         subprocess.run(["ip", "netns", "exec", router, "nft", "-f", "-"], input=rules, text=True, check=True)

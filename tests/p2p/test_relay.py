@@ -10,11 +10,18 @@ from typing import Any
 import multiaddr
 import pytest
 import trio
+from libp2p.host.autonat import AutoNATService
+from libp2p.host.autonat.pb.autonat_pb2 import Message
 from libp2p.peer.peerinfo import PeerInfo
+from libp2p.relay.circuit_v2 import CircuitV2Protocol
+from libp2p.relay.circuit_v2 import RelayLimits as TheirLimits
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
+from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
+from libp2p.tools.anyio_service import background_trio_service
 
+from p2p.engines.libp2p.hole_punching import DCUTR, NAMED, dialable
 from p2p.engines.libp2p.network import Circuit
 from p2p.engines.libp2p.relay import ASKS_AT_ONCE, HOP, STOP, Relay, RelayLimits, receive, send
 from p2p.engines.libp2p.stack import make_host
@@ -194,3 +201,46 @@ async def test_a_relay_does_not_serve_who_comes_through_a_relay() -> None:
         hop = await asker.new_stream(home.get_id(), [HOP])
         await send(hop, HopMessage(type=HopMessage.RESERVE))
         assert (await receive(hop, HopMessage)).status == StatusCode.PERMISSION_DENIED
+
+
+async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_relay(nursery: trio.Nursery) -> None:
+    (address,) = await nursery.start(real_engine("libp2p", 1).run)
+    async with hostile_peer(address) as (stack, victim):
+        stream = await stack.host.new_stream(victim, [DCUTR])
+        with pytest.raises(Exception, match=r".*"), trio.fail_after(SECONDS):
+            await send(stream, HolePunch(type=HolePunch.CONNECT))
+            await receive(stream, HolePunch)
+
+
+def test_few_of_the_addresses_that_a_peer_names_are_dialled_and_none_that_is_not_public() -> None:
+    named = ["/ip4/11.0.0.2/tcp/22", "/ip4/192.168.1.1/tcp/4001", "/dns4/example.org/tcp/4001", "/ip4/11.0.0.2/udp/4001/quic-v1"]
+    fine = [f"/ip4/11.0.0.{n}/tcp/4001" for n in range(1, 9)]
+    relayed = f"{fine[0]}/p2p/12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp/p2p-circuit"
+    raw = [multiaddr.Multiaddr(text).to_bytes() for text in [*named, relayed, fine[0], *fine]]
+    assert dialable([b"junk", b"", *raw]) == fine[:NAMED]
+
+
+MENDED = "py-libp2p has mended this: see whether its own can be used now (docs/network.md)"
+
+
+async def test_the_librarys_relay_is_still_not_to_be_used() -> None:
+    """One peer takes all places, in others' names."""
+    async with net() as those:
+        limits = TheirLimits(duration=60, data=1 << 20, max_circuit_conns=8, max_reservations=2)
+        theirs = CircuitV2Protocol(those.host, limits, allow_hop=True)
+        home, attacker = await those.peer(), await those.peer()
+        async with background_trio_service(theirs):
+            await theirs.event_started.wait()
+            for n in (100, 101):
+                await those.reserve(attacker, name=make_host(Identity.from_seed(bytes([n]) * 32)).get_id())
+            assert await those.reserve(home) is FULL, MENDED
+
+
+async def test_the_librarys_autonat_is_still_not_to_be_used() -> None:
+    """It says yes to any address of a peer that is connected: here one at which nothing listens."""
+    async with net() as those:
+        AutoNATService(those.host)
+        status, address = await AutoNATService(peer := await those.peer()).query_server(
+            those.host.get_id(), [multiaddr.Multiaddr("/ip4/127.0.0.1/tcp/1").to_bytes()]
+        )
+        assert peer.get_network().get_connections() and status == Message.OK and address, MENDED

@@ -19,7 +19,8 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 
-from p2p.address import parse_bootstrap
+from p2p.address import Endpoint, parse_bootstrap
+from p2p.engines.libp2p.hole_punching import HolePunching
 from p2p.engines.libp2p.network import Circuit, circuit, close_socket, remote_address, remote_host
 from p2p.engines.libp2p.relay import HOP, PATIENCE, receive, send
 from p2p.errors import BadAddress
@@ -47,7 +48,7 @@ class _Reservation:
 
 
 class Circuits:
-    """ask: how members are asked. reach: how a peer is connected without a relay. port: the one that we listen on."""
+    """ask: how members are asked. reach: how a peer is connected without a relay. listen: where we do."""
 
     def __init__(
         self,
@@ -56,11 +57,13 @@ class Circuits:
         ask: Ask,
         reach: Callable[[PeerId], Awaitable[bool]],
         banned: Callable[[PeerId], bool],
-        port: int,
+        listen: Endpoint,
         clock: Callable[[], float],
     ) -> None:
         self._host, self._network, self._book, self._ask, self._reach = host, host.get_network(), book, ask, reach
-        self._banned, self._port, self._clock = banned, port, clock
+        self._banned, self._port, self._clock = banned, listen.port, clock
+        self.hole_punching = HolePunching(host, listen, lambda: self._seen_at)
+        self._seen_at: Sequence[str] = ()  # where members see us that cannot dial us
         self._reserved: dict[PeerId, _Reservation] = {}
         self._announced: OrderedDict[PeerId, Sequence[str]] = OrderedDict()  # peer -> relays that it says it is at
         self._under_way: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
@@ -167,7 +170,10 @@ class Circuits:
         """Until the connection ends."""
         muxed = await self._network.upgrade_inbound_raw_conn(raw, multiaddr.Multiaddr(raw.address))
         if muxed.peer_id == source:
-            await muxed.event_closed.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.hole_punching.begin, source)
+                await muxed.event_closed.wait()
+                nursery.cancel_scope.cancel()
             return
         for connection in self._network.get_connections(muxed.peer_id):
             if circuit(connection) is raw:
@@ -191,7 +197,11 @@ class Circuits:
         """As members say that try it. None: none of them could tell."""
         members = sorted(self._network.get_connections_map().items(), key=lambda item: item[1][0].direction.name != "OUTBOUND")
         far = [peer for peer, connections in members if group_of_host(remote_host(connections[0])) not in (LOCAL, None)]
-        return can_be_dialled(await ask_members(self._ask, [PeerId(str(peer)) for peer in far], self._port))
+        results = await ask_members(self._ask, [PeerId(str(peer)) for peer in far], self._port)
+        found = can_be_dialled(results)
+        seen = dict.fromkeys(result.seen_at for result in results if result.seen_at is not None) if found is False else {}
+        self._seen_at = [f"/ip{address.version}/{address}/tcp/{self._port}" for address in seen]
+        return found
 
     async def _reserve_where_due(self, wanted: bool) -> None:
         now = self._clock()

@@ -9,6 +9,7 @@ from p2p.address import parse_listen
 from p2p.engines.common.network_engine import NetworkEngine
 from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections
+from p2p.engines.libp2p.hole_punching import DCUTR
 from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
 from p2p.engines.libp2p.pubsub import drain
 from p2p.engines.libp2p.relay import HOP, STOP, Relay
@@ -22,7 +23,10 @@ from p2p.types import Handlers, PeerId
 
 
 class Libp2pEngine(NetworkEngine):
-    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia, circuit relay. The arguments are those of `NetworkEngine`."""
+    """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia, circuit relay, hole punching.
+
+    The arguments are those of `NetworkEngine`.
+    """
 
     def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, **options: Any) -> None:
         super().__init__(identity, topic, handlers, RateLimit(), **options)
@@ -58,10 +62,11 @@ class Libp2pEngine(NetworkEngine):
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
                 stack.host.set_stream_handler(PROTOCOL, serve(self._responder))
                 self._circuits = circuits = Circuits(
-                    stack.host, self._book, self.request, self._reach_directly, self._banned, self._listen[0].port, self._clock
+                    stack.host, self._book, self.request, self._reach_directly, self._banned, self._listen[0], self._clock
                 )
                 stack.host.set_stream_handler(HOP, Relay(stack.host, self._banned, self._clock).handle)
                 stack.host.set_stream_handler(STOP, circuits.take_in)
+                stack.host.set_stream_handler(DCUTR, circuits.hole_punching.handle)
                 connections = Libp2pConnections(stack, self._topics, self._clock, circuits.note)
                 self._discovery = discovery = self._discover(connections, Libp2pProviderRecords(stack, connections.group_of, circuits.note))
                 try:

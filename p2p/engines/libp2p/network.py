@@ -73,7 +73,12 @@ class CountedTcp(TCP):  # type: ignore[misc]  # the library is not typed for us
         self._traffic = traffic
 
     async def dial(self, *args: Any, **options: Any) -> Any:
-        connection = await super().dial(*args, **options)
+        return self._counted(await super().dial(*args, **options))
+
+    async def dial_with_source(self, *args: Any) -> Any:
+        return self._counted(await super().dial_with_source(*args))
+
+    def _counted(self, connection: Any) -> Any:
         connection.stream = CountedSocket(connection.stream, self._traffic)
         return connection
 

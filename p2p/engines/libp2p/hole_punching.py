@@ -1,0 +1,120 @@
+"""Hole punching (DCUtR, github.com/libp2p/specs, relay/DCUtR.md): two peers behind NAT that a relay connects dial each other at one moment.
+
+The peer that was dialled through the relay begins. Both dial from the port that they listen on, at the address at which members see the
+other: most routers keep the port. py-libp2p's own (`DCUtRProtocol`) also works, but dials whatever addresses the other side names.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p.custom_types import TProtocol
+from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
+from multiaddr.exceptions import Error as MultiaddrError
+
+from p2p.address import Endpoint, parse_endpoint
+from p2p.engines.libp2p.network import circuit
+from p2p.engines.libp2p.relay import receive, send
+from p2p.nat.dial_back import MIN_PORT
+from p2p.netgroup import is_public
+from p2p.rate_limit import TokenBucket
+
+DCUTR = TProtocol("/libp2p/dcutr")
+NAMED = 2  # addresses of the other side that are dialled
+TRIES = 3
+DIALLING = 6.0  # seconds for one try
+RATE, BURST = 0.1, 8.0  # tries a second, with whomever, and at once: a peer may name a third party's address
+
+log = logging.getLogger(__name__)
+
+
+class HolePunching:
+    """here: where others see this node, with the port that we listen on; none while that is not known or they can dial us anyway."""
+
+    def __init__(self, host: Any, listen: Endpoint, here: Callable[[], Sequence[str]]) -> None:
+        self._host, self._network, self._listen, self._here = host, host.get_network(), listen, here
+        self._tries = TokenBucket(RATE, BURST, trio.current_time())
+
+    async def begin(self, peer: Any) -> None:
+        """With a peer that came to us through a relay."""
+        for _ in range(TRIES):
+            if not self._here() or self._direct(peer) or self._tries.wait(trio.current_time()):
+                return
+            try:
+                await self._begin(peer)
+            except Exception as error:  # it knows no hole punching, or says something else
+                log.debug("no hole punching with %s: %r", peer, error)
+                return
+
+    async def _begin(self, peer: Any) -> None:
+        stream = await self._host.new_stream(peer, [DCUTR])
+        try:
+            asked = trio.current_time()
+            await send(stream, self._connect())
+            there = dialable(await _told(stream, HolePunch.CONNECT))
+            half = (trio.current_time() - asked) / 2
+            await send(stream, HolePunch(type=HolePunch.SYNC))
+            await trio.sleep(half)
+            await self._dial(peer, there, self._network.dial_addr_as_responder)
+        finally:
+            await _end(stream)
+
+    async def handle(self, stream: Any) -> None:
+        """The handler: a peer that we dialled through a relay begins. Nobody else may."""
+        peer = stream.muxed_conn.peer_id
+        ours = circuit(stream) is not None and stream.muxed_conn.is_initiator
+        try:
+            if ours and self._here() and not self._tries.wait(trio.current_time()):
+                there = dialable(await _told(stream, HolePunch.CONNECT))
+                await send(stream, self._connect())
+                await _told(stream, HolePunch.SYNC)
+                await self._dial(peer, there, self._network.dial_addr)
+        finally:
+            await _end(stream)
+
+    def _connect(self) -> HolePunch:
+        return HolePunch(type=HolePunch.CONNECT, ObsAddrs=[multiaddr.Multiaddr(address).to_bytes() for address in self._here()])
+
+    def _direct(self, peer: Any) -> bool:
+        return any(circuit(connection) is None for connection in self._network.get_connections(peer))
+
+    async def _dial(self, peer: Any, addresses: Sequence[str], dial: Any) -> None:
+        async def one(address: str) -> None:
+            try:
+                await dial(multiaddr.Multiaddr(address), peer, (self._listen.host, self._listen.port))
+            except Exception as error:  # nothing came through, or not from there
+                log.debug("no hole to %s at %s: %r", peer, address, error)
+
+        with trio.move_on_after(DIALLING):
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    nursery.start_soon(one, address)
+        if self._direct(peer):
+            log.info("%s: connected without the relay, by hole punching", peer)
+
+
+def dialable(addresses: Iterable[bytes]) -> list[str]:
+    """Those that are dialled of what a peer names: public IP addresses, and no port of a system service."""
+    found: dict[str, None] = {}
+    for raw in addresses:
+        with contextlib.suppress(MultiaddrError, ValueError, LookupError):
+            endpoint = parse_endpoint(str(multiaddr.Multiaddr(bytes(raw))))
+            if endpoint is not None and is_public(endpoint.host) and endpoint.port >= MIN_PORT:
+                found[str(endpoint)] = None
+    return [*found][:NAMED]
+
+
+async def _told(stream: Any, wanted: int) -> Sequence[bytes]:
+    """The addresses in the next message. Raises ValueError where it is of another type."""
+    message = await receive(stream, HolePunch)
+    if message.type != wanted:
+        raise ValueError(f"message of type {message.type}")
+    return list(message.ObsAddrs)
+
+
+async def _end(stream: Any) -> None:
+    with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # the circuit may be gone by now
+        await stream.reset()
