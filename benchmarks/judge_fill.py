@@ -31,11 +31,11 @@ from judge.reader import Reader
 from judge.statistics import wilson
 from judge.store import LAPSED, Store
 from judge.tables import evaluations, peers
-from p2p.identity import Identity
+from p2p.identity import Identity, nickname
 from swarmd.tasks.curriculum import TINY_9
 
 MODELS = ("tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "qwen2.5-0.5b", "qwen2.5-0.5b", "qwen3-0.6b")
-EPOCH = 1_790_000_000.0
+EPOCH = time.time() - 35 * 86_400  # some peers are seen today
 AT_A_TIME = 50_000  # rows
 
 
@@ -46,7 +46,7 @@ def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any],
     peer = Identity.from_seed(number.to_bytes(32, "big")).peer_id
     said = {"name": f"node {number}", "sharing": "swarm" if swarm else "solo", "strategy": "uniform positive", "version": "0.2.0"}
     said |= {"hardware": rng.choice(("cpu", "cuda", "mps")), "local": 4 if swarm else 8, "external": 4 if swarm else 0}
-    begun, pace = EPOCH + rng.uniform(0, 20 * 86_400), rng.uniform(20, 200)
+    begun, pace = EPOCH + rng.uniform(0, 33 * 86_400), rng.uniform(20, 200)
     total, answered, rewards, rows = 0.0, 0, [], []
     for place in range(1, many + 1):
         round_number = place * every
@@ -66,6 +66,7 @@ def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any],
         rows.append(row)
     recent = rewards[-WINDOW:]
     score = {"low": wilson(int(sum(recent)), len(recent)).low, "recent_right": int(sum(recent)), "recent_n": len(recent)}
+    newest = {"round": rows[-1]["round"], "round_at": rows[-1]["asked_at"], "pace": 3600 / pace, "nickname": nickname(peer)}
     seen = {"first_seen": rows[0]["asked_at"], "last_seen": rows[-1]["asked_at"] + 1, "sequence": many}
     return {
         "peer": peer,
@@ -74,6 +75,7 @@ def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any],
         "unanswered": many - answered,
         "reward": total,
         **score,
+        **newest,
         **seen,
         **said,
     }, rows

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from judge import config
+from judge.pages.routes import add_page_routes
 from judge.reading import add_reading_routes, service_of
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
@@ -33,6 +34,7 @@ def create_app(service: JudgeService) -> FastAPI:
     _add_evaluation_routes(app)
     add_reading_routes(app)
     app.include_router(verified_routes.router)
+    add_page_routes(app)
     return app
 
 

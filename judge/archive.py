@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from judge.database import Database
 from judge.errors import DatabaseUnusable
+from judge.leaderboard import WINDOW
 from judge.tables import about, evaluations, metadata, peers
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
 
 ROWS = 500  # at a time
+SCORED = (peers.c.recent_n, peers.c.recent_right)
 
 Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple[GradeReason, ...]]]
 
@@ -92,15 +95,17 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
     c = evaluations.c
     counting = select(c.peer, c.number, c.reward, c.total, c.state).where(c.number.is_not(None)).order_by(c.peer, c.number)
     sums: dict[str, tuple[int, int, float]] = {}
+    newest: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
     for row in db.execute(counting):
         answered, unanswered, reward = sums.get(row.peer, (0, 0, 0.0))
         answered, unanswered = answered + (row.state == "graded"), unanswered + (row.state != "graded")
         sums[row.peer] = answered, unanswered, reward + row.reward
+        newest[row.peer].append(row.reward)
         if (row.number, row.total) != (answered + unanswered, reward + row.reward):
             again = (answered + unanswered, reward + row.reward)
             yield Difference(f"question {row.number} of {row.peer}", (row.number, row.total), again)
-    for peer, *stored in db.execute(select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward)):
-        if tuple(stored) != (found := sums.get(peer, (0, 0, 0.0))):
+    for peer, *stored in db.execute(select(peers.c.peer, peers.c.answered, peers.c.unanswered, peers.c.reward, *SCORED)):
+        if tuple(stored) != (found := (*sums.get(peer, (0, 0, 0.0)), len(newest[peer]), sum(reward >= 1 for reward in newest[peer]))):
             yield Difference(f"peer {peer}", tuple(stored), found)
 
 

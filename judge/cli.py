@@ -98,6 +98,10 @@ def serve(
     verified_questions: Annotated[
         int, typer.Option(envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS", min=1, max=100, help="Asked of each specialty for an upload.")
     ] = 20,
+    invitation: Annotated[
+        str,
+        typer.Option(envvar="SWARMD_JUDGE_INVITATION", help="What `swarmd invite` prints: a page shows how to join by it."),
+    ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
     ] = False,
@@ -106,16 +110,23 @@ def serve(
     with _its_packages():  # they take a second that --help need not
         from judge.database import database_url, shown
         from judge.serving import serve as serve_until_stopped
+        from swarmd.config.invitation import read_invitation
         from swarmd.tasks.own import find_curriculum
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     origins, proxies = frozenset(o.rstrip("/") for o in origin or ()), tuple(proxy or ())
+    if invitation:
+        read_invitation(invitation)  # refused here, and not when somebody reads it
     found = find_curriculum(curriculum)
     kept = database or str(default_database(found.name))
     name = shown(database_url(kept))
     settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, key, window, proxies)
     settings = replace(
-        settings, verified_bytes=verified_bytes, verified_models=tuple(verified_model or ("tiny",)), verified_questions=verified_questions
+        settings,
+        invitation=invitation,
+        verified_bytes=verified_bytes,
+        verified_models=tuple(verified_model or ("tiny",)),
+        verified_questions=verified_questions,
     )
 
     def announce(url: str) -> None:

@@ -65,6 +65,7 @@ class JudgeSettings:
     verified_models: tuple[str, ...] = ("tiny",)  # whose weights are evaluated
     verified_questions: int = 20  # of each specialty
     verified_folder: Path | None = None  # of uploads; None: default_folder
+    invitation: str = ""  # to the swarm, shown on the page "Join"
 
 
 def default_database(curriculum: str) -> Path:

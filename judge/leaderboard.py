@@ -17,6 +17,8 @@ WINDOW = 100  # questions
 LISTED_ANSWERS = 10
 BOARD_PAGE = 50  # peers
 CURVE_POINTS = 48
+SORTS = ("rank", "score", "questions", "reward", "seen", "new")
+MOST_ROUNDS_AN_HOUR = 36_000.0  # of a node, by what it says: more is not believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,16 @@ class Record:
     answered: int  # since the beginning
     unanswered: int  # questions not answered in time
     reward: float  # sum since the beginning
-    recent: Sequence[tuple[str, float]]  # (specialty, reward) of the last WINDOW questions, oldest first
-    curve: Sequence[tuple[int, float]]  # (questions, reward so far), evenly spaced since the beginning
+    score: ScoreTally  # of the last WINDOW questions
+    recent: Sequence[tuple[str, float]] = ()  # (specialty, reward) of the last WINDOW questions, oldest first
+    curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
     said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/attributes.py)
     samples: Sequence[tuple[int, int]] = ()  # (answers, right ones) of those of the last WINDOW questions that wanted several
     verified: Mapping[str, Any] | None = None  # its newest verified evaluation (judge/verified/verification.py)
 
     @property
-    def score(self) -> ScoreTally:
-        return tally(self.recent)
+    def tier(self) -> str:
+        return "reported" if self.verified is None else "verified"
 
     @property
     def always(self) -> ScoreTally:
@@ -67,6 +70,21 @@ class Record:
             if shares := [pass_at(k, answers, right) for answers, right in self.samples if answers >= k]:
                 found[k] = (sum(shares) / len(shares), len(shares))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class BoardView:
+    """Which part of the leaderboard somebody wants to see."""
+
+    after: int = 0  # of those that match
+    limit: int = BOARD_PAGE
+    search: str = ""  # in the names and the id
+    model: str = ""
+    tier: str = ""  # one of judge/tiers.py
+    seen_since: float = 0.0  # seconds since the epoch
+    sort: str = "rank"  # one of SORTS
+    curves: int = 0  # points of each peer's curve
+    whole: bool = False  # with the newest answers by specialty
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +103,27 @@ class LeaderboardPage:
     listed: int  # peers on all pages
     unlisted: int  # peers with too few answers
     answers: int  # of all of them
+    matching: int  # listed ones that the view asks for
+    models: Sequence[str] = ()  # the most frequent ones
 
     @property
     def more_after(self) -> int | None:
         end = self.after + len(self.standings)
-        return end if end < self.listed and self.standings else None
+        return end if end < self.matching and self.standings else None
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmHealth:
+    """How the swarm is, as far as its judge sees it."""
+
+    listed: int
+    unlisted: int
+    answers: int  # of all of them
+    seen_hour: int  # peers seen within the last hour,
+    seen_day: int  # and day
+    rounds_an_hour: float  # of those seen within the last hour, by what they say
+    hours: Sequence[tuple[int, int]]  # (beginning of the hour in seconds since the epoch, questions) of the last day
+    groups: Mapping[str, Sequence[tuple[str | None, int]]]  # of those seen within the last day: by model, version …; null: not said
 
 
 def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:

@@ -2,18 +2,31 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, exists, func, or_, select
 
 from judge import arms, window_rows
 from judge.attributes import Attributes
 from judge.database import Database
-from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, LeaderboardPage, Record, Standing, curve_numbers
+from judge.leaderboard import (
+    CURVE_POINTS,
+    LISTED_ANSWERS,
+    MOST_ROUNDS_AN_HOUR,
+    BoardView,
+    LeaderboardPage,
+    Record,
+    ScoreTally,
+    Standing,
+    SwarmHealth,
+    curve_numbers,
+)
 from judge.ranks import RankRanges
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.store import RECENT, SAID, Counts
-from judge.tables import evaluations, listed, peers
+from judge.tables import evaluations, listed, peers, verifications
 from judge.verified.records import VerificationRecords, newest
 from judge.verified.verification import Verification
 from judge.windows import QuestionWindow
@@ -21,40 +34,79 @@ from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
 HISTORY_PAGE = 500  # answers of a peer, at most,
-HISTORY_BYTES = 192 * 1024  # and at most so many bytes of JSON, but one answer always
+HISTORY_BYTES = 80_000  # and at most so many bytes of JSON, but one answer always
+MODELS = 20  # to choose from
+GROUPS = ("model", "version", "sharing", "hardware", "strategy")
+GROUP_ROWS = 8  # the most frequent
+HOUR, DAY = 3_600, 86_400
 
 _SCORES = select(peers.c.recent_right, peers.c.recent_n, func.count()).where(listed).group_by(peers.c.recent_right, peers.c.recent_n)
 _PEER = peers.c.peer == bindparam("of")
+_BEST_FIRST = (peers.c.low.desc(), peers.c.peer)
+_FEW = peers.c.answered.between(1, LISTED_ANSWERS - 1)
+_TOTALS = select(func.count().filter(listed), func.count().filter(_FEW), func.coalesce(func.sum(peers.c.answered), 0))
+_RANKED = select(peers.c.peer, func.row_number().over(order_by=_BEST_FIRST).label("rank")).where(listed).subquery()
+_FREQUENT = select(peers.c.model).where(listed).group_by(peers.c.model).order_by(func.count().desc(), peers.c.model).limit(MODELS)
+_BEFORE = (peers.c.low > bindparam("low")) | ((peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of")))
+_RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
+_ASKED = (
+    select(func.count())
+    .select_from(evaluations)
+    .where(evaluations.c.asked_at >= bindparam("at"), evaluations.c.asked_at < bindparam("end"))
+)
+
+_e = evaluations.c
+_SHOWN = [_e.number, _e.round, _e.model, _e.specialty, _e.n, _e.asked_at, _e.seconds, _e.answer, _e.ended, _e.reward, _e.reason, _e.total]
+_SHOWN += [_e.answers, _e.correct, _e.further, *(_e[name] for name in SAID)]
+_COUNTS = select(_e.id.label("evaluation"), *_SHOWN)
+_HISTORY = _COUNTS.where(_e.peer == bindparam("of"), _e.number < bindparam("before")).order_by(_e.number.desc()).limit(bindparam("limit"))
+_EVALUATION = _COUNTS.add_columns(_e.peer).where(_e.id == bindparam("id"), _e.number.is_not(None))
+_SORTED: Mapping[str, Sequence[ColumnElement[Any]]] = {
+    "rank": (),
+    "score": ((peers.c.recent_right * 1.0 / peers.c.recent_n).desc(),),
+    "questions": ((peers.c.answered + peers.c.unanswered).desc(),),
+    "reward": (peers.c.reward.desc(),),
+    "seen": (peers.c.last_seen.desc(),),
+    "new": (peers.c.first_seen.desc(),),
+}
 
 
 class Reader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.verified = VerificationRecords(database.begin)
+        self._hours: dict[int, int] = {}  # questions of hours that are over, by their beginnings
 
     def close(self) -> None:
         self._database.close()
 
-    def board(self, after: int, limit: int = BOARD_PAGE) -> LeaderboardPage:
-        """The peers ranked `after` + 1 and on, best first; of equal ones the first by its id."""
-        page = select(peers).where(listed).order_by(peers.c.low.desc(), peers.c.peer).limit(limit).offset(after)
-        few = peers.c.answered.between(1, LISTED_ANSWERS - 1)
-        totals = select(func.count().filter(listed), func.count().filter(few), func.coalesce(func.sum(peers.c.answered), 0))
+    def board(self, view: BoardView) -> LeaderboardPage:
+        """The listed peers that the view asks for. Of equal ones the first by its id."""
+        wanted = _wanted(view)
         with self._database.begin() as db:
-            rows = db.execute(page).all()
-            verified = newest(db, [row.peer for row in rows])
+            many, others, answers = db.execute(_TOTALS).one()
+            matching = db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one() if wanted else many
+            rows = _ranked_rows(db, view, wanted)
+            verified = newest(db, [row.peer for _, row in rows])
+            read = _whole if view.whole else partial(_brief, points=view.curves)
             ranges = RankRanges({(right, n): many for right, n, many in db.execute(_SCORES)})
-            standings = [
-                Standing(rank, self._record(db, row, verified), ranges.of(row.recent_right, row.recent_n))
-                for rank, row in enumerate(rows, after + 1)
-            ]
-            many, others, answers = db.execute(totals).one()
-        return LeaderboardPage(standings, after, many, others, int(answers))
+            standings = [Standing(rank, read(db, row, verified), ranges.of(row.recent_right, row.recent_n)) for rank, row in rows]
+            models = db.execute(_FREQUENT).scalars().all()
+        return LeaderboardPage(standings, view.after, many, others, int(answers), matching, models)
 
     def record(self, peer: str) -> Record | None:
         with self._database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
-            return None if row is None else self._record(db, row, newest(db, [peer]))
+            return None if row is None else _whole(db, row, newest(db, [peer]))
+
+    def standing(self, peer: str) -> Standing | None:
+        """A peer with its rank; 0: it is not listed."""
+        with self._database.begin() as db:
+            row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
+            if row is None:
+                return None
+            rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if row.answered >= LISTED_ANSWERS else 0
+            return Standing(rank, _whole(db, row, newest(db, [peer])))
 
     def arms(self, model: str | None) -> arms.ArmsView:
         """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
@@ -69,11 +121,8 @@ class Reader:
         found: list[Mapping[str, Any]] = []
         size = 0
         with self._database.begin() as db:
-            for row in db.execute(_page(peer, before, limit + 1)).mappings():
-                entry = {name: value for name, value in row.items() if value is not None or name not in OPTIONAL}
-                entry["ended"] = None if row["ended"] is None else bool(row["ended"])
-                if "further" in entry:
-                    entry["further"] = json.loads(entry["further"])
+            for row in db.execute(_HISTORY, {"of": peer, "before": before, "limit": limit + 1}).mappings():
+                entry = _entry(row)
                 size += len(json.dumps(entry, ensure_ascii=False).encode())
                 if found and (len(found) == limit or size > HISTORY_BYTES):
                     return found, int(found[-1]["number"])
@@ -101,23 +150,102 @@ class Reader:
         question = GradedQuestion(row.id, row.peer, attributes, ref, window, row.place, row.number, row.answered_at)
         return GradedEvaluation(question, answers, reasons)
 
-    def _record(self, db: Connection, row: Counts, verified: Mapping[str, Verification]) -> Record:
-        c = evaluations.c
-        numbers = curve_numbers(row.answered + row.unanswered)
-        curve = select(c.number, c.total).where(c.peer == row.peer, c.number.in_(numbers)).order_by(c.number)
-        recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
-        return Record(
-            row.peer, row.model, row.first_seen, row.last_seen, row.answered, row.unanswered, row.reward,
-            recent=[(r.specialty, r.reward) for r in recent], curve=[(number, total) for number, total in db.execute(curve)],
-            said={name: row._mapping[name] for name in SAID if row._mapping[name] is not None},
-            samples=[(r.answers, r.correct or 0) for r in recent if r.answers > 1],
-            verified=verified[row.peer].document() if row.peer in verified else None,
-        )  # fmt: skip
+    def counted(self, id: str) -> Mapping[str, Any] | None:
+        """One that counts, as `history` has it, and whose it is."""
+        with self._database.begin() as db:
+            row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
+            return None if row is None else _entry(row)
+
+    def health(self, now: float) -> SwarmHealth:
+        """Of the swarm, as its judge sees it. `now`: seconds since the epoch."""
+        today, hour = peers.c.last_seen >= now - DAY, peers.c.last_seen >= now - HOUR
+        pace = func.sum(case((peers.c.pace > MOST_ROUNDS_AN_HOUR, MOST_ROUNDS_AN_HOUR), else_=peers.c.pace))
+        figures = select(func.count().filter(hour), func.count().filter(today), func.coalesce(pace.filter(hour), 0.0))
+        groups = {}
+        with self._database.begin() as db:
+            many, others, answers = db.execute(_TOTALS).one()
+            seen_hour, seen_day, rounds = db.execute(figures.select_from(peers)).one()
+            for name in GROUPS:
+                count = func.count()
+                found = select(peers.c[name], count).where(today).group_by(peers.c[name]).order_by(count.desc(), peers.c[name])
+                groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
+            hours = self._asked(db, now)
+        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups)
+
+    def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
+        """Questions in each hour of the last day. Those of an hour that is over are counted once."""
+        this = int(now // HOUR) * HOUR
+        self._hours = {begin: many for begin, many in self._hours.items() if this - DAY < begin < this}
+        hours = range(this - DAY + HOUR, this + HOUR, HOUR)
+        counts = [(begin, self._hours.get(begin, -1)) for begin in hours]
+        counts = [(b, db.execute(_ASKED, {"at": b, "end": b + HOUR}).scalar_one() if many < 0 else many) for b, many in counts]
+        self._hours = {begin: many for begin, many in counts if begin < this}
+        return counts
 
 
-def _page(peer: str, before: int, limit: int) -> Select[Any]:
-    c = evaluations.c
-    shown = [c.number, c.round, c.model, c.specialty, c.n, c.asked_at, c.seconds, c.answer, c.ended, c.reward, c.reason, c.total]
-    shown += [c.answers, c.correct, c.further, *(c[name] for name in SAID)]
-    chosen = select(c.id.label("evaluation"), *shown).where(c.peer == peer, c.number < before)
-    return chosen.order_by(c.number.desc()).limit(limit)
+def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
+    wanted: list[ColumnElement[bool]] = []
+    if view.search:
+        columns = (peers.c.nickname, peers.c.peer, peers.c.name, peers.c.model)
+        wanted.append(or_(*(column.icontains(view.search, autoescape=True) for column in columns)))
+    if view.model:
+        wanted.append(peers.c.model == view.model)
+    if view.tier:
+        done = exists().where(verifications.c.peer == peers.c.peer, verifications.c.state == "done")
+        wanted.append(done if view.tier == "verified" else ~done)
+    if view.seen_since:
+        wanted.append(peers.c.last_seen >= view.seen_since)
+    return wanted
+
+
+def _ranked_rows(db: Connection, view: BoardView, wanted: Sequence[ColumnElement[bool]]) -> list[tuple[int, Counts]]:
+    if not wanted and view.sort == "rank":  # nobody else's rank is needed
+        best = select(peers).where(listed).order_by(*_BEST_FIRST).limit(view.limit).offset(view.after)
+        return list(enumerate(db.execute(best).all(), view.after + 1))
+    chosen = select(peers, _RANKED.c.rank).join(_RANKED, _RANKED.c.peer == peers.c.peer).where(*wanted)
+    page = chosen.order_by(*_SORTED[view.sort], _RANKED.c.rank).limit(view.limit).offset(view.after)
+    return [(row.rank, row) for row in db.execute(page).all()]
+
+
+def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int) -> Record:
+    """Without what the newest questions were."""
+    said = {name: row._mapping[name] for name in SAID if row._mapping[name] is not None}
+    seen, counts = (row.first_seen, row.last_seen), (row.answered, row.unanswered, row.reward)
+    score = ScoreTally(row.recent_right, row.recent_n)
+    return Record(
+        row.peer,
+        row.model,
+        *seen,
+        *counts,
+        score,
+        curve=_curve(db, row, points) if points else (),
+        said=said,
+        verified=verified[row.peer].document() if row.peer in verified else None,
+    )
+
+
+def _whole(db: Connection, row: Counts, verified: Mapping[str, Verification]) -> Record:
+    recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
+    samples = [(r.answers, r.correct or 0) for r in recent if r.answers > 1]
+    return replace(_brief(db, row, verified, CURVE_POINTS), recent=[(r.specialty, r.reward) for r in recent], samples=samples)
+
+
+def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
+    numbers = dict(enumerate(curve_numbers(row.answered + row.unanswered, points)))
+    wanted = {f"number_{place}": numbers.get(place, 0) for place in range(points)}
+    return [(number, total) for number, total in db.execute(_curve_of(points), {"of": row.peer, **wanted})]
+
+
+@cache
+def _curve_of(points: int) -> Select[Any]:
+    """A statement with a fixed number of numbers: it is made once, where one with a list is made each time."""
+    chosen = _e.number.in_([bindparam(f"number_{place}") for place in range(points)])
+    return select(_e.number, _e.total).where(_e.peer == bindparam("of"), chosen).order_by(_e.number)
+
+
+def _entry(row: RowMapping) -> dict[str, Any]:
+    entry = {name: value for name, value in row.items() if value is not None or name not in OPTIONAL}
+    entry["ended"] = None if row["ended"] is None else bool(row["ended"])
+    if "further" in entry:
+        entry["further"] = json.loads(entry["further"])
+    return entry

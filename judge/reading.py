@@ -1,18 +1,20 @@
 """What anyone may read over HTTP: the leaderboard, peers, the judge itself. docs/judge-protocol.md describes it."""
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Path, Query, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 
 from judge import config
 from judge.anytime import always
-from judge.leaderboard import LISTED_ANSWERS, WINDOW, Record, ScoreTally, Standing, by_specialty
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, LeaderboardPage, Record, ScoreTally, Standing, by_specialty
 from judge.overlap import new_texts
-from judge.pages import rendering
 from judge.ranks import RankRange
-from judge.refusals import NO_SUCH_ANSWER, Refusal, Refused
+from judge.reader import DAY
+from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, Refused
+from judge.responses import readable
 from judge.service import JudgeService
 from judge.statistics import Interval
 from judge.tiers import TIERS
@@ -20,64 +22,78 @@ from p2p.identity import nickname
 
 SCHEMA = 1
 
-Handler = Callable[..., Awaitable[Response]]
+SEEN_STEP = 60  # seconds; so that answers are the same for a while
+PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
+
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-Rank = Annotated[int, Query(ge=0, lt=2**31)]
+PeerName = Annotated[str, Path(max_length=64)]
+Before = Annotated[int, Query(ge=1, lt=2**63)]
+Limit = Annotated[int, Query(ge=1, le=500)]
+Choice = Annotated[str, Field(max_length=100)]
+
+
+class BoardQuery(BaseModel):
+    """Which part of the leaderboard: the same for the page, JSON and CSV."""
+
+    after: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    limit: Annotated[int, Field(ge=1, le=BOARD_PAGE)] = BOARD_PAGE
+    q: Choice = ""  # in the node's names, its id or its model
+    model: Choice = ""
+    tier: Literal["", "reported", "verified"] = ""
+    active: bool = False  # seen within the last day
+    sort: Literal["rank", "score", "questions", "reward", "seen", "new"] = "rank"
+
+    def view(self, now: float, *, whole: bool = False, curves: int = 0) -> BoardView:
+        since = now // SEEN_STEP * SEEN_STEP - DAY if self.active else 0.0
+        search = "".join(letter for letter in self.q.strip() if letter.isprintable())
+        return BoardView(self.after, self.limit, search, self.model, self.tier, since, self.sort, curves, whole)
 
 
 def add_reading_routes(app: FastAPI) -> None:
-    def readable(path: str) -> Callable[[Handler], Handler]:
-        def both(handler: Handler) -> Handler:
-            app.head(path, include_in_schema=False)(handler)
-            return app.get(path)(handler)
-
-        return both
-
-    @readable("/v2/judge")
+    @readable(app, "/v2/judge")
     async def judge(request: Request) -> Response:
         service = service_of(request)
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
         limits = {"questions": config.MAX_QUESTIONS, "answers": config.MAX_ANSWERS, "seconds": service.settings.deadline}
         return JSONResponse({"schema": SCHEMA, "judge": service.key, "protocols": [1, 2], "curriculum": lessons, **limits})
 
-    @readable("/v1/leaderboard")
-    async def leaderboard(request: Request, after: Rank = 0) -> Response:
+    @readable(app, "/v1/leaderboard")
+    async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
         service = service_of(request)
-        board = await service.leaderboard(after)
+        board = await service.leaderboard(asked.view(service.now(), whole=True))
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
+        rows, more = _until_full([_standing(standing) for standing in board.standings], board)
         return JSONResponse(
             {
                 "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
                 "new_texts": new_texts(service.curriculum.digest) or None, "tiers": dict(TIERS),
-                "listed": board.listed, "unlisted": board.unlisted, "answers": board.answers,
-                "peers": [_standing(standing) for standing in board.standings], "more_after": board.more_after,
+                "listed": board.listed, "unlisted": board.unlisted, "matching": board.matching, "answers": board.answers,
+                "peers": rows, "more_after": more,
             }
         )  # fmt: skip
 
-    @readable("/v2/comparison")
+    @readable(app, "/v2/comparison")
     async def comparison(request: Request, model: ModelName = None) -> Response:
         return JSONResponse(await service_of(request).comparison(model))
 
-    @readable("/v1/peers/{peer}")
-    async def peer(
-        request: Request, peer: Annotated[str, Path(max_length=64)], before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1
-    ) -> Response:
-        found = await service_of(request).peer(peer, before)
-        if found is None:
-            raise Refused(Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard."))
-        record, history, more = found
-        return JSONResponse({"schema": SCHEMA, **_record(record), "evaluations": history, "more_before": more})
+    @readable(app, "/v1/peers/{peer}")
+    async def peer(request: Request, peer: PeerName, before: Before = 2**63 - 1, limit: Limit = 500) -> Response:
+        standing = await service_of(request).standing(peer)
+        if standing is None:
+            raise Refused(NO_SUCH_PEER)
+        history, more = await service_of(request).history(peer, before, limit)
+        return JSONResponse({"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more})
 
-    @readable("/v2/windows")
-    async def windows(request: Request, before: Annotated[int, Query(ge=1, lt=2**63)] = 2**63 - 1) -> Response:
+    @readable(app, "/v2/windows")
+    async def windows(request: Request, before: Before = 2**63 - 1) -> Response:
         service = service_of(request)
         found = await service.windows(before)
         more = found[-1].number if found and found[-1].number > 1 else None
         told = {"windows": [window.told() for window in found], "more_before": more}
         return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told})
 
-    @readable("/v2/evaluations/{id}")
-    async def evaluation(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+    @readable(app, "/v2/evaluations/{id}")
+    async def evaluation(request: Request, id: PeerName) -> Response:
         service = service_of(request)
         found = await service.evaluation(id)
         if found is None:
@@ -87,18 +103,11 @@ def add_reading_routes(app: FastAPI) -> None:
         known = {"answers": answers, "window": window.told() if window else None}
         return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
 
-    @readable("/healthz")
+    @readable(app, "/healthz")
     async def healthz(request: Request) -> Response:
         service = service_of(request)
-        return JSONResponse({"status": "ok", "curriculum": service.curriculum.digest, **await service.health()})
-
-    @readable("/")
-    async def page(request: Request, after: Rank = 0) -> Response:
-        service = service_of(request)
-        board = await service.leaderboard(after)
-        lessons = service.curriculum
-        text = rendering.leaderboard(board, lessons.name, lessons.specialties, new_texts(lessons.digest), service.now())
-        return HTMLResponse(text, headers=rendering.HEADERS)
+        found = {"status": "ok", "curriculum": service.curriculum.digest, **await service.health()}
+        return JSONResponse(found, headers={"cache-control": "no-store"})
 
 
 def service_of(request: Request) -> JudgeService:
@@ -119,8 +128,18 @@ def _record(record: Record) -> dict[str, Any]:
         **_tally(record.score), "specialties": {name: _tally(tally) for name, tally in by_specialty(record.recent).items()},
         "always": _tally(record.always, always(record.always.right, record.always.answers)), "said": dict(record.said),
         "pass_at": {str(k): {"score": share, "n": n} for k, (share, n) in record.pass_at.items()},
-        "tier": "reported" if record.verified is None else "verified", "verified": record.verified,
+        "tier": record.tier, "verified": record.verified,
     }  # fmt: skip
+
+
+def _until_full(rows: list[dict[str, Any]], board: LeaderboardPage) -> tuple[list[dict[str, Any]], int | None]:
+    """As many rows as one answer may hold, and after how many the next goes on."""
+    size = 0
+    for place, row in enumerate(rows):
+        size += len(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
+        if place and size > PAGE_BYTES:
+            return rows[:place], board.after + place
+    return rows, board.more_after
 
 
 def _tally(tally: ScoreTally, interval: Interval | None = None) -> dict[str, Any]:

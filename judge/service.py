@@ -21,7 +21,7 @@ from judge.attributes import Attributes
 from judge.comparison_document import comparison_document
 from judge.config import JudgeSettings
 from judge.database import FAILURES, Database
-from judge.leaderboard import LISTED_ANSWERS, LeaderboardPage, Record
+from judge.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
 from judge.limits import network_of
 from judge.reader import Reader
 from judge.receipts import GradedEvaluation, GradedQuestion
@@ -38,10 +38,11 @@ from judge.writer import StoreWriter
 from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
+from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
 from swarmd.tasks.own import NoQuestion, find_curriculum
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
-from swarmd.tasks.source import open_tasks
+from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
 log = logging.getLogger("judge")
 T = TypeVar("T")
@@ -133,7 +134,7 @@ class JudgeService:
     ) -> None:
         """`key` signs the receipts. `store`, `reader` and `mark` are each used from one thread of this service's own once this is made;
         `rng` must be unpredictable outside tests: the seeds of windows are of it."""
-        self.settings, self.curriculum, self._key = settings, tasks.curriculum, key
+        self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
         self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = store, reader, mark, monotonic, wall, rng
         window, self._next_window, self._hidden_windows = self._turned(wall())
         self._questions = WindowQuestions(tasks, window)
@@ -149,7 +150,8 @@ class JudgeService:
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         keep = config.ANSWERS_KEPT
-        self._boards = Recent[int, LeaderboardPage](self._board, config.LEADERBOARD_SECONDS, keep, monotonic)
+        self._boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_SECONDS, keep, monotonic)
+        self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_SECONDS, 1, monotonic)
         self._comparisons = Recent[str | None, Mapping[str, Any]](self._compared, config.COMPARISON_SECONDS, keep, monotonic)
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
         self._failed = -math.inf  # when the database last could not be used
@@ -272,12 +274,11 @@ class JudgeService:
                 await self.expire()
                 await self._turn_windows()
 
-    async def leaderboard(self, after: int) -> LeaderboardPage:
-        """The page of those ranked `after` + 1 and on."""
-        return await self._boards.get(after)
+    async def leaderboard(self, view: BoardView) -> LeaderboardPage:
+        return await self._boards.get(view)
 
-    async def _board(self, after: int) -> LeaderboardPage:
-        return await self.read(self._reader.board, after)
+    async def _board(self, view: BoardView) -> LeaderboardPage:
+        return await self.read(self._reader.board, view)
 
     async def comparison(self, model: str | None) -> Mapping[str, Any]:
         """Swarm against solo of a model; None: of the one with most peers on its smaller side."""
@@ -286,10 +287,29 @@ class JudgeService:
     async def _compared(self, model: str | None) -> Mapping[str, Any]:
         return await asyncio.to_thread(comparison_document, await self.read(self._reader.arms, model))
 
-    async def peer(self, peer: str, before: int) -> tuple[Record, Sequence[Mapping[str, Any]], int | None] | None:
-        """Its record, a page of its answers, and where the next page begins."""
-        record = await self.read(self._reader.record, peer)
-        return None if record is None else (record, *await self.read(self._reader.history, peer, before))
+    async def graded(self, id: str) -> Mapping[str, Any] | None:
+        return await self.read(self._reader.counted, id)
+
+    def question(self, specialty: str, n: int) -> Task | None:
+        """The task, made again; None for own tasks, whose plug-in is not run for readers."""
+        return self._tasks.task(TaskRef(specialty, n)) if isinstance(self._tasks, CurriculumTasks) else None
+
+    def solution(self, task: Task) -> str:
+        assert isinstance(self._tasks, CurriculumTasks)
+        return solution(self._tasks, task)
+
+    async def swarm(self) -> SwarmHealth:
+        return await self._healths.get(None)
+
+    async def _health(self, _key: None) -> SwarmHealth:
+        return await self.read(self._reader.health, self._wall())
+
+    async def standing(self, peer: str) -> Standing | None:
+        return await self.read(self._reader.standing, peer)
+
+    async def history(self, peer: str, before: int, limit: int) -> tuple[Sequence[Mapping[str, Any]], int | None]:
+        """A page of a peer's answers, and where the next page begins."""
+        return await self.read(self._reader.history, peer, before, limit)
 
     def now(self) -> float:
         """Seconds since the epoch, by the judge's own clock."""

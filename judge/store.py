@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, case, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge import arms, window_rows
@@ -20,9 +20,10 @@ from judge.database import Database
 from judge.errors import DatabaseUnusable
 from judge.leaderboard import WINDOW, ScoreTally
 from judge.sessions import OpenQuestion
-from judge.tables import about, evaluations, peers
+from judge.tables import NUMBER, REAL_NUMBER, about, evaluations, peers
 from judge.verified.records import VerificationRecords
 from judge.windows import QuestionWindow
+from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
 
@@ -34,7 +35,11 @@ PROBE_BYTES = 16 * 1024
 _PEER, _ID = peers.c.peer == bindparam("of"), evaluations.c.id == bindparam("evaluation")
 _HIGHER = case((peers.c.sequence < bindparam("claimed"), bindparam("claimed")), else_=peers.c.sequence)
 _KNOWN = select(peers.c.sequence, peers.c.answered, peers.c.window_number, peers.c.window_asked).where(_PEER)
-_SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
+_ROUNDS: ColumnElement[Any] = bindparam("named", type_=NUMBER) - peers.c.round
+_PASSED: ColumnElement[Any] = bindparam("at", type_=REAL_NUMBER) - peers.c.round_at
+_PACE = case(((_ROUNDS > 0) & (_PASSED > 0), _ROUNDS * 3600.0 / _PASSED), else_=peers.c.pace)
+_NAMED = {"round": bindparam("named"), "round_at": bindparam("at"), "pace": _PACE}
+_SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER, **_NAMED)
 _SEEN_FIRST = insert(peers).values(low=0.0, recent_right=0, recent_n=0, answered=0, unanswered=0, reward=0.0)
 _ASKED = insert(evaluations).values(state="open")
 _COUNTS = select(peers.c.answered, peers.c.unanswered, peers.c.reward).where(_PEER)
@@ -149,8 +154,9 @@ class Store:
         with self._begin() as db:
             window = question.window.number if question.window else None
             now = {**said, "window_number": window, "window_asked": question.place + 1}
-            if db.execute(_SEEN_AGAIN, {**now, "of": question.peer, "at": at, "claimed": sequence}).rowcount == 0:
-                first = {"peer": question.peer, "first_seen": at, "last_seen": at, "sequence": sequence}
+            if db.execute(_SEEN_AGAIN, {**now, "of": question.peer, "at": at, "claimed": sequence, "named": of_round}).rowcount == 0:
+                first = {"peer": question.peer, "nickname": nickname(question.peer), "round": of_round, "round_at": at}
+                first |= {"first_seen": at, "last_seen": at, "sequence": sequence}
                 db.execute(_SEEN_FIRST, {**now, **first})
             ref = question.task.ref
             row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}

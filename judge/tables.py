@@ -65,6 +65,10 @@ peers = Table(
     Column("window_asked", NUMBER),  # and how often
     Column("recent_right", NUMBER),  # of its last WINDOW questions,
     Column("recent_n", NUMBER),  # so many
+    Column("nickname", NAME),
+    Column("round", NUMBER),  # the newest that it named,
+    Column("round_at", REAL_NUMBER),  # and when
+    Column("pace", REAL_NUMBER),  # rounds an hour, between the last two that it named
     *_said(),
 )
 
@@ -170,3 +174,4 @@ verifications = Table(
 
 listed = peers.c.answered >= LISTED_ANSWERS
 Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)
+Index("evaluations_asked", evaluations.c.asked_at)

@@ -1,71 +1,157 @@
-"""Charts as inline SVG. Pure; all text is escaped, colours come from the page's classes."""
+"""Charts as inline SVG, and the badge. Pure; all text is escaped, colours come from the page's classes."""
 
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup, escape
 
 from judge.statistics import Interval
 
 Points = Sequence[tuple[float, float]]
+Segment = tuple[int, int, float, Interval]  # first and last question, share of right answers, its interval
+Arm = tuple[str, Sequence[tuple[float, float, float, float]]]  # its name; round, mean, lower and upper end of the band
+
+LEFT, FOOT, TOP = 44, 26, 8  # around a chart's inside
+_BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))  # white text on each is legible
 
 
-def sparkline(points: Points, width: int = 120, height: int = 28) -> str:
+def sparkline(points: Points, width: int = 120, height: int = 28) -> Markup:
     """One rising curve on its own scale."""
     if not points:
-        return ""
+        return Markup("")
     top_x, top_y = points[-1][0], max(1.0, points[-1][1])
-    line = _line(points, top_x, top_y, width, height - 4)
-    return (
+    line = _line([(0.0, 0.0), *points], top_x, top_y, width, height - 4)
+    return _drawn(
         f'<svg class="spark" viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">'
         f'<polyline class="line c0" transform="translate(0 2)" points="{line}"/></svg>'
     )
 
 
-def whisker(share: float, interval: Interval, width: int = 120) -> str:
+def whisker(share: float, interval: Interval, width: int = 120) -> Markup:
     """A share and its interval on the scale 0..1."""
     low, high, dot = (round(3 + value * (width - 6), 1) for value in (interval.low, interval.high, share))
-    return (
+    return _drawn(
         f'<svg class="whisker" viewBox="0 0 {width} 14" aria-hidden="true"><line class="axis" x1="3" x2="{width - 3}" y1="7" y2="7"/>'
         f'<line class="range" x1="{low}" x2="{high}" y1="7" y2="7"/><circle class="dot" cx="{dot}" cy="7" r="3.6"/></svg>'
     )
 
 
-def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 220) -> str:
-    """Several rising curves on one scale, each with its name at its end's height in the legend. At most as many as there are colours."""
+def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 220) -> Markup:
+    """Several rising curves on one scale. At most as many as there are colours."""
     top_x = max((points[-1][0] for _, points in curves if points), default=0)
     if top_x < 2:
-        return ""
+        return Markup("")
     top_y = max(1.0, *(points[-1][1] for _, points in curves if points))
-    left, foot = 44, 26
-    inner_width, inner_height = width - left - 8, height - foot - 8
+    inner = width - LEFT - 8, height - FOOT - TOP
     lines = "".join(
-        f'<polyline class="line c{colour}" points="{_line(points, top_x, top_y, inner_width, inner_height)}"/>'
+        f'<polyline class="line c{colour}" points="{_line([(0.0, 0.0), *points], top_x, top_y, *inner)}"/>'
         for colour, (_, points) in enumerate(curves)
         if points
     )
-    labels = "".join(
-        f'<line class="axis" x1="0" x2="{inner_width}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="-6" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
-        for value in _ticks(top_y)
-        for y in [inner_height * (1 - value / top_y)]
-    ) + "".join(
-        f'<text x="{inner_width * value / top_x:.1f}" y="{inner_height + 18}" text-anchor="{"end" if value > top_x * 0.95 else "middle"}">'
-        f"{value:g}</text>"
-        for value in _ticks(top_x)
-    )
     label = f"Cumulative reward over questions of {', '.join(name for name, _ in curves)}"
+    levels = [(value / top_y, f"{value:g}") for value in ticks(top_y)]
+    return _framed(label, _scale(levels, [(value / top_x, f"{value:g}") for value in ticks(top_x)], *inner) + lines, width, height)
+
+
+def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220) -> Markup:
+    """The share of right answers of each segment, with its interval as a band."""
+    inner = width - LEFT - 8, height - FOOT - TOP
+    top_x = float(segments[-1][1])
+    middle = [(first + last) / 2 for first, last, _, _ in segments]
+    shares = [(x, share) for x, (_, _, share, _) in zip(middle, segments, strict=True)]
+    highs = [(x, interval.high) for x, (_, _, _, interval) in zip(middle, segments, strict=True)]
+    lows = [(x, interval.low) for x, (_, _, _, interval) in zip(middle, segments, strict=True)]
+    band = _line([*highs, *reversed(lows)], top_x, 1.0, *inner)
+    dots = "".join(
+        f'<circle class="dot" cx="{x / top_x * inner[0]:.1f}" cy="{inner[1] * (1 - share):.1f}" r="3">'
+        f"<title>questions {first} to {last}: {share:.0%}</title></circle>"
+        for x, (first, last, share, _) in zip(middle, segments, strict=True)
+    )
+    drawn = f'<polygon class="band" points="{band}"/><polyline class="line c0" points="{_line(shares, top_x, 1.0, *inner)}"/>{dots}'
+    levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
+    scale = _scale(levels, [(value / top_x, f"{value:g}") for value in ticks(top_x)], *inner)
+    return _framed("pass@1 over this node's questions", scale + drawn, width, height)
+
+
+def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, height: int = 260) -> Markup:
+    """Means with their bands, each in a colour of its own; a line at `mark`."""
+    inner = width - LEFT - 8, height - FOOT - TOP
+    top_x = max(1.0, *(x for _, points in arms for x, *_ in points))
+    top_y = max(1.0, *(high for _, points in arms for *_, high in points))
+    drawn = ""
+    for colour, (_, points) in enumerate(arms):
+        highs, lows = [(x, high) for x, _, _, high in points], [(x, max(0.0, low)) for x, _, low, _ in points]
+        drawn += f'<polygon class="band c{colour}" points="{_line([*highs, *reversed(lows)], top_x, top_y, *inner)}"/>'
+        drawn += f'<polyline class="line c{colour}" points="{_line([(x, mean) for x, mean, *_ in points], top_x, top_y, *inner)}"/>'
+    if mark is not None:
+        x = f"{inner[0] * mark / top_x:.1f}"
+        drawn += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{inner[1]}"><title>significant from here on</title></line>'
+    levels, marks = ([(value / top, f"{value:g}") for value in ticks(top)] for top in (top_y, top_x))
+    label = f"Mean cumulative reward over normalised rounds of {' and '.join(name for name, _ in arms)}, with 95 % bands"
+    return _framed(label, _scale(levels, marks, *inner) + drawn, width, height)
+
+
+def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height: int = 180) -> Markup:
+    """A bar for each count, with the first and every sixth named."""
+    inner_width, inner_height = width - LEFT - 8, height - FOOT - TOP
+    top = float(max(1, *(count for _, count in counts)))
+    step = inner_width / len(counts)
+    drawn = "".join(
+        f'<rect class="bar" x="{place * step + 2:.1f}" y="{inner_height * (1 - count / top):.1f}" width="{step - 4:.1f}" '
+        f'height="{inner_height * count / top:.1f}"><title>{escape(name)}: {count}</title></rect>'
+        for place, (name, count) in enumerate(counts)
+    )
+    named = [((place + 0.5) / len(counts), name) for place, (name, _) in enumerate(counts) if place % 6 == 0]
+    levels = [(value / top, f"{value:g}") for value in ticks(top, 4)]
+    return _framed(label, _scale(levels, named, inner_width, inner_height) + drawn, width, height)
+
+
+def badge(share: float, interval: Interval, answers: int) -> str:
+    """An image for other pages: the score and its interval. As large as badges are."""
+    value = f"pass@1 {share:.0%} ({interval.low:.0%}–{interval.high:.0%})" if answers else "no answers yet"
+    colour = next(colour for level, colour in _BADGE_COLOURS if share >= level) if answers else "#60646c"
+    left, right = 56, round(6.4 * len(value)) + 14
+    text = '<text x="{}" y="14" textLength="{}" lengthAdjust="spacingAndGlyphs">{}</text>'.format
     return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="20" role="img" aria-label="swarmd: {value}">'
+        f"<title>swarmd: {value}</title>"
+        f'<rect width="{left + right}" height="20" rx="3" fill="#3b3f46"/>'
+        f'<path d="M{left} 0h{right - 3}a3 3 0 0 1 3 3v14a3 3 0 0 1-3 3h-{right - 3}z" fill="{colour}"/>'
+        '<g fill="#fff" text-anchor="middle" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
+        f"{text(left / 2, left - 14, 'swarmd')}{text(left + right / 2, right - 14, value)}</g></svg>"
+    )
+
+
+def ticks(top: float, wanted: int = 5) -> list[float]:
+    """Round numbers from 0 to at most `top`."""
+    step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if top / (s * 10**e) <= wanted)
+    return [step * i for i in range(int(top / step) + 1)]
+
+
+def _framed(label: str, inside: str, width: int, height: int) -> Markup:
+    return _drawn(
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
-        f'<g transform="translate({left} 8)">{labels}{lines}</g></svg>'
+        f'<g transform="translate({LEFT} {TOP})">{inside}</g></svg>'
+    )
+
+
+def _scale(levels: Sequence[tuple[float, str]], marks: Sequence[tuple[float, str]], width: float, height: float) -> str:
+    """Lines with their names, at these parts of the height; names at these parts of the width."""
+    across = "".join(
+        f'<line class="axis" x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}"/><text x="-6" y="{y + 4:.1f}" text-anchor="end">{name}</text>'
+        for part, name in levels
+        for y in [height * (1 - part)]
+    )
+    return across + "".join(
+        f'<text x="{width * part:.1f}" y="{height + 18}" text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
+        for part, name in marks
     )
 
 
 def _line(points: Points, top_x: float, top_y: float, width: float, height: float) -> str:
-    """From nothing, to (`width`, 0) at the top."""
-    points = [(0.0, 0.0), *points]
+    """(0, 0) is at the bottom left, (top_x, top_y) at the top right."""
     return " ".join(f"{x / top_x * width:.1f},{height - y / top_y * height:.1f}" for x, y in points)
 
 
-def _ticks(top: float, wanted: int = 5) -> list[float]:
-    """Round numbers from 0 to at most `top`."""
-    step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if top / (s * 10**e) <= wanted)
-    return [step * i for i in range(int(top / step) + 1)]
+def _drawn(svg: str) -> Markup:
+    """Everything in it that is text of others was escaped."""
+    return Markup(svg)  # noqa: S704

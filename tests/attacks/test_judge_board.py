@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from judge.config import JudgeSettings
+from judge.leaderboard import BoardView
 from judge.requests import AskBody
 from judge.service import JudgeService, open_service
 from judge.signing import Signed
@@ -56,7 +57,7 @@ class Hall:
         self.clock[0] += 10.0  # until a page is worked out anew
         after: int | None = 0
         while after is not None:
-            board = await self.service.leaderboard(after)
+            board = await self.service.leaderboard(BoardView(after))
             for standing in board.standings:
                 if standing.record.peer == peer:
                     return {"rank": standing.rank, "score": standing.record.score.share, "n": standing.record.score.answers}

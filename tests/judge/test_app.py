@@ -237,7 +237,6 @@ async def test_hostile_answers_earn_nothing(court: Court) -> None:
 
 async def test_what_is_not_there(court: Court) -> None:
     refused(await court.http.get("/v3"), 404)
-    refused(await court.http.get("/docs"), 404)
     refused(await court.http.get("/v1/evaluations"), 405)
     refused(await court.http.get("/v1/peers/nobody"), 404)
     refused(await court.http.get("/v1/peers/nobody?before=x"), 422)
@@ -282,7 +281,8 @@ async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
 async def test_every_page_answers_head(court: Court) -> None:
     peer = court.peer()
     await court.answer(peer, await asked(court, peer), "x")
-    for page in ("/", "/healthz", "/v1/leaderboard", f"/v1/peers/{peer.identity.peer_id}"):
+    me = peer.identity.peer_id
+    for page in ("/", "/healthz", "/v1/leaderboard", f"/v1/peers/{me}", f"/nodes/{me}", f"/nodes/{me}/badge.svg", "/swarm", "/compare"):
         assert (await court.http.head(page)).status_code == (await court.http.get(page)).status_code == 200, page
 
 

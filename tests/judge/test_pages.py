@@ -1,124 +1,240 @@
-"""The page: nothing a peer says is more than text, and what is shown is what was recorded."""
+"""The pages: nothing a stranger says is more than text, and what is shown is what was recorded."""
 
-import base64
-import hashlib
+import csv
+import io
+import random
 import re
-from html.parser import HTMLParser
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from typing import Any
 
+import httpx2
 import pytest
 
 from benchmarks.overlap import new_share
-from judge.leaderboard import LeaderboardPage, Record, Standing
+from judge.app import create_app
+from judge.config import JudgeSettings
+from judge.leaderboard import BoardView, Record, ScoreTally
 from judge.overlap import TRAINING, new_texts
-from judge.pages.drawing import chart, sparkline
-from judge.pages.rendering import HEADERS, leaderboard
-from p2p.identity import Identity
+from judge.pages import drawing, rendering, views
+from judge.reader import Reader
+from judge.service import open_service
+from judge.statistics import wilson
+from judge.store import Store
+from p2p.identity import Identity, nickname
 from p2p.types import PeerId
+from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
+from swarmd.testing import Clock
+from tests.judge import hostile
+from tests.judge.test_store import evaluate
 
-NEW = new_texts(TINY_9.digest)
+pytestmark = pytest.mark.anyio
 
-RECORD = Record(PeerId("a"), "tiny", 0.0, 0.0, 10, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
-
-HOSTILE = [
-    "<script>alert(1)</script>", "</title><script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "'><svg onload=alert(1)>",
-    "javascript:alert(1)", "<iframe srcdoc='<script>alert(1)</script>'>", "</bdi></td></tr></table><script>alert(1)</script>",
-    "<!--", "-->", "]]>", "&lt;script&gt;", "&#60;script&#62;", "<a href='data:text/html,x'>", "<style>*{display:none}</style>",
-    "</style><script>alert(1)</script>", "<base href=//evil.example>", "<meta http-equiv=refresh content=0;url=//evil.example>",
-    "<form action=//evil.example><input>",
-    "\u202e\u2066evil", "\x00<script>", "<scr\x00ipt>", "\ufeff<script>", "＜script＞",
-    "<math><mtext>", "<details open ontoggle=alert(1)>",
-    "${alert(1)}", "{{7*7}}", "<x onclick=alert(1) style=position:fixed>", "\r\nSet-Cookie: a=b", "<" * 100,
-]  # fmt: skip
+NOW = 1_700_000_100.0
+PEER = Identity.from_seed(bytes([1]) * 32).peer_id
+INVITATION = write_invitation(Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge="https://judge.example"))
+PAGES = ["/", "/swarm", "/compare", "/join", "/about", "/docs", f"/nodes/{PEER}", "/nodes/nobody"]
 
 
-class Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, tuple[str, ...]]] = []
-        self.links: list[str] = []
-        self.meta: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
-        self.links += [value or "" for name, value in attrs if name in ("href", "src", "action") and value]
-        self.meta += [value or "" for name, value in attrs if tag == "meta" and name == "http-equiv"]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
+@pytest.fixture(scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[httpx2.AsyncClient]:
+    """A real judge whose every text of a stranger is hostile."""
+    database = tmp_path_factory.mktemp("site") / "judge.sqlite3"
+    hostile.fill(database)
+    settings = JudgeSettings(database, "tiny-9", invitation=INVITATION)
+    async with open_service(settings, random.Random(1), Clock(1.0), Clock(NOW)) as service:
+        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
+            yield http
 
 
-def page(models: list[str]) -> str:
-    records = [
-        Record(Identity.from_seed(bytes([i + 1]) * 32).peer_id, model, 0.0, 990.0, 3, 1, 2.0, [("bf", 1.0), ("bf", 0.0), ("arc_1d", 1.0)],
-               [(1, 1.0), (2, 1.0), (3, 2.0)])
-        for i, model in enumerate(models)
-    ]  # fmt: skip
-    return leaderboard(board(records), TINY_9.name, TINY_9.specialties, NEW, 1_000.0)
+async def answers(site: httpx2.AsyncClient, peer: str) -> list[dict[str, Any]]:
+    return list((await site.get(f"/v1/peers/{peer}")).json()["evaluations"])
 
 
-def board(records: list[Record], after: int = 0, listed: int | None = None, unlisted: int = 0) -> LeaderboardPage:
-    standings = [Standing(after + place, record) for place, record in enumerate(records, 1)]
-    return LeaderboardPage(
-        standings, after, len(records) if listed is None else listed, unlisted, sum(record.answered for record in records)
-    )
+@pytest.mark.slow  # 50 pages
+async def test_500_hostile_names_and_answers_are_text(site: httpx2.AsyncClient) -> None:
+    rows = (await site.get("/v1/leaderboard")).json()["peers"]
+    assert len(rows) == hostile.NODES
+    seen = 0
+    for row in rows:
+        history = await answers(site, row["peer"])
+        texts = [entry["answer"] for entry in history]
+        for address, shown in ((f"/nodes/{row['peer']}", texts), (f"/evaluations/{history[0]['evaluation']}", texts[:1])):
+            page = hostile.Parsed((await site.get(address)).text)
+            assert page.faults() == []
+            assert [text for text in shown if hostile.shown(text) not in page.text.replace("\r", "\ufffd")] == []
+        seen += len(texts)
+    assert seen == len(hostile.ALL)
 
 
-def parsed(text: str) -> Tags:
-    tags = Tags()
-    tags.feed(text)
-    return tags
+@pytest.mark.parametrize("path", [*PAGES, "/?q=%3Cscript%3E&model=%3Cscript%3E", "/?sort=score&active=1"])
+async def test_a_page_loads_and_runs_nothing_of_others(site: httpx2.AsyncClient, path: str) -> None:
+    response = await site.get(path)
+    assert response.status_code == (404 if path.endswith("nobody") else 200)
+    page = hostile.Parsed(response.text)
+    assert page.faults() == []
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert "http-equiv" not in {name for name, _ in page.attributes}
+    assert len(response.content) <= 100_000
 
 
-def test_hostile_model_names_are_text() -> None:
-    """The tags of a page full of hostile names are those of a page of harmless ones, one by one."""
-    hostile, harmless = parsed(page(HOSTILE)), parsed(page(["tiny"] * len(HOSTILE)))
-    assert hostile.tags == harmless.tags
-    assert hostile.links == harmless.links
-    for name in HOSTILE:
-        assert "".join(c if c.isprintable() else "\ufffd" for c in name) in hostile.text
+async def test_what_is_asked_for_comes_back_as_text(site: httpx2.AsyncClient) -> None:
+    page = hostile.Parsed((await site.get("/", params={"q": '"><script>hacked=1</script>'})).text)
+    assert ("value", '"><script>hacked=1</script>') in page.attributes
 
 
-def test_nothing_is_loaded_or_run() -> None:
-    tags = parsed(page(HOSTILE))
-    assert not tags.meta, "a page that reloads itself takes the reader's place away"
-    assert not {tag for tag, _ in tags.tags} & {"script", "img", "iframe", "link", "object", "form", "base"}
-    assert not {name for _, names in tags.tags for name in names if name.startswith("on") or name == "style"}
-    assert all(re.fullmatch(r"/v1/(leaderboard|peers/12D3KooW\w{44})", link) for link in tags.links)
+async def test_each_answer_has_its_question_and_why(site: httpx2.AsyncClient) -> None:
+    entry = (await answers(site, PEER))[0]
+    task = tasks_of("tiny-9").task(hostile.TaskRef(entry["specialty"], entry["n"]))
+    assert task is not None
+    for address in (f"/nodes/{PEER}", f"/evaluations/{entry['evaluation']}"):
+        text = hostile.Parsed((await site.get(address)).text).text
+        assert task.question in text and entry["reason"] in text
+    assert str(task.entry["answer"]) in text
+    assert (await site.get("/evaluations/" + "0" * 32)).status_code == 404
 
 
-def test_the_style_sheet_is_the_one_the_policy_names() -> None:
-    style = re.search("<style>(.*?)</style>", page(["tiny"]), re.DOTALL)
-    assert style is not None
-    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
-    assert f"style-src 'sha256-{digest}'" in HEADERS["content-security-policy"]
+async def test_older_answers_are_on_further_pages(site: httpx2.AsyncClient) -> None:
+    newest, older = [hostile.Parsed((await site.get(f"/nodes/{PEER}{q}")).text).text for q in ("", "?before=5")]
+    assert "Question 20" in newest and "Question 4" in older and "Question 5" not in older
 
 
-def test_a_hostile_peer_id_is_text_too() -> None:
-    """The signature check lets none through; the page does not depend on it."""
-    record = Record(PeerId('"><script>alert(1)</script>'), "tiny", 0.0, 0.0, 1, 0, 1.0, [("bf", 1.0)], [(1, 1.0)])
-    assert "<script" not in leaderboard(board([record]), "tiny-9", TINY_9.specialties, NEW, 0.0)
+@pytest.mark.parametrize("path", [*PAGES[:-1], "/v1/leaderboard", "/v2/judge", "/leaderboard.csv", f"/nodes/{PEER}/badge.svg"])
+async def test_a_reader_that_has_it_gets_304(site: httpx2.AsyncClient, path: str) -> None:
+    first = await site.get(path)
+    etag = first.headers["etag"]
+    for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await site.get(path, headers={"if-none-match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert (await site.get(path, headers={"if-none-match": '"other"'})).status_code == 200
+    head = await site.head(path)
+    assert (head.status_code, head.headers["etag"]) == (200, etag)
 
 
-def test_what_is_shown() -> None:
-    text = parsed(page(["tiny"])).text
-    assert "67%" in text
-    assert "21%–94%" in text  # Wilson's interval of 2 of 3
-    assert "1 unanswered" in text
-    assert "10 s ago" in text
-    assert "50%" in text  # of bf
-    assert "1 node " in text
-    assert "3 answers" in text
+async def test_other_sites_may_read_what_is_not_a_page(site: httpx2.AsyncClient) -> None:
+    for path in ("/v1/leaderboard", f"/v1/peers/{PEER}", "/v2/comparison", "/leaderboard.csv", f"/nodes/{PEER}/badge.svg", "/healthz"):
+        assert (await site.get(path)).headers["access-control-allow-origin"] == "*", path
+    assert "access-control-allow-origin" not in (await site.get("/")).headers
+    assert "access-control-allow-origin" not in (await site.post("/v1/evaluations")).headers
 
 
-def test_how_new_the_questions_are_is_said() -> None:
-    text = page(["tiny"])
-    for name in TINY_9.specialties:
-        assert f"<td>{NEW[name]:.0%}</td>" in text
-    unmeasured = leaderboard(board([RECORD]), "tiny-9", TINY_9.specialties, {}, 0.0)
-    assert unmeasured.count('<td class="none">?</td>') == 9
+async def test_files_for_browsers_and_programs(site: httpx2.AsyncClient) -> None:
+    for name, kind in (("page.css", "text/css"), ("live.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
+        assert f'"{rendering.static(name)}"' in (await site.get("/")).text
+        response = await site.get(rendering.static(name))
+        assert response.headers["content-type"].startswith(kind) and "immutable" in response.headers["cache-control"]
+    for name in ("../rendering.py", "%2e%2e%2frendering.py", "none.css", "page"):
+        assert (await site.get(f"/static/{name}")).status_code == 404
+    assert "Disallow: /v1/" in (await site.get("/robots.txt")).text
+    metrics = (await site.get("/metrics")).text
+    assert "swarmd_judge_nodes_listed 25\n" in metrics and "swarmd_judge_answers_total 500\n" in metrics
+    docs = hostile.Parsed((await site.get("/docs")).text).text
+    assert "/v2/evaluations" in docs and "swarmd-signature" in docs
+
+
+async def test_csv_has_no_formulas(site: httpx2.AsyncClient) -> None:
+    response = await site.get("/leaderboard.csv", params={"limit": 20})
+    rows = list(csv.DictReader(io.StringIO(response.text)))
+    assert len(rows) == 20 and rows[0]["rank"] == "1" and rows[0]["tier"] == "reported"
+    assert not [cell for row in rows for cell in row.values() if cell[:1] in "=+-@\t\r" and cell]
+    assert response.headers["link"] == '</leaderboard.csv?limit=20&after=20>; rel="next"'
+    assert len(response.content) <= 100_000
+
+
+async def test_joining(site: httpx2.AsyncClient) -> None:
+    page = hostile.Parsed((await site.get("/join")).text)
+    assert f"swarmd join '{INVITATION}'" in page.text and page.tags.count("svg") == 1
+
+
+async def test_the_board_says_what_a_score_does_not_prove(site: httpx2.AsyncClient) -> None:
+    assert "It shows nothing about a model." in hostile.Parsed((await site.get("/")).text).text
+    assert "without any model" in hostile.Parsed((await site.get("/about")).text).text
+
+
+@pytest.fixture
+def board(database: str) -> Iterator[Reader]:
+    """Nodes of two models with 10 to 24 answers, seen at different times; the higher the number the better and the later."""
+    with closing(Store(database, "tiny-9 0123")) as store:
+        numbers = iter(range(1, 1_000))
+        for node in range(4):
+            for place in range(10 + 4 * node):
+                evaluate(store, next(numbers), float(place < 2 + 4 * node), PeerId(f"node{node}"), "a" if node % 2 else "B_%")
+        evaluate(store, 999, 1.0, PeerId("newcomer"), "a")
+        yield Reader(store.database)
+
+
+def names(reader: Reader, **view: Any) -> list[str]:
+    return [f"{s.rank}{s.record.peer[4:]}" for s in reader.board(BoardView(**view)).standings]
+
+
+def test_search_filters_and_order(board: Reader) -> None:
+    """A rank is that among all, whatever is shown."""
+    assert names(board) == ["13", "22", "31", "40"]
+    assert names(board, sort="score") == ["13", "22", "31", "40"]
+    assert names(board, sort="new") == names(board, sort="seen") == names(board, sort="questions") == ["13", "22", "31", "40"]
+    assert names(board, model="a") == ["13", "31"]
+    assert names(board, search="NODE2") == names(board, search=nickname("node2")[2:]) == ["22"]
+    assert names(board, search="_%") == ["22", "40"] and names(board, search="%") == ["22", "40"] and names(board, search="newcomer") == []
+    assert names(board, model="a", sort="reward", after=1, limit=1) == ["31"]
+    seen = board.board(BoardView()).standings[1].record.last_seen
+    assert names(board, seen_since=seen) == ["13", "22"]
+    page = board.board(BoardView(model="a", limit=1))
+    assert (page.listed, page.unlisted, page.matching, page.more_after, page.models) == (4, 1, 2, 1, ["B_%", "a"])
+
+
+def test_the_health_of_the_swarm(board: Reader) -> None:
+    """Evaluation n was of round n, asked n seconds after 1970."""
+    newest = 999.0
+    health = board.health(newest)
+    assert (health.listed, health.unlisted, health.answers, health.seen_hour, health.seen_day) == (4, 1, 65, 5, 5)
+    assert health.rounds_an_hour == 4 * 3600  # one a second, of the four that were seen twice
+    assert health.groups["model"] == [("a", 3), ("B_%", 2)] and health.groups["version"] == [(None, 5)]
+    assert [many for _, many in health.hours] == [0] * 23 + [65]
+    later = board.health(newest + 3600)
+    assert (later.seen_hour, later.seen_day, later.rounds_an_hour) == (1, 5, 0)
+    assert [many for _, many in later.hours] == [0] * 22 + [65, 0] and later.hours[-1][0] == 3600
+
+
+def test_a_rank_is_told_with_its_node(board: Reader) -> None:
+    ranks = {peer: board.standing(peer) for peer in ("node3", "node0", "newcomer", "nobody")}
+    assert {peer: found and found.rank for peer, found in ranks.items()} == {"node3": 1, "node0": 4, "newcomer": 0, "nobody": None}
+
+
+def test_segments_cover_every_question_once() -> None:
+    for last, totals in ((9, 4.0), (48, 20.0), (1_000, 500.0)):
+        step = max(1, last // 48)
+        curve = [(number, totals * number // last) for number in sorted({*range(1, last + 1, step), last})]
+        found = views.segments(curve)
+        assert [first for first, *_ in found] == [1, *(end + 1 for _, end, *_ in found[:-1])] and found[-1][1] == last
+        assert sum(round(share * (end - first + 1)) for first, end, share, _ in found) == totals
+        assert len(found) <= views.SEGMENTS
+    assert views.segments([]) == []
+
+
+@pytest.mark.parametrize("last", [0.0, 1.0, 7.0, 12_345.0])
+def test_drawings_stay_in_their_frame(last: float) -> None:
+    curve = [(1, 0.0), (50, last / 2), (100, last)]
+    drawn = [(drawing.sparkline(curve), 120, 28), (drawing.chart([("a", curve), ("b", curve[:1])]), 720, 220)]
+    drawn.append((drawing.pass_chart([(1, 10, 0.0, wilson(0, 10)), (11, 20, 1.0, wilson(10, 10))]), 720, 220))
+    drawn.append((drawing.compare_chart([("a", [(5.0, 1.0, -3.0, 2.0), (10.0, last, 0.0, last + 1)])], 7.0), 720, 260))
+    for picture, width, height in drawn:
+        for points in re.findall(r'points="([^"]+)"', picture):
+            for point in points.split():
+                x, y = map(float, point.split(","))
+                assert 0 <= x <= width and 0 <= y <= height
+
+
+def test_a_badge_says_how_sure_the_score_is() -> None:
+    assert "pass@1 67% (21%–94%)" in drawing.badge(2 / 3, wilson(2, 3), 3)
+    assert "no answers yet" in drawing.badge(0.0, wilson(0, 0), 0)
+
+
+def test_a_newcomer_has_a_page() -> None:
+    record = Record(PEER, "tiny", 0.0, 0.0, 1, 0, 1.0, ScoreTally(1, 1), [("bf", 1.0)], [(1, 1.0)])
+    assert views.segments(record.curve) == [(1, 1, 1.0, wilson(1, 1))] and views.shown_name(record) == nickname(PEER)
 
 
 @pytest.mark.slow
@@ -129,32 +245,3 @@ def test_what_is_said_is_what_is_measured(curriculum: Curriculum) -> None:
     assert set(said) == set(curriculum.specialties)
     for specialty in sorted(set(said) - {"bf"}):
         assert new_share(tasks, specialty, TRAINING, 400, seed=9) == pytest.approx(said[specialty], abs=0.08), specialty
-
-
-def test_empty() -> None:
-    text = leaderboard(board([], unlisted=2), "tiny-9", TINY_9.specialties, NEW, 0.0)
-    assert "No node has 10 answers yet" in text
-    assert "2 nodes with fewer than 10 answers not shown" in text
-
-
-def test_pages_are_linked() -> None:
-    for after, links in ((0, ["/?after=50"]), (50, ["/?after=0", "/?after=100"]), (100, ["/?after=50"])):
-        text = leaderboard(board([RECORD] * (50 if after < 100 else 3), after, listed=103), "tiny-9", TINY_9.specialties, NEW, 0.0)
-        assert [link for link in parsed(text).links if link.startswith("/?")] == links
-        assert f'<td class="rank">{after + 1}</td>' in text
-
-
-@pytest.mark.parametrize("last", [0.0, 1.0, 7.0, 12_345.0])
-def test_drawings_stay_in_their_frame(last: float) -> None:
-    curve = [(1, 0.0), (50, last / 2), (100, last)]
-    for picture, width, height in ((sparkline(curve), 120, 28), (chart([("a", curve), ("b", curve[:1])]), 720, 220)):
-        for points in re.findall(r'points="([^"]+)"', picture):
-            for point in points.split():
-                x, y = map(float, point.split(","))
-                assert 0 <= x <= width
-                assert 0 <= y <= height
-
-
-def test_no_curve_no_picture() -> None:
-    assert sparkline([]) == ""
-    assert chart([("a", []), ("b", [(1, 1.0)])]) == ""

@@ -20,7 +20,7 @@ from judge.attributes import Attributes
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.database import HEAD, OLDER, Database
 from judge.errors import DatabaseInUse, DatabaseUnusable
-from judge.leaderboard import CURVE_POINTS, WINDOW, Record
+from judge.leaderboard import CURVE_POINTS, WINDOW, BoardView, Record
 from judge.reader import Reader
 from judge.sessions import OpenQuestion, Requester
 from judge.store import NotOpen, PeerStanding, Store
@@ -43,13 +43,13 @@ def store(database: str) -> Iterator[Store]:
         yield store
 
 
-def question(number: int, peer: PeerId = ALICE) -> OpenQuestion:
+def question(number: int, peer: PeerId = ALICE, model: str = "tiny") -> OpenQuestion:
     task, asker = Task(TaskRef("bf", number), "?", {}), Requester("", record=False)
-    return OpenQuestion(f"{number:032x}", peer, task, 0.0, 60.0, asker, Attributes(number, "tiny"))
+    return OpenQuestion(f"{number:032x}", peer, task, 0.0, 60.0, asker, Attributes(number, model))
 
 
-def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE) -> None:
-    asked = question(number, peer)
+def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, model: str = "tiny") -> None:
+    asked = question(number, peer, model)
     store.asked(asked, sequence=2 * number, at=float(number))
     store.graded(asked, [ANSWER], [RIGHT if reward else WRONG], seconds=0.5, sequence=2 * number + 1, at=number + 0.5)
 
@@ -70,7 +70,7 @@ def test_what_it_keeps(store: Store) -> None:
     assert alice.curve[0] == (1, 0.0)
     assert alice.curve[-1] == (300, 100.0)
     assert len(alice.curve) <= CURVE_POINTS
-    board = Reader(store.database).board(0)
+    board = Reader(store.database).board(BoardView())
     assert [(standing.rank, standing.record.peer) for standing in board.standings] == [(1, ALICE)]
     assert (board.listed, board.unlisted, board.answers) == (1, 1, 301)  # bob has one answer
     newest, more = Reader(store.database).history(ALICE, before=2**63 - 1, limit=2)
@@ -138,30 +138,33 @@ def test_who_is_on_the_board_and_where(database: str) -> None:
         for name, (good, answers) in right.items():
             for i in range(answers):
                 evaluate(store, next(numbers), float(i < good), PeerId(name))
-        board = Reader(store.database).board(0)
+        board = Reader(store.database).board(BoardView())
         assert [standing.record.peer for standing in board.standings] == ["steady", "lucky", "a", "b", "poor"]
         assert (board.listed, board.unlisted, board.more_after) == (5, 1, None)
         ties = [(standing.ties.first, standing.ties.last) for standing in board.standings if standing.ties]
         assert ties == [(1, 4), (1, 4), (1, 5), (1, 5), (3, 5)]  # luck is not told from skill
         seen, after = [], 0
         while after is not None:
-            page = Reader(store.database).board(after, limit=2)
+            page = Reader(store.database).board(BoardView(after=after, limit=2))
             seen += [(standing.rank, standing.record.peer) for standing in page.standings]
             after = page.more_after  # type: ignore[assignment]
         assert seen == list(enumerate(["steady", "lucky", "a", "b", "poor"], 1))
         for _ in range(60):
             store.asked(question(n := next(numbers), PeerId("steady")), 2 * n, 0.0)
             store.lapsed([question(n, PeerId("steady"))])
-        assert Reader(store.database).board(0).standings[0].record.peer == "lucky"  # steady left sixty out
+        assert Reader(store.database).board(BoardView()).standings[0].record.peer == "lucky"  # steady left sixty out
 
 
 def as_before_alembic(path: Path, version: int) -> None:
     with closing(sqlite3.connect(path)) as database:
-        database.executescript("DROP TABLE progress; DROP TABLE arm_bins; DROP TABLE arm_values; DROP TABLE windows")
+        database.executescript(
+            "DROP INDEX evaluations_asked; DROP TABLE progress; DROP TABLE arm_bins; DROP TABLE arm_values; DROP TABLE windows"
+        )
         for table in ("peers", "evaluations"):
             for name in ("name", "sharing", "strategy", "version", "hardware", "local", "external", "window_number"):
                 database.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
-        database.execute("ALTER TABLE peers DROP COLUMN window_asked")
+        for name in ("window_asked", "nickname", "round", "round_at", "pace"):
+            database.execute(f"ALTER TABLE peers DROP COLUMN {name}")
         for name in ("answers", "correct", "further", "place", "answered_at"):
             database.execute(f"ALTER TABLE evaluations DROP COLUMN {name}")
         for name in ("recent_right", "recent_n"):
@@ -177,10 +180,10 @@ def test_a_database_of_before_alembic_is_moved(tmp_path: Path, version: int) -> 
     with closing(opened(path)) as store:
         for number in range(1, 31):
             evaluate(store, number, float(number % 2), BOB if number > 15 else ALICE)
-        before = Reader(store.database).board(0)
+        before = Reader(store.database).board(BoardView())
     as_before_alembic(path, version)
     with closing(opened(path)) as store:
-        after = Reader(store.database).board(0)
+        after = Reader(store.database).board(BoardView())
         assert [s.record.peer for s in after.standings] == [s.record.peer for s in before.standings] == [ALICE, BOB]
         assert the(Reader(store.database).record(ALICE)).score == before.standings[0].record.score  # what lapsed then counts as nothing
         evaluate(store, 31, 1.0, BOB)

@@ -16,7 +16,7 @@ from tests.packaging.checkout import ROOT
 
 PACKAGES = ("swarmd", "p2p", "judge")
 WEIGHTS = Path("swarmd/policy/models/tiny/weights")
-PAGE = ROOT / "swarmd/daemon/page/static"
+PAGES = [ROOT / folder for folder in ("swarmd/daemon/page/static", "judge/pages/static", "judge/pages/templates")]
 UNITS = ROOT / "swarmd/state/units"
 EXPERIMENTS = ROOT / "swarmd/lab/experiments"
 MAX_BYTES = 20 * 1024 * 1024
@@ -49,7 +49,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipF
     expected |= {f"{package}/py.typed" for package in PACKAGES}
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / WEIGHTS).rglob("*") if path.is_file()}
     expected |= {str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*.toml")}
-    expected |= {str(path.relative_to(ROOT)) for folder in (PAGE, UNITS) for path in folder.iterdir()}
+    expected |= {str(path.relative_to(ROOT)) for folder in (*PAGES, UNITS) for path in folder.iterdir()}
     expected |= {f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml"}
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert (sorted(files - expected), sorted(expected - files)) == ([], [])

@@ -1,0 +1,220 @@
+"""The pages, and what else browsers and crawlers ask for. docs/judge-protocol.md lists the addresses."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import wraps
+from time import gmtime, strftime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import HTMLResponse
+from pydantic import Field
+
+from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
+from judge.overlap import TRAINING, new_texts
+from judge.pages import drawing, joining, rendering, views
+from judge.reading import Before, BoardQuery, ModelName, PeerName, service_of
+from judge.refusals import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
+from judge.responses import Handler, readable, request_of
+from judge.tiers import TIERS
+
+CHARTED = 6  # curves, one for each colour of the style sheet
+CURVE = 24  # points of a small curve
+ANSWERS = 20  # of a node's page
+CSV_ROWS = 500
+BADGE_SECONDS = "public, max-age=300"
+YEAR = "public, max-age=31536000, immutable"  # an address with another content is another address
+ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /v2/\nDisallow: /*?\n"
+SORTS = {"rank": "Rank", "score": "Score", "questions": "Questions", "reward": "Reward", "seen": "Last seen", "new": "Newest"}
+COLUMNS = (
+    ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Tier"), ("questions", "Questions"), ("reward", "Reward"), ("seen", "Last seen"),
+)  # fmt: skip
+GROUP_TITLES = {"model": "Model", "version": "Version", "sharing": "Swarm or alone", "hardware": "Hardware", "strategy": "Strategy"}
+SAID = {"sharing": "Swarm or alone", "strategy": "Strategy", "version": "Version", "hardware": "Hardware"}
+PageHandler = Callable[..., Awaitable[tuple[str, Mapping[str, Any]]]]
+NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is.")
+
+
+class CsvQuery(BoardQuery):
+    limit: Annotated[int, Field(ge=1, le=CSV_ROWS)] = CSV_ROWS
+
+
+def add_page_routes(app: FastAPI) -> None:
+    _add_board(app)
+    _add_nodes(app)
+    _add_others(app)
+    _add_files(app)
+
+
+def page(app: FastAPI, path: str) -> Callable[[PageHandler], Handler]:
+    """A route whose handler gives a template's name and what it shows; a refusal is a page too."""
+
+    def route(handler: PageHandler) -> Handler:
+        @wraps(handler)
+        async def rendered(**parameters: Any) -> Response:
+            request, status = request_of(parameters), 200
+            try:
+                template, context = await handler(**parameters)
+            except Refused as refused:
+                told = refused.refusal
+                template, context, status = "refused.html", {"error": told.error, "remedy": told.remedy}, told.status
+            service = service_of(request)
+            base = next(iter(sorted(service.settings.origins)), str(request.base_url).rstrip("/"))
+            given = {"curriculum": service.curriculum.name, "here": request.url.path, "now": service.now(), "base": base, "tiers": TIERS}
+            given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW}
+            return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
+
+        return readable(app, path, documented=False)(rendered)
+
+    return route
+
+
+def _add_board(app: FastAPI) -> None:
+    @page(app, "/")
+    async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tuple[str, Mapping[str, Any]]:
+        service = service_of(request)
+        view = asked.view(service.now(), curves=CURVE)
+        found = await service.leaderboard(view)
+        first = [] if view != BoardView(curves=CURVE) else found.standings[:CHARTED]
+        return "board.html", {
+            "board": found, "asked": asked, "sorts": SORTS, "columns": COLUMNS, "models": _models(found.models, asked.model),
+            "sorted_link": lambda key: _link("/", asked, sort=key, after=0),
+            "earlier": _link("/", asked, after=max(0, asked.after - asked.limit)) if asked.after else None,
+            "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
+            "json_link": _link("/v1/leaderboard", asked), "csv_link": _link("/leaderboard.csv", asked),
+            "charted": [(views.shown_name(s.record), s.record.curve) for s in first], "quarters": views.quarters,
+            "new_texts": new_texts(service.curriculum.digest), "training": TRAINING,
+        }  # fmt: skip
+
+    @readable(app, "/leaderboard.csv")
+    async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
+        service = service_of(request)
+        found = await service.leaderboard(asked.view(service.now()))
+        more = _link("/leaderboard.csv", asked, after=found.more_after)
+        headers = {"link": f'<{more}>; rel="next"'} if found.more_after is not None else {}
+        return Response(views.csv_of(found), headers=headers, media_type="text/csv")
+
+
+def _add_nodes(app: FastAPI) -> None:
+    @page(app, "/nodes/{peer}")
+    async def node(request: Request, peer: PeerName, before: Before = 2**63 - 1) -> tuple[str, Mapping[str, Any]]:
+        service = service_of(request)
+        standing = await service.standing(peer)
+        if standing is None:
+            raise Refused(NO_SUCH_PEER)
+        record = standing.record
+        rows, more = await service.history(peer, before, ANSWERS)
+        tasks = [service.question(row["specialty"], row["n"]) for row in rows]
+        history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
+        return "node.html", {
+            "standing": standing, "segments": views.segments(record.curve), "segment_rows": views.segment_rows,
+            "specialties": by_specialty(record.recent), "passes": record.pass_at, "said": _said(record.model, record.said),
+            "history": history, "before": before < 2**63 - 1, "more": more,
+        }  # fmt: skip
+
+    @readable(app, "/nodes/{peer}/badge.svg", documented=False)
+    async def badge(request: Request, peer: PeerName) -> Response:
+        standing = await service_of(request).standing(peer)
+        if standing is None:
+            raise Refused(NO_SUCH_PEER)
+        score = standing.record.score
+        headers = {
+            "cache-control": "public, max-age=300",
+            "access-control-allow-origin": "*",
+            "content-security-policy": "default-src 'none'",
+        }
+        return Response(drawing.badge(score.share, score.interval, score.answers), headers=headers, media_type="image/svg+xml")
+
+    @page(app, "/evaluations/{id}")
+    async def evaluation(request: Request, id: PeerName) -> tuple[str, Mapping[str, Any]]:
+        service = service_of(request)
+        found = await service.graded(id)
+        if found is None:
+            raise Refused(NO_SUCH_QUESTION)
+        task, graded = service.question(found["specialty"], found["n"]), await service.evaluation(id)
+        answers = [] if found["answer"] is None else [(found["answer"], found["ended"], found["reason"], found["reward"])]
+        answers += [(a["text"], a["ended"], a["reason"], float(a["reason"] == "correct")) for a in found.get("further", ())]
+        return "evaluation.html", {
+            "e": {"reason": None, **found}, "question": task and task.question, "solution": task and service.solution(task),
+            "answers": answers, "said": _said(found["model"], found), "receipt": graded and service.receipt(graded)["receipt"],
+        }  # fmt: skip
+
+
+def _add_others(app: FastAPI) -> None:
+    @page(app, "/compare")
+    async def compare(request: Request, model: ModelName = None) -> tuple[str, Mapping[str, Any]]:
+        found = await service_of(request).comparison(model or None)
+        shown = {"arms": views.arms(found), "rows": views.comparison_rows(found), "from_round": found["significant_from"]["holm"]}
+        return "compare.html", {"found": found, **shown}
+
+    @page(app, "/swarm")
+    async def swarm(request: Request) -> tuple[str, Mapping[str, Any]]:
+        health = await service_of(request).swarm()
+        hours = [(strftime("%H:%M", gmtime(begin)), many) for begin, many in health.hours]
+        return "swarm.html", {"health": health, "hours": hours, "titles": GROUP_TITLES}
+
+    @page(app, "/join")
+    async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
+        return "join.html", joining.context(service_of(request).settings.invitation)
+
+    @page(app, "/about")
+    async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
+        return "about.html", {"judge": service_of(request).key}
+
+    @page(app, "/docs")
+    async def docs(_request: Request) -> tuple[str, Mapping[str, Any]]:
+        return "docs.html", {"operations": views.operations(app.openapi())}
+
+
+def _add_files(app: FastAPI) -> None:
+    @readable(app, "/static/{name}", documented=False)
+    async def static(_request: Request, name: str) -> Response:
+        kind = rendering.TYPES.get("." + name.rpartition(".")[2])
+        if kind is None or name not in {path.name for path in rendering.STATIC.iterdir()}:
+            raise Refused(NOTHING_HERE)
+        headers = {**rendering.HEADERS, "cache-control": YEAR}
+        return Response((rendering.STATIC / name).read_bytes(), headers=headers, media_type=kind)
+
+    @readable(app, "/robots.txt", documented=False)
+    async def robots(_request: Request) -> Response:
+        return Response(ROBOTS, media_type="text/plain")
+
+    @readable(app, "/metrics")
+    async def metrics(request: Request) -> Response:
+        return Response(await _metrics(request), headers={"cache-control": "no-store"}, media_type="text/plain; version=0.0.4")
+
+
+async def _metrics(request: Request) -> str:
+    service = service_of(request)
+    health, load = await service.swarm(), await service.health()
+    figures = (
+        ("nodes_listed", "gauge", "nodes on the leaderboard", health.listed),
+        ("nodes_unlisted", "gauge", "nodes with too few answers for it", health.unlisted),
+        ("nodes_seen_hour", "gauge", "nodes seen within an hour", health.seen_hour),
+        ("nodes_seen_day", "gauge", "nodes seen within a day", health.seen_day),
+        ("answers_total", "counter", "answers graded", health.answers),
+        ("questions_open", "gauge", "questions that wait for an answer", load["open"]),
+        ("answers_scoring", "gauge", "answers that wait for the verifier", load["scoring"]),
+        ("rounds_an_hour", "gauge", "training rounds an hour, as the nodes say", health.rounds_an_hour),
+    )
+    lines = (
+        (f"# HELP swarmd_judge_{n} {what}", f"# TYPE swarmd_judge_{n} {kind}", f"swarmd_judge_{n} {v:.15g}") for n, kind, what, v in figures
+    )
+    return "".join(line + "\n" for three in lines for line in three)
+
+
+def _link(path: str, asked: BoardQuery, **other: Any) -> str:
+    wanted = {**asked.model_dump(exclude_defaults=True), **other}
+    said = {name: int(value) if value is True else value for name, value in wanted.items() if value not in ("", 0, None, False)}
+    said = {name: value for name, value in said.items() if (name, value) not in (("sort", "rank"), ("limit", BOARD_PAGE))}
+    return f"{path}?{urlencode(said)}" if said else path
+
+
+def _models(frequent: Sequence[str], chosen: str) -> list[str]:
+    return [*frequent, *([chosen] if chosen and chosen not in frequent else [])]
+
+
+def _said(model: str, said: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    shares = f"{said['local']} of its own, {said['external']} of others" if said.get("local") is not None and "external" in said else None
+    words = [(title, said.get(name)) for name, title in SAID.items()]
+    return [("Name", said.get("name")), ("Model", model), *words, ("In a batch", shares)]

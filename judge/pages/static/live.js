@@ -1,0 +1,40 @@
+// Keeps the page up to date: asks for it again while it is seen, and puts in the parts that are other than before.
+"use strict";
+
+const EVERY = 5000;  // milliseconds
+const parts = new Map([...document.querySelectorAll("[data-live]")].map((part) => [part.id, part.innerHTML]));
+let etag = null;
+
+function put(fresh) {
+  for (const [id, before] of parts) {
+    const part = document.getElementById(id);
+    const other = fresh.getElementById(id);
+    const chosen = document.getSelection();
+    if (!other || other.innerHTML === before || (!chosen.isCollapsed && part.contains(chosen.anchorNode))) continue;
+    const focus = part.contains(document.activeElement) ? document.activeElement : null;
+    const held = focus?.matches("summary") ? `#${CSS.escape(focus.parentElement.id)} summary` : focus ? `[href="${CSS.escape(focus.getAttribute("href") ?? "")}"]` : null;
+    const open = [...part.querySelectorAll("details[open]")].map((details) => details.id);
+    parts.set(id, other.innerHTML);
+    part.replaceChildren(...document.importNode(other, true).childNodes);  // made and escaped by the judge; a script in it would not run
+    for (const name of open) document.getElementById(name)?.setAttribute("open", "");
+    if (held) part.querySelector(held)?.focus({ preventScroll: true });
+  }
+}
+
+async function look() {
+  if (document.hidden) return;  // a page that nobody sees costs the judge nothing
+  try {
+    const reply = await fetch(location.href, { cache: "no-cache" });  // with the ETag: 304 where nothing has changed
+    if (!reply.ok || reply.headers.get("etag") === etag) return;
+    etag = reply.headers.get("etag");
+    put(new DOMParser().parseFromString(await reply.text(), "text/html"));
+  } catch { /* the judge does not answer: what is shown stays */ }
+}
+
+if (parts.size) {
+  setInterval(look, EVERY);
+  document.addEventListener("visibilitychange", look);
+}
+for (const field of document.querySelectorAll(".filters select, .filters [type=checkbox]")) {
+  field.addEventListener("change", () => field.form.requestSubmit());
+}

@@ -1,0 +1,126 @@
+"""What the pages show, worked out from what the store has. Pure."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from judge.leaderboard import LeaderboardPage, Record, Standing
+from judge.pages.drawing import Arm, Points, Segment
+from judge.statistics import wilson
+from p2p.identity import nickname
+
+SEGMENTS = 24  # of a node's questions, at most
+SEGMENT = 10  # questions, at least
+CSV_HEADS = (
+    "rank", "peer", "nickname", "name", "model", "tier", "score", "low", "high", "n", "answered", "unanswered", "reward", "sharing",
+    "local", "external", "strategy", "version", "hardware", "first_seen", "last_seen",
+)  # fmt: skip
+
+
+def shown_name(record: Record) -> str:
+    return str(record.said.get("name") or nickname(record.peer))
+
+
+def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
+    """pass@1 of one stretch of questions after another, each of SEGMENT at least but for the last."""
+    if not curve:
+        return []
+    least = max(SEGMENT, -(-curve[-1][0] // SEGMENTS))
+    found: list[Segment] = []
+    begun, had = 0, 0.0
+    for number, total in curve:
+        if number - begun >= least or (number == curve[-1][0] and number > begun):
+            right, many = round(total - had), number - begun
+            found.append((begun + 1, number, right / many, wilson(right, many)))
+            begun, had = number, total
+    return found
+
+
+def segment_rows(found: Iterable[Segment]) -> list[tuple[str, ...]]:
+    return [(f"{first:,} to {last:,}", f"{share:.0%}", f"{i.low:.0%}–{i.high:.0%}") for first, last, share, i in found]
+
+
+def quarters(curves: Iterable[tuple[str, Points]]) -> list[tuple[str, ...]]:
+    """Rewards at four moments of each curve."""
+    rows = []
+    for name, points in curves:
+        at = [points[max(0, round(len(points) * part / 4) - 1)] for part in (1, 2, 3, 4)]
+        rows.append((name, *(f"{reward:,.0f} of {questions:,.0f}" for questions, reward in at)))
+    return rows
+
+
+def arms(document: Mapping[str, Any]) -> list[Arm]:
+    """The two curves of a comparison, where there are enough peers for a band."""
+    return [(title, _band(document[name], document["fewest_peers"])) for name, title in (("swarm", "swarm"), ("solo", "alone"))]
+
+
+def _band(curve: Mapping[str, Sequence[Any]], fewest: int) -> list[tuple[float, float, float, float]]:
+    rows = zip(curve["round"], curve["reward"], curve["low"], curve["high"], curve["peers"], strict=True)
+    return [(x, mean, low, high) for x, mean, low, high, peers in rows if peers >= fewest and low is not None]
+
+
+def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[str, ...]]:
+    """The tests of a comparison, evenly chosen, the last one included."""
+    tests, peers = document["tests"], [dict(zip(document[arm]["round"], document[arm]["peers"], strict=True)) for arm in ("swarm", "solo")]
+    means = [dict(zip(document[arm]["round"], document[arm]["reward"], strict=True)) for arm in ("swarm", "solo")]
+    step = max(1, -(-len(tests["round"]) // most))
+    rows = []
+    for place in range((len(tests["round"]) - 1) % step, len(tests["round"]), step):
+        at = tests["round"][place]
+        both = [f"{mean[at]:,.1f} of {count[at]} nodes" for mean, count in zip(means, peers, strict=True)]
+        low, high, p = (tests[name][place] for name in ("low", "high", "holm"))
+        interval = "–" if low is None or high is None else f"{low:+,.1f} to {high:+,.1f}"
+        rows.append((f"{at:,}", *both, f"{tests['difference'][place]:+,.1f}", interval, "–" if p is None else f"{p:.3g}"))
+    return rows
+
+
+def csv_of(page: LeaderboardPage) -> str:
+    """The rows of a board. No cell is a formula where a spreadsheet opens it."""
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(CSV_HEADS)
+    rows.writerows([_cell(value) for value in _row(standing)] for standing in page.standings)
+    return text.getvalue()
+
+
+def _row(standing: Standing) -> list[Any]:
+    record, score = standing.record, standing.record.score
+    said = [record.said.get(name) for name in ("sharing", "local", "external", "strategy", "version", "hardware")]
+    names = [record.peer, nickname(record.peer), record.said.get("name"), record.model, record.tier]
+    figures = [round(score.share, 6), round(score.interval.low, 6), round(score.interval.high, 6), score.answers]
+    counts = [record.answered, record.unanswered, record.reward]
+    return [standing.rank, *names, *figures, *counts, *said, record.first_seen, record.last_seen]
+
+
+def _cell(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What /docs shows of the API's description."""
+    found = []
+    for path, methods in openapi["paths"].items():
+        for method, told in methods.items():
+            parameters = [
+                {"name": p["name"], "where": p["in"] + (", required" if p.get("required") else ""), "form": _form(p["schema"])}
+                for p in told.get("parameters", ())
+            ]
+            content = told.get("requestBody", {}).get("content", {})
+            body = next((json.dumps(kind["schema"], indent=1) for kind in content.values()), "")
+            id = f"{method}{path}".replace("/", "-").replace("{", "").replace("}", "")
+            summary = told.get("description") or ""
+            found.append({"id": id, "method": method.upper(), "path": path, "summary": summary, "parameters": parameters, "body": body})
+    return found
+
+
+def _form(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return " | ".join(repr(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(_form(part) for part in schema["anyOf"])
+    limits = [f"{word} {schema[name]}" for name, word in (("minimum", "from"), ("maximum", "to"), ("maxLength", "up to")) if name in schema]
+    unset = [f"{schema['default']!r} where left out"] if schema.get("default") not in (None, "") else []
+    letters = " letters" if "maxLength" in schema else ""
+    return ", ".join([" ".join([str(schema.get("type", "any")), *limits]) + letters, *unset])

@@ -1,0 +1,50 @@
+"""Routes that anyone may read: GET and HEAD, with an ETag, and 304 where the reader has it already."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from hashlib import blake2b
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+PAGE_SECONDS = 2  # for so long nobody asks again
+OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}  # for scripts of other pages: all is public
+
+Handler = Callable[..., Awaitable[Response]]
+
+
+def readable(app: FastAPI, path: str, *, documented: bool = True) -> Callable[[Handler], Handler]:
+    """A route whose handler takes the request. `documented`: it is in /openapi.json."""
+
+    def both(handler: Handler) -> Handler:
+        @wraps(handler)
+        async def conditional(**parameters: Any) -> Response:
+            return unless_known(request_of(parameters), await handler(**parameters))
+
+        app.head(path, include_in_schema=False)(conditional)
+        return app.get(path, include_in_schema=documented)(conditional)
+
+    return both
+
+
+def request_of(parameters: Mapping[str, Any]) -> Request:
+    """The request among what a handler is called with."""
+    return next(value for value in parameters.values() if isinstance(value, Request))
+
+
+def unless_known(request: Request, response: Response) -> Response:
+    """The response with its ETag; 304 where the request names that."""
+    headers = response.headers
+    headers.setdefault("cache-control", f"public, max-age={PAGE_SECONDS}")
+    headers.setdefault("x-content-type-options", "nosniff")
+    if "content-security-policy" not in headers:
+        headers.update(OPEN)
+    headers["etag"] = etag = f'"{blake2b(bytes(response.body), digest_size=12).hexdigest()}"'
+    if response.status_code != 200 or not _names(request.headers.get("if-none-match", ""), etag):
+        return response
+    kept = {name: value for name, value in headers.items() if name not in ("content-length", "content-type")}
+    return Response(status_code=304, headers=kept)
+
+
+def _names(given: str, etag: str) -> bool:
+    return given.strip() == "*" or etag in {part.strip().removeprefix("W/") for part in given.split(",")}

@@ -1,0 +1,90 @@
+"""A judge's database in which everything that a stranger can write is hostile, and what a harmless page may hold."""
+
+from contextlib import closing
+from html.parser import HTMLParser
+from pathlib import Path
+
+from judge.attributes import Attributes
+from judge.sessions import OpenQuestion, Requester
+from judge.store import Store
+from p2p.identity import Identity
+from swarmd.tasks.answers import GradeReason
+from swarmd.tasks.curriculum import HELD_OUT, TINY_9
+from swarmd.types import Completion, Task, TaskRef
+
+NODES, ANSWERS = 25, 20  # of each: 500 names and 500 answers
+
+TEXTS = [
+    "<script>hacked=1</script>", "</title><script>hacked=1</script>", "\"><img src=x onerror=hacked=1>", "'><svg onload=hacked=1>",
+    "javascript:hacked=1", "<iframe srcdoc='<script>parent.hacked=1</script>'>", "</bdi></td></tr></table><script>hacked=1</script>",
+    "<!--<script>", "--><script>hacked=1</script>", "]]><script>hacked=1</script>", "&lt;script&gt;hacked=1", "&#60;script&#62;hacked=1",
+    "<a href='data:text/html,x'>", "<style>*{display:none}</style>", "</style><script>hacked=1</script>", "<base href=//evil.example>",
+    "<meta http-equiv=refresh content=0;url=//evil.example>", "<form action=//evil.example><input>", "\u202e\u2066evil", "\x00<script>",
+    "<scr\x00ipt>hacked=1</scr\x00ipt>", "\ufeff<script>hacked=1</script>", "＜script＞hacked=1", "<details open ontoggle=hacked=1>",
+    "<math><mtext></pre><script>hacked=1</script>", "${hacked=1}", "{{ ''.__class__ }}", "{% include '/etc/passwd' %}",
+    "<x onclick=hacked=1 style=position:fixed>", "\r\nSet-Cookie: a=b", "<" * 40, "</pre></textarea><script>hacked=1</script>",
+    '=HYPERLINK("//evil.example")', "' onfocus=hacked=1 autofocus '",
+]  # fmt: skip
+ALL = [f"{TEXTS[place % len(TEXTS)]}{place}" for place in range(NODES * ANSWERS)]
+
+TAGS = """
+    html head meta title link script body a header div span nav main h1 h2 h3 p b small form label input select option button table caption
+    thead tr th tbody td bdi time section article details summary ul li i code pre dl dt dd footer img textarea svg g line circle text
+    polyline polygon rect path title
+""".split()  # noqa: SIM905
+ATTRIBUTES = """
+    lang charset name content rel href src defer class id role aria-label aria-current aria-labelledby aria-sort aria-hidden method action
+    type value maxlength placeholder selected checked scope datetime title tabindex data-live alt height readonly rows for
+    viewbox preserveaspectratio transform points x y x1 x2 y1 y2 cx cy r width d text-anchor fill stroke
+""".split()  # noqa: SIM905
+
+
+def fill(database: Path) -> None:
+    """Each node has as many answers as a page of it shows; every text of a stranger is another one of ALL."""
+    texts = iter(ALL)
+    with closing(Store(database, f"{TINY_9.name} {TINY_9.digest}")) as store:
+        for node in range(NODES):
+            peer = Identity.from_seed(bytes([node + 1]) * 32).peer_id
+            steps = []
+            for number in range(ANSWERS):
+                text, n = next(texts), HELD_OUT + node * ANSWERS + number
+                said = Attributes(
+                    number, text[:100], name=text[:40], sharing="swarm", local=4, external=4, strategy=text[:64], version=text[:64]
+                )
+                task, asker = Task(TaskRef("basic_arithmetic", n), "?", {}), Requester("", record=False)
+                question = OpenQuestion(f"{n:032x}", peer, task, 0.0, 60.0, asker, said)
+                reason = GradeReason.CORRECT if number % 2 else GradeReason.WRONG
+                steps.append((store.asked, (question, 2 * number, 1_700_000_000.0 + number)))
+                steps.append((store.graded, (question, [Completion(text, True)], [reason], 0.5, 2 * number + 1, 1_700_000_000.5 + number)))
+            assert not [outcome for outcome in store.together(steps) if isinstance(outcome, Exception)]
+
+
+class Parsed(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def faults(self) -> list[str]:
+        """What no page of ours has: other tags, attributes, scripts and addresses."""
+        found = [f"<{tag}>" for tag in self.tags if tag not in TAGS]
+        found += [f"{name}={value}" for name, value in self.attributes if name not in ATTRIBUTES]
+        found += [f"{name}={value}" for name, value in self.attributes if name in ("href", "src", "action") and value[:1] not in ("/", "#")]
+        found += [f"{name}={value}" for name, value in self.attributes if name in ("href", "src", "action") and value[:2] == "//"]
+        return found + ["scripts"] * (self.tags.count("script") != 1)
+
+
+def shown(text: str) -> str:
+    """As a page shows it: no line ends at a carriage return, and what cannot be seen is marked."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
