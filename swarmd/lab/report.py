@@ -15,6 +15,8 @@ from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.statistics import MU, Interval, interval
 
+# Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell apart
+MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
 MEANS = 10  # a moving mean is over this share of the rounds, as in the paper: 100 of 1,000
 
 
@@ -144,7 +146,8 @@ def _canvas(width: float, height: float) -> Any:
 
 
 def _colours(found: Sequence[Column]) -> Sequence[str]:
-    return COLOURS * (1 + len(found) // len(COLOURS))
+    """Sixteen that can be told apart, then the same again."""
+    return [*COLOURS, *MORE_COLOURS] * (1 + len(found) // 16)
 
 
 def _reward_figure(found: Sequence[Column]) -> Any:
