@@ -76,7 +76,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
         graded = await service_of(request).answer(signed, id, given)
         found = {"rewards": [r.reward for r in graded.reasons], "reasons": [r.value for r in graded.reasons]}
-        return JSONResponse({**_grade(graded.grade), "number": graded.grade.number, **found, **graded.receipt})
+        return JSONResponse({**asdict(graded.grade), **found, **graded.receipt})
 
 
 def _add_error_answers(app: FastAPI) -> None:
@@ -135,4 +135,5 @@ def _parse(kind: type[B], body: bytes) -> B:
 
 
 def _grade(grade: Grade) -> dict[str, Any]:
-    return {name: value for name, value in asdict(grade).items() if name != "number"}
+    """As version 1 has it."""
+    return {name: value for name, value in asdict(grade).items() if name not in ("number", "low", "high")}

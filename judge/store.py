@@ -76,6 +76,8 @@ class Grade:
     score: float  # pass@1 of its newest questions,
     n: int  # so many
     number: int  # of this question, among those of this peer that count
+    low: float  # Wilson's interval of the score
+    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,8 @@ class Store:
             seen = {"of": question.peer, "at": at, "claimed": sequence}
             db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, **_recent(recent)})
         ref, number = question.task.ref, answered + peer.unanswered
-        return Grade(question.id, reason.reward, reason.value, ref.specialty, answered, total, recent.share, recent.answers, number)
+        counts, interval = (answered, total, recent.share, recent.answers, number), recent.interval
+        return Grade(question.id, reason.reward, reason.value, ref.specialty, *counts, interval.low, interval.high)
 
     def lapsed(self, questions: Sequence[OpenQuestion]) -> None:
         """Record questions that were not answered in time: they count as wrong."""

@@ -15,7 +15,7 @@ import typer
 from typer.models import CommandInfo
 
 from p2p.errors import OperatorError
-from swarmd.cli import inspect, invite, lab, leave, model, network, page, pausing, person, plan, service, tasks, verify
+from swarmd.cli import inspect, invite, judged, lab, leave, model, network, page, pausing, person, plan, service, tasks, verify
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ app.command(epilog="Example: swarmd answer --bootstrap /ip4/192.0.2.7/tcp/4001/p
 app.command(epilog="Example: swarmd models")(model.models)
 app.command(epilog="Example: swarmd invite --qr")(invite.invite)
 app.command(epilog="Example: swarmd ui --no-browser")(page.ui)
-app.command(epilog="Example: swarmd verify --upload")(verify.verify)
+app.command(epilog="Example: swarmd verify 0123456789abcdef0123456789abcdef, or swarmd verify --upload")(verify.verify)
 app.add_typer(service.app, name="service")
+app.command(epilog="Example: swarmd leaderboard --judge https://judge.example")(judged.leaderboard)
 app.command(epilog="Example: swarmd leave --yes")(leave.leave)
 app.command(epilog="Example: swarmd logs -f")(leave.logs)
 app.command("bug-report", epilog="Example: swarmd bug-report --hide-addresses")(leave.bug_report)
@@ -293,7 +294,7 @@ def version(as_json: AsJson = False) -> None:
 
 # The order in which `swarmd --help` shows them: what a volunteer does first comes first.
 _PANELS = {
-    "Take part": "join invite status peers ui pause resume stop leave logs verify service demo",
+    "Take part": "join invite status peers leaderboard verify ui pause resume stop leave logs service demo",
     "This machine": "models doctor plan config identity bug-report version",
     "A swarm's operator, a person, a researcher": "bootstrap answer export task lab",
 }

@@ -1,4 +1,4 @@
-"""`swarmd verify`: has a judge evaluate this node's weights itself, and shows what it found."""
+"""`swarmd verify`: checks an evaluation, or has a judge evaluate this node's weights itself and shows what it found."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarmd.cli.inspect import config_file
+from swarmd.cli.judged import check_evaluation, judges_of
 from swarmd.cli.options import AsJson, ConfigFile, ModelName, StateDir, answer, as_state_dir
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def verify(
         str | None,
         typer.Argument(
             metavar="[ID | PATH]",
-            help="The id of an upload, to see what became of it; with --upload, a safetensors file or a folder with one.",
+            help="An evaluation to check, or an upload to see what became of it; with --upload, a safetensors file or a folder with one.",
             show_default="the newest checkpoint",
         ),
     ] = None,
@@ -32,33 +33,48 @@ def verify(
     judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
     answers: Annotated[int, typer.Option(help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16)] = 1,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
+    curriculum: Annotated[str | None, typer.Option(help="The judge's, where it asks own tasks: a .py or .jsonl file.")] = None,
     model: ModelName = None,
     state_dir: StateDir = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have the judge evaluate weights itself, on questions that it draws after the upload. The node may keep running.
+    """Check an evaluation from public data; with --upload, have the judge evaluate weights itself.
 
-    The result proves that these weights, named by their SHA-256, scored so. It does not prove who trained them.
+    ID: the question is made again from the seed that the judge published when the window closed, and the stored answers are scored again
+    here. Exit code 0: signature, answers, commitment, question and score hold. 1: something does not. 4: not all can be checked yet.
+
+    --upload: on questions that the judge draws after the upload. The node may keep running. The result proves that these weights, named
+    by their SHA-256, scored so. It does not prove who trained them.
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon import weights_upload
     from swarmd.daemon.choices import recalled
     from swarmd.daemon.evaluation import RECEIPTS_FILE, ReceiptFile
+    from swarmd.daemon.judge_reader import NothingThere
     from swarmd.errors import ConfigError
 
     folder = as_state_dir(state_dir)
+    if not upload and what is not None:
+        url = judges_of([judge] if judge else None, config, folder)[0]
+        try:
+            check_evaluation(url, what, folder, curriculum, as_json)
+            return
+        except NothingThere:  # then it is an upload's, or nobody's
+            _tell(weights_upload.outcome(url, what), as_json)
+            return
     node, _ = recalled(resolve(config_file(config), os.environ, {"judge": judge, "model": model}), folder)
     if node.judge.url in ("", "auto"):
         raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
     if not upload:
-        if what is None:
-            raise ConfigError("give --upload to have weights evaluated, or the id of an earlier upload.")
-        found = weights_upload.outcome(node.judge.url, what)
-    else:
-        found = _uploaded(node, folder, what, answers, wait=wait, quiet=as_json)
-        if found.state == "done":
-            ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
+        raise ConfigError("give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload.")
+    found = _uploaded(node, folder, what, answers, wait=wait, quiet=as_json)
+    if found.state == "done":
+        ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
+    _tell(found, as_json)
+
+
+def _tell(found: "VerifiedOutcome", as_json: bool) -> None:
     answer(_document(found), _words(found), as_json)
     if found.state == "refused":
         raise typer.Exit(1)

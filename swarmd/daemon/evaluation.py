@@ -106,6 +106,7 @@ class Evaluation:
         return {
             "url": self._client.origin,
             "score": last.score if last else None,
+            "interval": last.interval if last else None,
             "n": last.n if last else 0,
             "cause": silence.cause if silence else "",
             "remedy": silence.remedy if silence else "",

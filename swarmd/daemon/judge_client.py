@@ -52,6 +52,7 @@ class Question:
     text: str
     expires: float  # by this client's clock
     judge: str = ""  # the peer id that signs its receipts; "": protocol 1, which has none
+    commitment: str = ""  # to the questions of its window; "": the judge makes none
 
     def expired(self, now: float) -> bool:
         return now > self.expires
@@ -65,6 +66,7 @@ class Graded:
     score: float  # pass@1 over our newest questions, by the judge's count (docs/judge-protocol.md)
     n: int  # so many
     receipt: Mapping[str, str] | None = None  # signed by the judge, and checked
+    interval: tuple[float, float] | None = None  # of the score, as the judge's board has it; None: protocol 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class _Asked(msgspec.Struct, frozen=True):
     evaluation: _Id
     question: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_QUESTION)]
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+    commitment: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
 
 
 class _AskedSeveral(msgspec.Struct, frozen=True):
@@ -108,6 +111,8 @@ class _Health(msgspec.Struct, frozen=True):
 class _GradeWithReceipt(_Grade, frozen=True):
     receipt: Annotated[str, msgspec.Meta(max_length=8_192)]
     signature: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
+    low: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    high: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 class _Receipt(msgspec.Struct, frozen=True):
@@ -116,6 +121,7 @@ class _Receipt(msgspec.Struct, frozen=True):
     peer: str
     answers: list[str]
     rewards: list[float]
+    commitment: str = ""
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -219,7 +225,7 @@ class JudgeClient:
         if isinstance(asked, NotJudged):
             return asked if asked.status == NOT_FOUND else self._failed(asked)
         first = asked.evaluations[0]
-        return Question(first.evaluation, first.question, self._clock() + first.seconds, asked.judge)
+        return Question(first.evaluation, first.question, self._clock() + first.seconds, asked.judge, first.commitment)
 
     async def check(self) -> NotJudged | None:
         """Why the judge would refuse us, as it asks another curriculum. None where it does not, or cannot be asked now: `ask` says that."""
@@ -256,7 +262,9 @@ class JudgeClient:
                 return self._failed(self._lie("a receipt that is not of this answer, or that it did not sign"))
             receipt = {"receipt": grade.receipt, "signature": grade.signature}
         self._failures = 0
-        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n, receipt)
+        known = isinstance(grade, _GradeWithReceipt) and grade.low is not None and grade.high is not None
+        interval = (grade.low, grade.high) if known else None
+        return Graded(grade.reward, _readable(grade.reason), grade.specialty, grade.score, grade.n, receipt, interval)
 
     def _stands(self, grade: _GradeWithReceipt, question: Question, text: str) -> bool:
         """Whether the receipt is of this answer of ours and its grade, and signed by the judge that asked."""
@@ -265,7 +273,7 @@ class JudgeClient:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return False
         digest = sha256(text.encode()).hexdigest()
-        ours = _Receipt(question.judge, question.id, self._identity.peer_id, [digest], [grade.reward])
+        ours = _Receipt(question.judge, question.id, self._identity.peer_id, [digest], [grade.reward], question.commitment)
         return receipt == ours and verify(question.judge, RECEIPT, grade.receipt.encode(), bytes.fromhex(grade.signature))
 
     def _failed(self, silence: NotJudged) -> NotJudged:

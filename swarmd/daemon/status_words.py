@@ -196,7 +196,10 @@ def _one_cost(row: Mapping[str, Any]) -> str:
 
 def judge_words(judge: Mapping[str, Any]) -> str:
     """The judge's score, and why there is no newer one."""
-    grade = f"score {judge['score']:.3f} over {many(judge['n'], 'question')}" if judge.get("score") is not None else "no score yet"
+    low, high = judge.get("interval") or (None, None)
+    interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
+    known = judge.get("score") is not None
+    grade = f"score {judge['score']:.3f}{interval} over {many(judge['n'], 'question')}" if known else "no score yet"
     silence = "; ".join(filter(None, (judge.get("cause"), judge.get("remedy"))))
     whose = ", ".join(peer["name"] for peer in judge.get("advertised_by") or ())
     facts = (grade, judge.get("url"), f"advertised by {whose}" if whose else "")

@@ -272,6 +272,8 @@ def test_the_status_and_the_peers_as_lines() -> None:
     assert f"address  /ip4/192.0.2.7/tcp/40123/p2p/{PEER}" in lines
     assert "reward   0.429, mean of the last 10 rounds" in lines
     assert "judge    score 0.310 over 120 questions, http://127.0.0.1:8400" in lines
+    sure = document(judge={"url": "http://a", "score": 0.31, "interval": [0.234, 0.398], "n": 120, "cause": "", "remedy": ""})
+    assert "judge    score 0.310 (0.234 to 0.398) over 120 questions, http://a" in status_lines(sure)
     silent = document(judge={"url": "http://a", "score": None, "n": 0, "cause": "it did not answer", "remedy": "asked again in 30 s"})
     assert "judge    no score yet, http://a: it did not answer; asked again in 30 s" in status_lines(silent)
     assert status_lines({"state": "starting"})

@@ -134,6 +134,8 @@ async def test_an_evaluation() -> None:
 
 JUDGE = Identity.from_seed(b"\x0a" * 32)
 ASKED_2: Mapping[str, Any] = {"judge": JUDGE.peer_id, "evaluations": [{**QUESTION, "answers": 1}]}
+COMMITMENT = "0123456789abcdef" * 4
+COMMITTED = {**ASKED_2, "evaluations": [{**QUESTION, "answers": 1, "window": 3, "commitment": COMMITMENT}]}
 FOUND: Mapping[str, Any] = {
     "judge": JUDGE.peer_id, "evaluation": ID, "peer": ME.peer_id, "answers": [sha256(b"2").hexdigest()], "rewards": [1.0], "number": 4,
 }  # fmt: skip
@@ -150,7 +152,8 @@ async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
 
     async def handle(stream: trio.SocketStream, request: bytes) -> None:
         seen.append(request)
-        await stream.send_all(reply(grade_2(), 200) if b"/answers " in request else reply(ASKED_2))
+        grade = {**grade_2(commitment=COMMITMENT), "low": 0.31, "high": 0.86}
+        await stream.send_all(reply(grade, 200) if b"/answers " in request else reply(COMMITTED))
 
     file = tmp_path / "receipts.jsonl"
     scores: list[float] = []
@@ -162,18 +165,20 @@ async def test_protocol_2_and_its_receipt(tmp_path: Path) -> None:
             await evaluation.ask(3, "/home/me/models/tiny")
             await evaluation.answer(ID, "2", True)
     assert scores == [0.625] * 5
+    assert evaluation.document()["interval"] == (0.31, 0.86)
     wish = json.loads(seen[0].partition(b"\r\n\r\n")[2])
     assert wish == {"round": 3, "curriculum": "digest", "asker": {"hardware": "cpu", "local": 4, "model": "tiny"}}
     assert json.loads(seen[1].partition(b"\r\n\r\n")[2]) == {"answers": [{"text": "2", "ended": True}]}
     kept = [json.loads(line) for line in file.read_text().splitlines()]
-    assert kept == [{"receipt": grade_2()["receipt"], "signature": grade_2()["signature"]}] * 2  # of five, no more than twice two
+    grade = grade_2(commitment=COMMITMENT)
+    assert kept == [{"receipt": grade["receipt"], "signature": grade["signature"]}] * 2  # of five, no more than twice two
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"by": ME}, {"judge": ME.peer_id}, {"evaluation": "cd" * 16}, {"peer": JUDGE.peer_id}, {"answers": []}, {"rewards": [0.0]},
-        {"answers": [sha256(b"3").hexdigest()]}, {"rewards": "1"},
+        {"answers": [sha256(b"3").hexdigest()]}, {"rewards": "1"}, {"commitment": "cd" * 32},
     ],
 )  # fmt: skip
 async def test_a_receipt_that_does_not_stand(changed: dict[str, Any]) -> None:

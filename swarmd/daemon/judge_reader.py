@@ -1,0 +1,108 @@
+"""Reads a judge's public JSON, for commands. What it sends is a stranger's: size and types are checked; who prints it escapes it."""
+
+import json
+import time
+from typing import Annotated, Any, TypeVar
+
+import httpx2
+import msgspec
+
+from swarmd.daemon.judge_client import judge_origin
+from swarmd.errors import Unreachable
+
+LARGEST = 2 * 1024 * 1024  # bytes; an evaluation of 16 long answers has a quarter
+SECONDS = 20.0  # of a whole answer
+
+K = TypeVar("K")
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class NothingThere(Unreachable):
+    """The judge knows nothing of this."""
+
+
+class JudgedPeer(msgspec.Struct, frozen=True):
+    rank: _Count
+    peer: str
+    nickname: str
+    model: str
+    last_seen: float
+    answered: _Count
+    score: _Share
+    low: _Share
+    high: _Share
+    n: _Count
+    said: dict[str, Any] = {}
+
+
+class JudgedCurriculum(msgspec.Struct, frozen=True):
+    name: str
+    digest: str
+
+
+class JudgedBoard(msgspec.Struct, frozen=True):
+    curriculum: JudgedCurriculum
+    listed: _Count
+    unlisted: _Count
+    peers: list[JudgedPeer]
+    more_after: int | None = None
+
+
+class CommittedWindow(msgspec.Struct, frozen=True):
+    number: int
+    opens: int
+    closes: int
+    questions: Annotated[int, msgspec.Meta(ge=1)]
+    commitment: str
+    seed: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+
+
+class GivenAnswer(msgspec.Struct, frozen=True):
+    text: str
+    ended: bool
+
+
+class PublicEvaluation(msgspec.Struct, frozen=True):
+    """What a judge tells anyone of one evaluation."""
+
+    receipt: str
+    signature: str
+    answers: list[GivenAnswer]
+    window: CommittedWindow | None = None
+
+
+def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
+    """What the judge says at this path, checked and as it came. Raises Unreachable, BadJudgeUrl."""
+    origin = judge_origin(url)
+    try:
+        status, body = _get(origin + path)
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        why = str(error) or type(error).__name__
+        raise Unreachable(f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try later.") from None
+    if status == 404:
+        raise NothingThere(f"The judge at {origin} has nothing at {path}. Check what you asked for; an older judge may not know it.")
+    if status != 200:
+        raise Unreachable(f"The judge at {origin} answered with HTTP {status}. Try later, or tell its operator.")
+    try:
+        return msgspec.json.decode(body, type=kind), json.loads(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise Unreachable(f"What {origin} sent is no answer of a judge. Check that the address is a swarmd judge's.") from None
+
+
+def _get(url: str) -> tuple[int, bytes]:
+    """Raises httpx2.HTTPError; also where the answer is too large or too slow. No redirect is followed, no environment read."""
+    until = time.monotonic() + SECONDS
+    headers = {"accept-encoding": "identity", "user-agent": "swarmd"}
+    with (
+        httpx2.Client(trust_env=False, timeout=httpx2.Timeout(SECONDS, connect=5.0)) as client,
+        client.stream("GET", url, headers=headers) as got,
+    ):
+        body = bytearray()
+        for part in got.iter_raw():
+            body += part
+            if len(body) > LARGEST:
+                raise httpx2.ReadError(f"more than {LARGEST:,} bytes")
+            if time.monotonic() > until:
+                raise httpx2.ReadError(f"no whole answer in {SECONDS:g} s")
+        return got.status_code, bytes(body)

@@ -1,0 +1,192 @@
+"""`swarmd verify` and `swarmd leaderboard`: what holds, what does not, and what cannot be checked yet."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from judge import receipts
+from judge.attributes import Attributes
+from judge.receipts import GradedEvaluation, GradedQuestion
+from judge.windows import QuestionWindow
+from p2p.identity import Identity
+from swarmd.cli import app
+from swarmd.daemon.evidence import EvidenceCheck, examine
+from swarmd.daemon.judge_reader import PublicEvaluation
+from swarmd.tasks import held_out
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import tasks_of
+from swarmd.types import Completion
+
+TASKS = tasks_of("tiny-9")
+JUDGE, PEER = Identity.from_seed(b"\x05" * 32), Identity.from_seed(b"\x06" * 32).peer_id
+ID = "ab" * 16
+TERMS = held_out.Terms(TINY_9.digest, 3, 1_800_000_000, 1_800_086_400, 1_000)
+WINDOW = QuestionWindow(TERMS, b"\x09" * 32, 1_799_913_600.0, 1_800_000_000.0, 1_800_086_405.0)
+TASK = held_out.question(TASKS, WINDOW.seed, held_out.place_in_set(WINDOW.seed, PEER, 2, 1_000))
+RIGHT = Completion(f"<answer>{solution(TASKS, TASK)}</answer>", True)
+WRONG = Completion("no", True)
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(TINY_9) as verifier:
+        yield verifier
+
+
+@pytest.fixture(scope="module")
+def honest(verifier: Verifier) -> dict[str, Any]:
+    """An evaluation as an honest judge tells it when the window has closed."""
+    question = GradedQuestion(ID, PEER, Attributes(4, "tiny"), TASK.ref, WINDOW, 2, 7, 1_800_000_100.5)
+    return told(GradedEvaluation(question, [RIGHT, WRONG], verifier.judge([(TASK.ref, [RIGHT, WRONG])])[0]))
+
+
+def told(graded: GradedEvaluation, **changed: Any) -> dict[str, Any]:
+    """`changed`: of what the judge signs."""
+    receipt = receipts.signed(JUDGE, receipts.fields(graded, TINY_9.digest) | changed)
+    answers = [{"text": answer.text, "ended": answer.ended} for answer in graded.answers]
+    window = graded.question.window
+    return {"schema": 1, **receipt, "answers": answers, "window": window.told() if window else None}
+
+
+def lied(honest: Mapping[str, Any], **changed: Any) -> dict[str, Any]:
+    """The same with other words, signed again by the judge."""
+    return {**honest, **receipts.signed(JUDGE, json.loads(honest["receipt"]) | changed)}
+
+
+def findings(verifier: Verifier, document: Mapping[str, Any], own: Mapping[str, str] | None = None) -> dict[str, bool | None]:
+    found: list[EvidenceCheck] = examine(ID, msgspec.convert(document, PublicEvaluation), own, TASKS, verifier.judge)
+    assert all(finding.why for finding in found)
+    return {finding.what: finding.holds for finding in found}
+
+
+ALL = {"signature": True, "answers": True, "commitment": True, "question": True, "score": True}
+
+
+def test_what_an_honest_judge_says_holds(verifier: Verifier, honest: dict[str, Any]) -> None:
+    assert findings(verifier, honest) == ALL
+    own = {name: honest[name] for name in ("receipt", "signature")}
+    assert findings(verifier, honest, own) == {**ALL, "own receipt": True}
+
+
+def test_each_lie_is_found(verifier: Verifier, honest: dict[str, Any]) -> None:
+    window: dict[str, Any] = honest["window"]
+    other = "cd" * 32
+    lies: list[tuple[str, dict[str, Any]]] = [
+        ("signature", {**honest, "receipt": honest["receipt"].replace('"number":7', '"number":8')}),
+        ("signature", lied(honest, evaluation="cd" * 16)),
+        ("answers", {**honest, "answers": [{"text": "changed", "ended": True}, honest["answers"][1]]}),
+        ("answers", {**honest, "answers": []}),
+        ("commitment", {**honest, "window": {**window, "seed": other}}),
+        ("commitment", {**honest, "window": {**window, "commitment": other}}),
+        ("commitment", {**honest, "window": {**window, "closes": window["closes"] + 1}}),
+        ("commitment", lied(honest, commitment=other)),
+        ("commitment", lied(honest, window=2)),
+        ("question", lied(honest, place=3)),
+        ("question", lied(honest, peer=JUDGE.peer_id)),
+        ("question", lied(honest, n=TASK.ref.n + 1)),
+        ("score", lied(honest, rewards=[0.0, 0.0])),
+        ("score", lied(honest, reasons=["wrong", "wrong"])),
+        ("receipt", lied(honest, place="first")),
+    ]
+    for what, document in lies:
+        assert findings(verifier, document).get(what) is False, (what, document)
+    own = {"receipt": honest["receipt"], "signature": lied(honest, number=8)["signature"]}
+    assert findings(verifier, honest, own)["own receipt"] is False
+
+
+def test_what_cannot_be_checked_yet(verifier: Verifier, honest: dict[str, Any]) -> None:
+    window = replace(WINDOW, revealed=None).told()
+    assert findings(verifier, {**honest, "window": window}) == {"signature": True, "answers": True, "commitment": None, "score": True}
+    assert findings(verifier, {**honest, "window": None})["commitment"] is None
+
+
+@contextmanager
+def serving(pages: Mapping[str, Any]) -> Iterator[str]:
+    """A server of these JSON documents; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(pages.get(self.path, {"error": "nothing is here", "remedy": "look elsewhere"})).encode()
+            self.send_response(200 if self.path in pages else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = app.main([*arguments, "--state-dir", str(tmp_path)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.net
+@pytest.mark.slow  # starts three processes that score
+def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[str, Any]) -> None:
+    (tmp_path / "receipts.jsonl").write_text(f"no JSON {ID}\n" + json.dumps({name: honest[name] for name in ("receipt", "signature")}))
+    pages = {f"/v2/evaluations/{ID}": honest}
+    with serving(pages) as url:
+        code, said, _ = run("verify", ID, "--judge", url)
+        assert code == 0 and "All of it holds." in said and TASK.question in said and "own receipt" in said
+        pages[f"/v2/evaluations/{ID}"] = lied(honest, rewards=[0.0, 0.0])
+        code, said, _ = run("verify", ID, "--judge", url)
+        assert code == 1 and "DOES NOT HOLD  score" in said and "not as the judge says: own receipt, score" in said
+        pages[f"/v2/evaluations/{ID}"] = {**honest, "window": replace(WINDOW, revealed=None).told()}
+        code, said, _ = run("verify", ID, "--judge", url, "--json")
+        document = json.loads(said)
+        assert code == 4 and document["holds"] is None and document["question"] == TASK.question
+        code, said, error = run("verify", "../0", "--judge", url)  # neither an evaluation nor an upload
+        assert code and not said and "nothing is here" in error
+    code, said, error = run("verify", ID, "--judge", url)
+    assert code == 4 and not said and "cannot be reached" in error
+    assert run("verify", ID)[0] == run("verify")[0] == 2  # no judge is set
+
+
+BOARD = {
+    "curriculum": {"name": "tiny-9", "digest": TINY_9.digest}, "listed": 51, "unlisted": 2, "more_after": 50,
+    "peers": [
+        {
+            "rank": 1, "peer": PEER, "nickname": "brave-otter", "model": "tiny\x1b[2J", "last_seen": 0.0, "answered": 1_234, "score": 0.62,
+            "low": 0.522, "high": 0.709, "n": 100, "said": {"name": "otter\u202e"},
+        }
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.net
+def test_the_leaderboard_as_a_table_and_as_json(run: Run) -> None:
+    with serving({"/v1/leaderboard?after=0": BOARD}) as url, serving({"/v1/leaderboard?after=0": {"peers": 3}}) as odd:
+        code, said, _ = run("leaderboard", "--judge", url)
+        assert code == 0 and "tiny-9, 51 nodes listed, 2 with too few answers" in said and "more: --after 50" in said
+        assert "0.620  0.522 to 0.709  100" in said and "\x1b" not in said and "\u202e" not in said
+        code, said, error = run("leaderboard", "--judge", url, "--judge", odd, "--judge", "http://127.0.0.1:1", "--json")
+        document = json.loads(said)
+        assert code == 4 and document["judges"][0]["peers"] == BOARD["peers"] and len(document["errors"]) == 2
+        assert "no answer of a judge" in error and "cannot be reached" in error
+    assert run("leaderboard")[0] == 2
