@@ -59,10 +59,9 @@ def verify(
         url = judges_of([judge] if judge else None, config, folder)[0]
         try:
             check_evaluation(url, what, folder, curriculum, as_json)
-            return
         except NothingThere:  # then it is an upload's, or nobody's
             _tell(weights_upload.outcome(url, what), as_json)
-            return
+        return
     node, _ = recalled(resolve(config_file(config), os.environ, {"judge": judge, "model": model}), folder)
     if node.judge.url in ("", "auto"):
         raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
