@@ -58,7 +58,7 @@ class CommittedWindow(msgspec.Struct, frozen=True):
     seed: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
 
 
-class GivenAnswer(msgspec.Struct, frozen=True):
+class StoredAnswer(msgspec.Struct, frozen=True):
     text: str
     ended: bool
 
@@ -68,7 +68,7 @@ class PublicEvaluation(msgspec.Struct, frozen=True):
 
     receipt: str
     signature: str
-    answers: list[GivenAnswer]
+    answers: list[StoredAnswer]
     window: CommittedWindow | None = None
 
 
