@@ -25,7 +25,7 @@ from p2p.engines.libp2p.network import Circuit, circuit, close_socket, remote_ad
 from p2p.engines.libp2p.relay import HOP, PATIENCE, receive, send
 from p2p.errors import BadAddress
 from p2p.nat.dial_back import ask_members, can_be_dialled
-from p2p.netgroup import LOCAL, group_of_host
+from p2p.netgroup import LOCAL, group_of_host, is_public
 from p2p.peers.addressbook import AddressBook
 from p2p.types import Ask, PeerId
 
@@ -96,32 +96,42 @@ class Circuits:
                 return True
             if self._banned(peer):
                 return False
-            for relay in dict.fromkeys([*await self._announced_relays(peer), *self._relays()[:RELAYS]]):
-                if relay != peer and await self._connect(peer, relay):
+            ours = self._relays()[:RELAYS]
+            for relay in ours:
+                if await self._connect(peer, relay):
+                    return True
+            for text in self._announced.get(peer, ()):  # last: to dial one takes time, and anybody may have told of it
+                announced = await self._announced_relay(text, peer)
+                if announced is not None and announced not in ours and await self._connect(peer, announced):
                     return True
         return False
 
-    async def _announced_relays(self, peer: PeerId) -> list[PeerId]:
-        """Those of them that are connected, if need be by a dial."""
-        found = []
-        for text in self._announced.get(peer, ()):
-            with contextlib.suppress(BadAddress):
-                relay, endpoint = parse_bootstrap(text)
-                self._book.add(relay, [str(endpoint)], self._clock(), teller=peer)
-                if relay != self._book.me and await self._reach(relay):
-                    found.append(relay)
-        return found
+    async def _announced_relay(self, text: str, teller: PeerId) -> PeerId | None:
+        """Where it is on the internet and connected, if need be by a dial."""
+        try:
+            relay, endpoint = parse_bootstrap(text)
+        except BadAddress:
+            return None
+        if relay == self._book.me or not is_public(endpoint.host):
+            return None
+        self._book.add(relay, [str(endpoint)], self._clock(), teller=teller)
+        return relay if await self._reach(relay) else None
 
     def _relays(self) -> list[PeerId]:
-        """Connected peers that relay and that we dialled over the internet, so that others can too; those that the operator named first."""
+        """Connected peers that relay and that we dialled over the internet, so that others can too. First those that the operator named,
+        then by how long they are connected, which nobody can choose as it can its id.
+        """
         found = []
-        for peer, connections in self._network.get_connections_map().items():
-            direct = [one for one in connections if circuit(one) is None and one.direction.name == "OUTBOUND"]
+        for peer in self._network.get_connections_map():
+            direct = [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
             name = PeerId(str(peer))
             named = name in self._book and bool(self._book[name].pinned)
             if direct and (named or group_of_host(remote_host(direct[0])) != LOCAL) and self._speaks(peer):
-                found.append((not named, name))
-        return [name for _, name in sorted(found)]
+                found.append((not named, direct[0]._created_at, name))
+        return [name for _, _, name in sorted(found)]
+
+    def _direct(self, peer: Any) -> list[Any]:
+        return [connection for connection in self._network.get_connections(peer) if circuit(connection) is None]
 
     def _speaks(self, peer: Any) -> bool:
         with contextlib.suppress(Exception):  # it has not said yet what it speaks
@@ -195,9 +205,10 @@ class Circuits:
 
     async def _dialable(self) -> bool | None:
         """As members say that try it. None: none of them could tell."""
-        members = sorted(self._network.get_connections_map().items(), key=lambda item: item[1][0].direction.name != "OUTBOUND")
-        far = [peer for peer, connections in members if group_of_host(remote_host(connections[0])) not in (LOCAL, None)]
-        results = await ask_members(self._ask, [PeerId(str(peer)) for peer in far], self._port)
+        those = [(peer, direct[0]) for peer in self._network.get_connections_map() if (direct := self._direct(peer))]
+        far = [(peer, one) for peer, one in those if group_of_host(remote_host(one)) not in (LOCAL, None)]
+        far.sort(key=lambda pair: pair[1].direction.name != "OUTBOUND")  # whom we dialled sees the address that others would dial
+        results = await ask_members(self._ask, [PeerId(str(peer)) for peer, _ in far], self._port)
         found = can_be_dialled(results)
         seen = dict.fromkeys(result.seen_at for result in results if result.seen_at is not None) if found is False else {}
         self._seen_at = [f"/ip{address.version}/{address}/tcp/{self._port}" for address in seen]
@@ -205,16 +216,15 @@ class Circuits:
 
     async def _reserve_where_due(self, wanted: bool) -> None:
         now = self._clock()
-        self._reserved = {relay: held for relay, held in self._reserved.items() if wanted and held.until > now and self._connected(relay)}
+        self._reserved = {
+            relay: held for relay, held in self._reserved.items() if wanted and held.until > now and self._direct(ID.from_string(relay))
+        }
         due = [relay for relay, held in self._reserved.items() if held.renew <= now]
         new = [relay for relay in self._relays() if relay not in self._reserved] if wanted else []
         for relay in [*due, *new[: RESERVATIONS - len(self._reserved)]]:
             reservation = await self._reserve(relay)
             if reservation is not None:
                 self._reserved[relay] = reservation
-
-    def _connected(self, relay: PeerId) -> bool:
-        return any(circuit(connection) is None for connection in self._network.get_connections(ID.from_string(relay)))
 
     async def _reserve(self, relay: PeerId) -> _Reservation | None:
         try:
@@ -226,10 +236,8 @@ class Circuits:
         except Exception as error:  # it is gone, or does not relay
             log.debug("%s takes no reservation: %r", relay, error)
             return None
-        now = self._clock()
-        if answer.status != StatusCode.OK or answer.reservation.expire <= now:
+        now, until, direct = self._clock(), float(answer.reservation.expire), self._direct(ID.from_string(relay))
+        if answer.status != StatusCode.OK or until <= now or not direct:
             log.debug("%s takes no reservation: %s", relay, answer.status)
             return None
-        connection = self._network.get_connections(ID.from_string(relay))[0]
-        until = float(answer.reservation.expire)
-        return _Reservation(f"{remote_address(connection)}/p2p/{relay}", now + RENEW * (until - now), until)
+        return _Reservation(f"{remote_address(direct[0])}/p2p/{relay}", now + RENEW * (until - now), until)
