@@ -24,7 +24,7 @@ from p2p.rate_limit import TokenBucket
 
 DCUTR = TProtocol("/libp2p/dcutr")
 NAMED = 2  # addresses of the other side that are dialled
-TRIES = 3
+TRIES, AGAIN = 6, 10.0  # the second: seconds between two
 DIALLING = 6.0  # seconds for one try
 RATE, BURST = 0.1, 8.0  # tries a second, with whomever, and at once: a peer may name a third party's address
 
@@ -39,15 +39,16 @@ class HolePunching:
         self._tries = TokenBucket(RATE, BURST, trio.current_time())
 
     async def begin(self, peer: Any) -> None:
-        """With a peer that came to us through a relay."""
+        """With a peer that came to us through a relay. A new one does not know yet where others see it, and refuses at first."""
         for _ in range(TRIES):
-            if not self._here() or self._direct(peer) or self._tries.wait(trio.current_time()):
+            if self._here() and not self._tries.wait(trio.current_time()):
+                try:
+                    await self._begin(peer)
+                except Exception as error:  # it refuses, knows no hole punching, or says something else
+                    log.debug("no hole punching with %s: %r", peer, error)
+            if self._direct(peer):
                 return
-            try:
-                await self._begin(peer)
-            except Exception as error:  # it knows no hole punching, or says something else
-                log.debug("no hole punching with %s: %r", peer, error)
-                return
+            await trio.sleep(AGAIN)
 
     async def _begin(self, peer: Any) -> None:
         stream = await self._host.new_stream(peer, [DCUTR])
