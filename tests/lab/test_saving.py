@@ -14,7 +14,6 @@ from swarmd.lab.experiment import Experiment, parse_experiment
 from swarmd.lab.journal import Journal, Mark
 from swarmd.lab.play import lines_of, play
 from swarmd.lab.results import BadResults, Results, Run
-from swarmd.lab.runs import RunsProgress, play_all
 
 RUN = Run("one", 1)
 
@@ -67,22 +66,18 @@ def flip(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.net
-def test_a_run_killed_twice_has_the_lines_of_one_that_was_not(tmp_path: Path) -> None:
+def test_a_run_cut_off_twice_has_the_lines_of_one_that_was_not(tmp_path: Path) -> None:
+    """Once by kill -9, and once more where it had gone on."""
     one = experiment(3, 6, churn={"present": 3, "away": 2}, hostile={"liars": 1, "poisoners": 1})
     results = Results.create(tmp_path / "out", one)
-    for last in (2, 4):
-        command = [sys.executable, "-m", "swarmd.lab.play", str(results.folder), RUN.setting, str(RUN.seed), "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert last in (int(line) for line in process.stdout)
-            process.kill()
-    goes_on_at: list[int] = []
-
-    def told(progress: RunsProgress) -> None:
-        goes_on_at.extend(progress.playing.values())
-
-    play_all(results, 1, told)
-    assert goes_on_at[0] >= 4 and not results.saves(RUN).exists()
+    command = [sys.executable, "-m", "swarmd.lab.play", str(results.folder), RUN.setting, str(RUN.seed), "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert 2 in (int(line) for line in process.stdout)
+        process.kill()
+    for last in (5, None):
+        assert play_until(results, last)[0] >= (2 if last else 5)
+    assert not results.saves(RUN).exists()
     lines = results.lines(RUN)
     assert but_for_cpu(lines) == never_cut(one)
     assert sum(sum(line["external"]) for line in lines[3:]) and sum(sum(line["hostile"]) for line in lines[3:])
