@@ -17,16 +17,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import httpx2
 from sqlalchemy import insert
 
-from benchmarks.judge_load import serving
+from benchmarks.judge_load import cpu_seconds, serving
 from judge.arms import insert_rows, recounted
 from judge.comparison_document import comparison_document
 from judge.database import Database
-from judge.leaderboard import WINDOW
+from judge.leaderboard import WINDOW, BoardView
 from judge.reader import Reader
 from judge.statistics import wilson
 from judge.store import LAPSED, Store
@@ -37,6 +38,9 @@ from swarmd.tasks.curriculum import TINY_9
 MODELS = ("tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "tiny", "qwen2.5-0.5b", "qwen2.5-0.5b", "qwen3-0.6b")
 EPOCH = time.time() - 35 * 86_400  # some peers are seen today
 AT_A_TIME = 50_000  # rows
+SINGLE = ("/swarm", "/join", "/about", "/docs", "/metrics", "/healthz", "/openapi.json", "/v2/judge", "/v2/windows")
+WORDS = ("otter", "node 4", "12D3KooWA", "tin", "q")
+ORDERS = ("score", "seen", "reward", "new", "questions")
 
 
 def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -117,32 +121,53 @@ def fill(database: str, many: int, of: int, seed: int) -> dict[str, float]:
 
 
 def read(database: str, times: int) -> Iterator[dict[str, Any]]:
-    """How long each answer takes, and how large it is."""
+    """How long each answer takes, the judge's processor time for it, and how large it is. Each time another part of it is asked for."""
     yield from cold(database, times)
-    with serving(database) as (_, url), httpx2.Client(base_url=url, timeout=60) as http:
-        ranked = http.get("/v1/leaderboard").json()["peers"]
-        targets = ["/", "/?after=2500", "/v1/leaderboard", "/v1/leaderboard?after=4000", f"/v1/peers/{ranked[0]['peer']}"]
-        targets += ["/v2/comparison", "/v2/comparison?model=qwen3-0.6b"]
-        for target in targets:
-            took, size = [], 0
-            for _ in range(times):
+    with serving(database) as (process, url), httpx2.Client(base_url=url, timeout=60) as http:
+        for name, address in targets(http).items():
+            took, size, before = [], 0, cpu_seconds(process.pid)["judge"]
+            for place in range(times):
                 begun = time.monotonic()
-                size = max(size, len(http.get(target).content))
+                answer = http.get(address(place))
                 took.append(1000 * (time.monotonic() - begun))
+                assert answer.status_code == 200, (address(place), answer.status_code)
+                size = max(size, len(answer.content))
             cuts = statistics.quantiles(took, n=20)
-            yield {
-                "answer": target,
-                "kB": round(size / 1000, 1),
-                "p50_ms": round(cuts[9], 1),
-                "p95_ms": round(cuts[18], 1),
-                "longest_ms": round(max(took), 1),
-            }
+            figures = {"kB": size / 1000, "p50_ms": cuts[9], "p95_ms": cuts[18], "longest_ms": max(took)}
+            figures["cpu_ms"] = 1000 * (cpu_seconds(process.pid)["judge"] - before) / times
+            yield {"answer": name, **{name: round(value, 1) for name, value in figures.items()}}
+
+
+def targets(http: httpx2.Client) -> dict[str, Callable[[int], str]]:
+    """The addresses of every page and answer, so that no two calls ask for the same part where there are several."""
+    after, nodes = 0, []
+    while len(nodes) < 200:
+        page = http.get("/v1/leaderboard", params={"after": after}).json()
+        nodes, after = nodes + [peer["peer"] for peer in page["peers"]], page["more_after"]
+    shown = [row["evaluation"] for node in nodes[:10] for row in http.get(f"/v1/peers/{node}", params={"limit": 20}).json()["evaluations"]]
+    models = (*sorted(set(MODELS)), "none")
+    return {
+        "/": lambda i: f"/?after={50 * i % 4900}",
+        "/?q=": lambda i: f"/?q={WORDS[i % 5]}&after={i // 5}",
+        "/?sort=": lambda i: f"/?sort={ORDERS[i % 5]}&after={i}",
+        "/?model=": lambda i: f"/?model={models[i % 4]}&active=1&after={i // 4}",
+        "/?tier=": lambda i: f"/?tier={('reported', 'verified')[i % 2]}&after={i}",
+        "/v1/leaderboard": lambda i: f"/v1/leaderboard?after={40 * i % 4900}",
+        "/leaderboard.csv": lambda i: f"/leaderboard.csv?after={i}",
+        "/nodes/": lambda i: f"/nodes/{nodes[i % 200]}",
+        "/nodes/…/badge.svg": lambda i: f"/nodes/{nodes[i % 200]}/badge.svg",
+        "/v1/peers/": lambda i: f"/v1/peers/{nodes[i % 200]}",
+        "/evaluations/": lambda i: f"/evaluations/{shown[i % len(shown)]}",
+        "/compare": lambda i: f"/compare?model={models[i % 4]}",
+        "/v2/comparison": lambda i: f"/v2/comparison?model={models[i % 4]}",
+        **{path: partial(str.format, path) for path in SINGLE},
+    }
 
 
 def cold(database: str, times: int) -> Iterator[dict[str, Any]]:
     with closing(Reader(Database(database, alone=False))) as reader:
         work: dict[str, Callable[[], object]] = {
-            "board": lambda: reader.board(0),
+            "board": lambda: reader.board(BoardView()),
             "comparison": lambda: comparison_document(reader.arms(None)),
         }
         for name, do in work.items():

@@ -7,10 +7,10 @@ from pathlib import Path
 from judge.attributes import Attributes
 from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
-from p2p.identity import Identity
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.types import Completion, Task, TaskRef
+from tests.judge.peers import SigningPeer
 
 NODES, ANSWERS = 25, 20  # of each: 500 names and 500 answers
 
@@ -44,7 +44,7 @@ def fill(database: Path) -> None:
     texts = iter(ALL)
     with closing(Store(database, f"{TINY_9.name} {TINY_9.digest}")) as store:
         for node in range(NODES):
-            peer = Identity.from_seed(bytes([node + 1]) * 32).peer_id
+            peer = SigningPeer(node + 1).identity.peer_id
             steps = []
             for number in range(ANSWERS):
                 text, n = next(texts), HELD_OUT + node * ANSWERS + number

@@ -21,19 +21,20 @@ from judge.reader import Reader
 from judge.service import open_service
 from judge.statistics import wilson
 from judge.store import Store
-from p2p.identity import Identity, nickname
+from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import Clock
 from tests.judge import hostile
+from tests.judge.peers import SigningPeer
 from tests.judge.test_store import evaluate
 
 pytestmark = pytest.mark.anyio
 
 NOW = 1_700_000_100.0
-PEER = Identity.from_seed(bytes([1]) * 32).peer_id
+PEER = SigningPeer(1).identity.peer_id
 INVITATION = write_invitation(Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge="https://judge.example"))
 PAGES = ["/", "/swarm", "/compare", "/join", "/about", "/docs", f"/nodes/{PEER}", "/nodes/nobody"]
 
