@@ -5,6 +5,7 @@ counts as wrong: leaving out hard ones gains nothing. Peers are ranked by the lo
 answers do not beat ninety right ones of a hundred; those with fewer than LISTED_ANSWERS answers are not on the board.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,7 +132,9 @@ def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:
 
 
 def by_specialty(answers: Sequence[tuple[str, float]]) -> Mapping[str, ScoreTally]:
-    return {name: tally([a for a in answers if a[0] == name]) for name in sorted({name for name, _ in answers})}
+    many = Counter(name for name, _ in answers)
+    right = Counter(name for name, reward in answers if reward >= 1.0)
+    return {name: ScoreTally(right[name], many[name]) for name in sorted(many)}
 
 
 def curve_numbers(answered: int, points: int = CURVE_POINTS) -> tuple[int, ...]:

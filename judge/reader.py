@@ -35,7 +35,7 @@ from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
 HISTORY_PAGE = 500  # answers of a peer, at most,
 HISTORY_BYTES = 80_000  # and at most so many bytes of JSON, but one answer always
-MODELS = 20  # to choose from
+MODELS = 12  # to choose from
 GROUPS = ("model", "version", "sharing", "hardware", "strategy")
 GROUP_ROWS = 8  # the most frequent
 HOUR, DAY = 3_600, 86_400
@@ -88,7 +88,7 @@ class Reader:
             matching = db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one() if wanted else many
             rows = _ranked_rows(db, view, wanted)
             verified = newest(db, [row.peer for _, row in rows])
-            read = _whole if view.whole else partial(_brief, points=view.curves)
+            read = partial(_whole if view.whole else _brief, points=view.curves)
             ranges = RankRanges({(right, n): many for right, n, many in db.execute(_SCORES)})
             standings = [Standing(rank, read(db, row, verified), ranges.of(row.recent_right, row.recent_n)) for rank, row in rows]
             models = db.execute(_FREQUENT).scalars().all()
@@ -224,10 +224,11 @@ def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], po
     )
 
 
-def _whole(db: Connection, row: Counts, verified: Mapping[str, Verification]) -> Record:
+def _whole(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int = CURVE_POINTS) -> Record:
     recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
-    samples = [(r.answers, r.correct or 0) for r in recent if r.answers > 1]
-    return replace(_brief(db, row, verified, CURVE_POINTS), recent=[(r.specialty, r.reward) for r in recent], samples=samples)
+    samples = [(answers, correct or 0) for _, _, answers, correct in recent if answers > 1]
+    rewards = [(specialty, reward) for specialty, reward, _, _ in recent]
+    return replace(_brief(db, row, verified, points), recent=rewards, samples=samples)
 
 
 def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:

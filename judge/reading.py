@@ -23,6 +23,7 @@ from p2p.identity import nickname
 SCHEMA = 1
 
 SEEN_STEP = 60  # seconds; so that answers are the same for a while
+BOARD_POINTS = 24  # of each curve
 PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
@@ -60,7 +61,7 @@ def add_reading_routes(app: FastAPI) -> None:
     @readable(app, "/v1/leaderboard")
     async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
         service = service_of(request)
-        board = await service.leaderboard(asked.view(service.now(), whole=True))
+        board = await service.leaderboard(asked.view(service.now(), whole=True, curves=BOARD_POINTS))
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
         rows, more = _until_full([_standing(standing) for standing in board.standings], board)
         return JSONResponse(

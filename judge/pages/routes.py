@@ -19,7 +19,7 @@ from judge.responses import Handler, readable, request_of
 from judge.tiers import TIERS
 
 CHARTED = 6  # curves, one for each colour of the style sheet
-CURVE = 24  # points of a small curve
+CURVE = 16  # points of a small curve
 ANSWERS = 20  # of a node's page
 CSV_ROWS = 500
 BADGE_SECONDS = "public, max-age=300"
@@ -90,9 +90,9 @@ def _add_board(app: FastAPI) -> None:
     async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
         service = service_of(request)
         found = await service.leaderboard(asked.view(service.now()))
-        more = _link("/leaderboard.csv", asked, after=found.more_after)
-        headers = {"link": f'<{more}>; rel="next"'} if found.more_after is not None else {}
-        return Response(views.csv_of(found), headers=headers, media_type="text/csv")
+        text, after = views.csv_of(found)
+        headers = {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'} if after is not None else {}
+        return Response(text, headers=headers, media_type="text/csv")
 
 
 def _add_nodes(app: FastAPI) -> None:

@@ -13,6 +13,7 @@ from p2p.identity import nickname
 
 SEGMENTS = 24  # of a node's questions, at most
 SEGMENT = 10  # questions, at least
+CSV_BYTES = 90_000
 CSV_HEADS = (
     "rank", "peer", "nickname", "name", "model", "tier", "score", "low", "high", "n", "answered", "unanswered", "reward", "sharing",
     "local", "external", "strategy", "version", "hardware", "first_seen", "last_seen",
@@ -76,12 +77,21 @@ def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[s
     return rows
 
 
-def csv_of(page: LeaderboardPage) -> str:
-    """The rows of a board. No cell is a formula where a spreadsheet opens it."""
+def csv_of(page: LeaderboardPage) -> tuple[str, int | None]:
+    """The rows of a board, as many as CSV_BYTES hold, and after how many the next go on. No cell is a formula for a spreadsheet."""
+    rows, size = [_csv_line(CSV_HEADS)], 0
+    for place, standing in enumerate(page.standings):
+        row = _csv_line(_row(standing))
+        size += len(row.encode())
+        if place and size > CSV_BYTES:
+            return "".join(rows), page.after + place
+        rows.append(row)
+    return "".join(rows), page.more_after
+
+
+def _csv_line(cells: Iterable[object]) -> str:
     text = io.StringIO()
-    rows = csv.writer(text)
-    rows.writerow(CSV_HEADS)
-    rows.writerows([_cell(value) for value in _row(standing)] for standing in page.standings)
+    csv.writer(text).writerow([_cell(value) for value in cells])
     return text.getvalue()
 
 

@@ -6,6 +6,8 @@ import random
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,6 +15,7 @@ import pytest
 
 from benchmarks.overlap import new_share
 from judge.app import create_app
+from judge.attributes import Attributes
 from judge.config import JudgeSettings
 from judge.leaderboard import BoardView, Record, ScoreTally
 from judge.overlap import TRAINING, new_texts
@@ -24,12 +27,14 @@ from judge.store import Store
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.config.invitation import Invitation, write_invitation
+from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import Clock
+from swarmd.types import Completion
 from tests.judge import hostile
 from tests.judge.peers import SigningPeer
-from tests.judge.test_store import evaluate
+from tests.judge.test_store import evaluate, question
 
 pytestmark = pytest.mark.anyio
 
@@ -153,6 +158,34 @@ async def test_joining(site: httpx2.AsyncClient) -> None:
 async def test_the_board_says_what_a_score_does_not_prove(site: httpx2.AsyncClient) -> None:
     assert "It shows nothing about a model." in hostile.Parsed((await site.get("/")).text).text
     assert "without any model" in hostile.Parsed((await site.get("/about")).text).text
+
+
+async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
+    """50 nodes whose every letter takes five of HTML, or four bytes; every page, JSON and CSV keeps to 100 kB, and what is cut follows."""
+    with closing(Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
+        for node in range(50):
+            letter = '"' if node % 2 else "\U0001f9ab"
+            said = Attributes(1, letter * 100, letter * 40, "swarm", 4, 4, letter * 64, letter * 64, "cpu")
+            answers, steps = [Completion(letter * (16_384 if node == 1 else 1), True)], []
+            for number in range(10):
+                asked = replace(question(1_000_000_000 + 10 * node + number, SigningPeer(node).identity.peer_id), attributes=said)
+                steps.append((store.asked, (asked, number, 1.0)))
+                steps.append((store.graded, (asked, answers, [GradeReason.WRONG], 0.5, number, 1.0)))
+            store.together(steps)
+    async with open_service(JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9"), random.Random(1), Clock(1.0), Clock(2.0)) as service:
+        transport = httpx2.ASGITransport(app=create_app(service))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
+            node = SigningPeer(1).identity.peer_id
+            entry = (await http.get(f"/v1/peers/{node}")).json()["evaluations"][0]["evaluation"]
+            for path in ("/", "/swarm", f"/nodes/{node}", f"/evaluations/{entry}", f"/v1/peers/{node}", "/leaderboard.csv"):
+                response = await http.get(path)
+                assert response.status_code == 200 and len(response.content) <= 100_000, (path, len(response.content))
+            seen, after = 0, 0
+            while after is not None:
+                response = await http.get("/v1/leaderboard", params={"after": after})
+                assert len(response.content) <= 100_000
+                seen, after = seen + len(response.json()["peers"]), response.json()["more_after"]
+            assert seen == 50
 
 
 @pytest.fixture
