@@ -24,6 +24,7 @@ SCHEMA = 1
 
 SEEN_STEP = 60  # seconds; so that answers are the same for a while
 BOARD_POINTS = 24  # of each curve
+WHOLE_ROWS = 40  # of one answer, about as many as it may hold:
 PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
@@ -47,7 +48,8 @@ class BoardQuery(BaseModel):
     def view(self, now: float, *, whole: bool = False, curves: int = 0) -> BoardView:
         since = now // SEEN_STEP * SEEN_STEP - DAY if self.active else 0.0
         search = "".join(letter for letter in self.q.strip() if letter.isprintable())
-        return BoardView(self.after, self.limit, search, self.model, self.tier, since, self.sort, curves, whole)
+        limit = min(self.limit, WHOLE_ROWS) if whole else self.limit
+        return BoardView(self.after, limit, search, self.model, self.tier, since, self.sort, curves, whole)
 
 
 def add_reading_routes(app: FastAPI) -> None:
