@@ -1,5 +1,6 @@
 """Dial-back and the partial Noise handshake: which addresses are dialled, how often, and which proofs are believed."""
 
+import ipaddress
 import random
 from collections.abc import Callable
 from hashlib import sha256
@@ -26,6 +27,7 @@ from p2p.nat.dial_back import (
     Outcome,
     answered,
     ask_members,
+    can_be_dialled,
     question,
     seen_at,
 )
@@ -139,6 +141,19 @@ async def test_until_it_runs_nothing_is_tried() -> None:
         assert world.dial_back(ASKER, message) == b""
     for message in (b"", b"\x04", b"\xff\1\2\3\4", b"\2\1\2\3", b"\2" + bytes(18)):  # no answer
         assert answered(message) is None
+
+
+@pytest.mark.parametrize(
+    "said, reachable",
+    [
+        ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "11.0.0.2")], True),
+        ([(Outcome.NOT_REACHED, "11.0.0.2"), (Outcome.REACHED, "192.168.2.10")], False),  # the second is on our own network
+        ([(Outcome.REFUSED, "11.0.0.2"), (Outcome.REACHED, None)], None),
+    ],
+)
+def test_only_members_far_away_can_tell(said: list[tuple[Outcome, str | None]], reachable: bool | None) -> None:
+    results = [DialBackResult(OTHER, outcome, ipaddress.ip_address(seen) if seen else None) for outcome, seen in said]
+    assert can_be_dialled(results) is reachable
 
 
 async def test_members_dial_each_other_back() -> None:

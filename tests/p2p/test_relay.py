@@ -21,7 +21,8 @@ from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from libp2p.tools.anyio_service import background_trio_service
 
-from p2p.engines.libp2p.hole_punching import DCUTR, NAMED, dialable
+from p2p.address import parse_listen
+from p2p.engines.libp2p.hole_punching import DCUTR, NAMED, HolePunching, dialable
 from p2p.engines.libp2p.network import Circuit
 from p2p.engines.libp2p.relay import ASKS_AT_ONCE, HOP, STOP, Relay, RelayLimits, receive, send
 from p2p.engines.libp2p.stack import make_host
@@ -161,6 +162,15 @@ async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
             raise EOFError
 
 
+async def test_all_circuits_together_have_a_rate() -> None:
+    async with net(size=4000, rate=1.0, idle=1.0) as those:
+        home, asker = await those.peer(), await those.peer()
+        await those.reserve(home)
+        (_, first), (_, second) = await those.connect(asker, home), await those.connect(asker, home)
+        assert await moved(first, 2000) == 2000  # there and back: all that may come at once
+        assert await moved(second, 1000) == 0
+
+
 async def test_who_asks_too_often_or_is_banned_is_refused() -> None:
     async with net() as those:
         home = await those.peer()
@@ -203,10 +213,12 @@ async def test_a_relay_does_not_serve_who_comes_through_a_relay() -> None:
         assert (await receive(hop, HopMessage)).status == StatusCode.PERMISSION_DENIED
 
 
-async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_relay(nursery: trio.Nursery) -> None:
-    (address,) = await nursery.start(real_engine("libp2p", 1).run)
-    async with hostile_peer(address) as (stack, victim):
-        stream = await stack.host.new_stream(victim, [DCUTR])
+async def test_holes_are_punched_with_nobody_that_we_did_not_dial_through_a_relay() -> None:
+    async with net() as those:
+        peer = await those.peer()
+        punching = HolePunching(those.host, parse_listen("/ip4/127.0.0.1/tcp/4001"), lambda: ["/ip4/11.0.0.1/tcp/4001"])
+        those.host.set_stream_handler(DCUTR, punching.handle)
+        stream = await peer.new_stream(those.host.get_id(), [DCUTR])
         with pytest.raises(Exception, match=r".*"), trio.fail_after(SECONDS):
             await send(stream, HolePunch(type=HolePunch.CONNECT))
             await receive(stream, HolePunch)
