@@ -2,31 +2,34 @@
 
     python -m benchmarks.overlap [CURRICULUM ...] [--training 4000] [--held-out 1000] [--seeds 1 2 3]
 
-A judge draws from numbers that no node trains on (swarmd/tasks/curriculum.py), but two numbers may give one text. 4,000 training
-questions of a specialty are what eight nodes ask in a thousand rounds. Prints the share of held-out questions whose text is not among so
-many training questions, the mean of the seeds with its extremes. judge/overlap.py holds the means, and the judge's page shows them.
+A judge draws from numbers that no node trains on, and of texts that none trains on where there are enough (swarmd/tasks/held_out.py). 4,000
+training questions of a specialty are what eight nodes ask in a thousand rounds. Prints the share of the judge's questions whose text is
+not among so many training questions, the mean of the seeds with its extremes. judge/overlap.py holds the means, and the judge's page
+shows them.
 """
 
 import argparse
 import random
+from collections import defaultdict
 from statistics import fmean
 
-from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS
-from swarmd.tasks.source import CurriculumTasks, tasks_of
-from swarmd.types import TaskRef
+from swarmd.tasks import held_out
+from swarmd.tasks.curriculum import CURRICULA, Curriculum
+from swarmd.tasks.source import CurriculumTasks
 
 
-def new_share(tasks: CurriculumTasks, specialty: str, training: int, held_out: int, seed: int) -> float:
-    """Of `held_out` questions, those whose text is not among `training` training questions."""
-    rng = random.Random(seed)
-
-    def draw(low: int, high: int) -> str:
-        while (task := tasks.task(TaskRef(specialty, rng.randrange(low, high)))) is None:
-            pass
-        return task.question
-
-    known = {draw(0, TRAINING_TASKS) for _ in range(training)}
-    return sum(draw(HELD_OUT, HELD_OUT_END) not in known for _ in range(held_out)) / held_out
+def new_shares(curriculum: Curriculum, training: int, asked: int, seed: int) -> dict[str, float]:
+    """By specialty: of about `asked` questions, the share whose text is not among `training` training questions."""
+    texts, rng = defaultdict(list), random.Random(seed)
+    tasks, window = CurriculumTasks(curriculum), rng.randbytes(held_out.SEED_BYTES)
+    for index in range(asked * len(curriculum.specialties)):
+        task = held_out.question(tasks, window, index)
+        texts[task.ref.specialty].append(task.question)
+    shares = {}
+    for specialty, held in texts.items():
+        known = {task.question for task in CurriculumTasks(curriculum, [specialty]).draw(training, rng)}
+        shares[specialty] = sum(text not in known for text in held) / len(held)
+    return shares
 
 
 def main() -> None:
@@ -37,11 +40,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     given = parser.parse_args()
     for name in given.curricula:
-        tasks = tasks_of(name)
-        print(f"{name} {tasks.curriculum.digest}")
+        print(f"{name} {CURRICULA[name].digest}")
         means = []
-        for specialty in tasks.curriculum.specialties:
-            shares = [new_share(tasks, specialty, given.training, given.held_out, seed) for seed in given.seeds]
+        measured = [new_shares(CURRICULA[name], given.training, given.held_out, seed) for seed in given.seeds]
+        for specialty in CURRICULA[name].specialties:
+            shares = [found[specialty] for found in measured]
             means.append(fmean(shares))
             print(f"  {specialty:24} {means[-1]:.3f}  ({min(shares):.3f} to {max(shares):.3f})", flush=True)
         print(f"  {'all':24} {fmean(means):.3f}", flush=True)
