@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
-from judge.attributes import Attributes
+from judge.attributes import Attributes, plain
 from judge.signing import HEADERS
 
 Round = Annotated[int, Field(ge=0, lt=2**63)]
@@ -68,7 +68,9 @@ class QuestionsBody(Body):
 
     @property
     def attributes(self) -> Attributes:
-        return Attributes(self.round, **self.asker.model_dump())
+        said = self.asker.model_dump()
+        shown = {name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)}
+        return Attributes(self.round, **{**said, **shown})
 
 
 class AnswersBody(Body):

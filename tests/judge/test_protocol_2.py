@@ -3,15 +3,18 @@
 import hashlib
 import json
 import random
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from judge import cli, config
-from judge.attributes import Attributes
+from judge.attributes import Attributes, plain
 from judge.leaderboard import LISTED_ANSWERS
 from judge.receipts import checked, signed
 from judge.sessions import AskResult, Requester, Room, Sessions
@@ -194,3 +197,31 @@ def test_sessions_hold_several_questions_of_a_peer() -> None:
     assert judge.of(alice) == [questions[0], questions[2]]
     assert judge.expire(100.0) == [questions[0], questions[2]]
     assert judge.of(alice) == []
+
+
+@given(st.text(max_size=60))
+def test_any_name_is_kept_without_what_hides_or_turns_text(text: str) -> None:
+    kept = plain(text)
+    assert kept is None or (kept.isprintable() and kept == kept.strip() and "  " not in kept)
+    assert kept is None or not {unicodedata.category(letter)[0] for letter in kept} & {"C"}
+    assert kept is None or plain(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("otter", "otter"), ("  an\totter \n", "an otter"), ("\u202eretto", "retto"), ("a\u200bb\u2066c\u2069", "abc"), ("\x1b[2J", "[2J"),
+        ("\u202e\u200f", None), ("", None), ("Ａ", "A"), ("o" + "\u0336" * 30, "o" + "\u0336" * 2), ("<b>", "<b>"),
+        ("Ołówek 🦦", "Ołówek 🦦"), ("e\u200b\u0301", "é"), ("\u33a5" * 40, "m3" * 32),
+    ],
+)  # fmt: skip
+def test_names(text: str, kept: str | None) -> None:
+    assert plain(text) == kept
+
+
+async def test_a_name_is_kept_plain_and_bounded(court: Court) -> None:
+    peer = court.peer()
+    document = (await ask(court, peer, asker=ASKER | {"name": "\u202e an  otter\x00"})).json()
+    graded = (await answer(court, peer, document["evaluations"][0]["evaluation"], "x")).json()
+    assert json.loads(graded["receipt"])["name"] == "an otter" == (await standing(court, peer))["said"]["name"]
+    refused(await ask(court, peer, asker=ASKER | {"name": "x" * 41}), 422, "name")
