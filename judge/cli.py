@@ -9,17 +9,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from judge.config import JudgeSettings, default_database
+from judge.config_file import read_config, settings_of, write_example
 from judge.receipts import checked
 from p2p.errors import OperatorError
 
 SCHEMA = 1
 INTERRUPTED = 130
 DIFFERS = 1
+NOT_WELL = 1
 EXTRA = ("alembic", "fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -53,6 +55,15 @@ DATABASE = typer.Option(
     envvar="SWARMD_JUDGE_DATABASE",
     help="SQLite file, or postgresql://user@host/name; by default a file per curriculum in the state folder.",
 )
+
+
+def _use_config(context: typer.Context, file: Path | None) -> Path | None:
+    if file is not None:
+        context.default_map = dict(read_config(file, settings_of(serve)))
+    return file
+
+
+CONFIG = typer.Option(envvar="SWARMD_JUDGE_CONFIG", is_eager=True, callback=_use_config, help="A judge.toml; `init` writes one.")
 CURRICULUM = typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.")
 
 
@@ -105,6 +116,8 @@ def serve(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
     ] = False,
+    only_check: Annotated[bool, typer.Option(hidden=True)] = False,
+    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001 - its callback reads it
 ) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     with _its_packages():  # they take a second that --help need not
@@ -129,6 +142,10 @@ def serve(
         verified_questions=verified_questions,
     )
 
+    if only_check:
+        _say_checks(settings)
+        return
+
     def announce(url: str) -> None:
         if as_json:
             line = {"schema": SCHEMA, "url": url, "curriculum": found.name, "digest": found.digest}
@@ -141,10 +158,41 @@ def serve(
 
 
 @app.command()
+def init(folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.")] = Path()) -> None:
+    """Write a commented judge.toml with every setting. A file that is there is left as it is."""
+    file = write_example(folder)
+    print(f"{file} written. Change what you like, then: swarmd-judge check --config {file}; swarmd-judge serve --config {file}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def check(context: typer.Context, config: Annotated[Path | None, CONFIG] = None) -> None:
+    """Say whether curriculum, database, key, address and disk are as they should be. Takes the options of serve.
+
+    Exit code 1: one is not. 2: the configuration cannot be read.
+    """
+    serving: Any = getattr(context.find_root().command, "commands")["serve"]  # noqa: B009
+    given = [*context.args, "--only-check", *(["--config", str(config)] if config else [])]
+    with serving.make_context("serve", given, parent=context.parent) as started:
+        serving.invoke(started)
+
+
+def _say_checks(settings: JudgeSettings) -> None:
+    from judge.checks import check as found
+
+    wrong = 0
+    for finding in found(settings):
+        wrong += not finding.well
+        print(f"{'ok   ' if finding.well else 'WRONG'}  {finding.what:<10}  {finding.said}")
+    if wrong:
+        raise typer.Exit(NOT_WELL)
+
+
+@app.command()
 def backup(
     to: Annotated[str, typer.Argument(help="A new SQLite file, or an empty postgresql:// database.")],
     database: Annotated[str | None, DATABASE] = None,
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:
     """Copy the database, while the judge goes on. To restore: serve the copy, or copy it back."""
     with _its_packages():
@@ -158,6 +206,7 @@ def export(
     to: Annotated[Path, typer.Argument(help="A CSV file; - is standard output.")],
     database: Annotated[str | None, DATABASE] = None,
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:
     """Write every question and answer as CSV. Names and answers are strangers' text: mind what your spreadsheet makes of it."""
     with _its_packages():
@@ -181,6 +230,7 @@ def verify(
         Path | None,
         typer.Option(help="Check these receipts instead, without a judge: a node's receipts.jsonl.", exists=True, dir_okay=False),
     ] = None,
+    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:
     """Score every stored answer again, and add up the figures again. Exit code 1: something differs."""
     if receipts is not None:

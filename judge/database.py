@@ -61,10 +61,7 @@ class Database:
             ) from None
         except SQLAlchemyError as error:
             self.close()
-            raise DatabaseUnusable(
-                f"{self.name} cannot be used as the judge's database: {getattr(error, 'orig', None) or error}; "
-                "restore it from a backup, or give another one with --database"
-            ) from None
+            raise _unusable(self.name, error) from None
         except JudgeError:
             self.close()
             raise
@@ -78,6 +75,34 @@ class Database:
             self.engine.dispose()
         if self._lock is not None:
             self._lock.close()
+
+
+def look(database: Path | str) -> tuple[str | None, str | None]:
+    """The schema's version, and name and digest of the curriculum, of a database that is there; None: not yet. It is not moved.
+
+    Raises DatabaseInUse, DatabaseUnusable.
+    """
+    url = database_url(database)
+    lock = _lock_file(Path(str(url.database))) if url.get_backend_name() == "sqlite" else None
+    with contextlib.closing(lock) if lock else contextlib.nullcontext():
+        engine = _engine(url, alone=True)
+        try:
+            with engine.begin() as connection:
+                version = _known(connection, shown(url))
+                about = inspect(connection).has_table("about")
+                held = connection.exec_driver_sql("SELECT value FROM about WHERE name = 'curriculum'").scalar() if about else None
+                return version, held
+        except SQLAlchemyError as error:
+            raise _unusable(shown(url), error) from None
+        finally:
+            engine.dispose()
+
+
+def _unusable(name: str, error: SQLAlchemyError) -> DatabaseUnusable:
+    return DatabaseUnusable(
+        f"{name} cannot be used as the judge's database: {getattr(error, 'orig', None) or error}; "
+        "restore it from a backup, or give another one with --database"
+    )
 
 
 def _lock_file(path: Path) -> TextIO:
@@ -125,14 +150,9 @@ def _engine(url: URL, alone: bool) -> Engine:
 
 def _migrate(connection: Connection, name: str, may_move: bool) -> None:
     """Bring the schema to HEAD. Raises DatabaseUnusable where another version of the judge wrote it."""
-    version = _version(connection)
+    version = _known(connection, name)
     if version == HEAD:
         return
-    if version is not None and version not in OLDER:
-        raise DatabaseUnusable(
-            f"{name} was written by another version of the judge (schema {version}, this one knows {HEAD}); "
-            "run that version, or give another one with --database"
-        )
     if not may_move:
         raise DatabaseUnusable(f"{name} is no database of this version of the judge; `swarmd-judge serve` moves an older one")
     from alembic import command  # takes a while, and is rarely needed
@@ -144,6 +164,16 @@ def _migrate(connection: Connection, name: str, may_move: bool) -> None:
     if version is not None and not inspect(connection).has_table("alembic_version"):
         command.stamp(config, version)
     command.upgrade(config, "head")
+
+
+def _known(connection: Connection, name: str) -> str | None:
+    version = _version(connection)
+    if version is not None and version != HEAD and version not in OLDER:
+        raise DatabaseUnusable(
+            f"{name} was written by another version of the judge (schema {version}, this one knows {HEAD}); "
+            "run that version, or give another one with --database"
+        )
+    return version
 
 
 def _version(connection: Connection) -> str | None:

@@ -16,7 +16,7 @@ PACKAGES = ("swarmd", "p2p", "judge")
 ALLOWED_ACROSS = {
     ("swarmd", "p2p"): [""],
     ("judge", "p2p"): ["p2p.identity", "p2p.errors", "p2p.types", "p2p.rate_limit"],
-    ("judge", "swarmd"): ["swarmd.tasks", "swarmd.types", "swarmd.errors", "swarmd.config.invitation"],
+    ("judge", "swarmd"): ["swarmd.tasks", "swarmd.types", "swarmd.errors", "swarmd.terminal", "swarmd.config.invitation"],
 }
 
 # More, for one module: the contained process that evaluates uploaded weights. The judge starts it with `python -m` and never imports it.

@@ -50,7 +50,7 @@ def test_the_wheel_holds_the_packages_whole_and_nothing_else(wheel: zipfile.ZipF
     expected |= {str(path.relative_to(ROOT)) for path in (ROOT / WEIGHTS).rglob("*") if path.is_file()}
     expected |= {str(path.relative_to(ROOT)) for path in EXPERIMENTS.glob("*.toml")}
     expected |= {str(path.relative_to(ROOT)) for folder in (*PAGES, UNITS) for path in folder.iterdir()}
-    expected |= {f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml"}
+    expected |= {f"swarmd-{PROJECT['version']}.data/data/share/swarmd/node_config.example.toml", "judge/judge.example.toml"}
     files = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert (sorted(files - expected), sorted(expected - files)) == ([], [])
     for name in (WEIGHTS / model / file for model in ("tiny", "tiny-latent") for file in ("config.json", "model.safetensors")):

@@ -1,0 +1,87 @@
+"""`swarmd-judge check`: whether a judge of these settings could start, and what to do where it could not. Nothing is changed."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from judge import config
+from judge.config import JudgeSettings
+from judge.database import HEAD, database_url, look, shown
+from judge.serving import listening_socket
+from p2p.errors import NoKeyFile, OperatorError
+from p2p.identity import Identity
+from swarmd.tasks.own import find_curriculum
+
+FREE_BYTES = 512 * 2**20  # of disk: a million evaluations take about as much
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    what: str
+    said: str  # where it is not well: with what to do
+    well: bool = True
+
+
+def check(settings: JudgeSettings) -> Iterator[CheckFinding]:
+    """One finding for each part of a judge."""
+    lessons = find_curriculum(settings.curriculum)
+    yield CheckFinding("curriculum", f"{lessons.name} ({lessons.digest})")
+    for what, step in (("database", _database), ("key", _key), ("address", _address), ("disk", _disk)):
+        try:
+            yield step(settings)
+        except OperatorError as error:
+            yield CheckFinding(what, str(error), well=False)
+
+
+def _database(settings: JudgeSettings) -> CheckFinding:
+    url = database_url(settings.database)
+    name = shown(url)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        return _new("database", Path(str(url.database)), "--database")
+    version, held = look(settings.database)
+    lessons = find_curriculum(settings.curriculum)
+    if held is not None and held != f"{lessons.name} {lessons.digest}":
+        return CheckFinding("database", f"{name} holds answers to {held}; give its --curriculum, or another --database", well=False)
+    if version in (None, HEAD):
+        return CheckFinding("database", f"{name}, schema {HEAD}" if version else f"{name}, empty: it is filled at the first start")
+    return CheckFinding("database", f"{name}, schema {version}: the next start moves it to {HEAD}, so run `swarmd-judge backup` first")
+
+
+def _key(settings: JudgeSettings) -> CheckFinding:
+    path = settings.key or config.default_key(settings.database)
+    with suppress(NoKeyFile):
+        return CheckFinding("key", f"{path}, peer id {Identity.load(path).peer_id}")
+    return _new("key", path, "--key")
+
+
+def _address(settings: JudgeSettings) -> CheckFinding:
+    listening_socket(settings.host, settings.port).close()
+    return CheckFinding("address", f"{settings.host} port {settings.port or 'of any number'} is free")
+
+
+def _disk(settings: JudgeSettings) -> CheckFinding:
+    """Where the database is, or else the key; and uploads of weights, where they are taken."""
+    folders = {_existing(settings.key or config.default_key(settings.database)): FREE_BYTES}
+    if settings.verified_bytes:
+        uploads = _existing(settings.verified_folder or config.default_folder(settings.database))
+        folders[uploads] = folders.get(uploads, 0) + config.VERIFIED_WAITING * settings.verified_bytes
+    for folder, wanted in folders.items():
+        if (free := shutil.disk_usage(folder).free) < wanted:
+            said = f"{folder}: {free / 2**20:,.0f} MiB free, {wanted / 2**20:,.0f} wanted; free some, or name another place"
+            return CheckFinding("disk", said, well=False)
+    return CheckFinding("disk", "; ".join(f"{folder}: {shutil.disk_usage(folder).free / 2**20:,.0f} MiB free" for folder in folders))
+
+
+def _new(what: str, path: Path, option: str) -> CheckFinding:
+    folder = _existing(path)
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return CheckFinding(what, f"{path} is not there, and {folder} cannot be written; give another one with {option}", well=False)
+    return CheckFinding(what, f"{path}: made at the first start")
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above that is there."""
+    return next(folder for folder in path.absolute().parents if folder.exists())

@@ -1,0 +1,125 @@
+"""judge.toml and `swarmd-judge init | check`: every setting, which source wins, and what is said about mistakes."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from judge.cli import app, serve
+from judge.config_file import EXAMPLE, ConfigurationWrong, read_config, settings_of
+from judge.store import Store
+from p2p.identity import Identity
+from swarmd.tasks.curriculum import TINY_9
+
+NOBODYS = "203.0.113.7"  # TEST-NET-3: a judge cannot listen there, and says at which port it would have
+
+
+def test_the_example_has_every_setting_with_its_default_and_a_comment() -> None:
+    text = EXAMPLE.read_text()
+    assert set(re.findall(r"^(?:# )?(\w+) = \S.*# ", text, re.MULTILINE)) == set(settings_of(serve))
+    without_default = {name for name, setting in settings_of(serve).items() if setting.default is None}
+    assert set(re.findall(r"^# (\w+) = ", text, re.MULTILINE)) == without_default
+    document = read_config(EXAMPLE, settings_of(serve))
+    assert document == {name: setting.default for name, setting in settings_of(serve).items() if name not in without_default}
+    assert set(tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))) == set(settings_of(serve))
+
+
+def said(*words: str) -> tuple[int, list[str]]:
+    """Exit code, and the lines of `check`, without what is well."""
+    done = CliRunner().invoke(app, ["check", *words])
+    assert done.exit_code in (0, 1), done.output
+    return done.exit_code, [line for line in done.output.splitlines() if line.startswith("WRONG")]
+
+
+def test_flag_over_variable_over_file_over_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "judge.toml"
+    file.write_text(f'host = "{NOBODYS}"\nport = 1\ncurriculum = "tiny-9"\ndatabase = "{tmp_path / "j"}"\n')
+    monkeypatch.setenv("SWARMD_JUDGE_CONFIG", str(file))
+    assert f"{NOBODYS} port 1:" in said()[1][0]
+    monkeypatch.setenv("SWARMD_JUDGE_PORT", "2")
+    assert f"{NOBODYS} port 2:" in said()[1][0]
+    assert f"{NOBODYS} port 3:" in said("--port", "3")[1][0]
+    file.write_text(f'host = "{NOBODYS}"\n')
+    monkeypatch.delenv("SWARMD_JUDGE_PORT")
+    assert f"{NOBODYS} port 8400:" in said()[1][0]
+
+
+def test_a_list_and_a_path_arrive_at_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "judge.toml"
+    file.write_text('origin = ["https://a.example", "https://b.example"]\nproxy = ["127.0.0.1"]\nkey = "k"\ndeadline = 60\n')
+    assert read_config(file, settings_of(serve)) == {
+        "origin": ["https://a.example", "https://b.example"], "proxy": ["127.0.0.1"], "key": "k", "deadline": 60,
+    }  # fmt: skip
+    assert said("--config", str(file), "--port", "0", "--database", str(tmp_path / "j"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", "prot: unknown key; did you mean port"),
+        ("[zebra]\na = 1", "zebra: unknown key; the keys are host, port"),
+        ('port = "8400"', "port: expected a whole number, at least 0, at most 65,535, found '8400'"),
+        ("port = true", "port: expected a whole number"),
+        ("port = 70000", "at most 65,535, found 70000"),
+        ("deadline = nan", "deadline: expected a number, at least 1"),
+        ('origin = "https://a.example"', "origin: expected a list of texts"),
+        ("origin = [1]", "origin: expected a list of texts"),
+        ("host = 3", "host: expected a text, found 3"),
+        ("only_check = true", "only_check: unknown key"),
+        ("port = ", "not valid TOML"),
+        (b"\xff", "save it as UTF-8"),
+    ],
+)
+def test_a_mistake_names_file_key_and_remedy(tmp_path: Path, text: str | bytes, words: str) -> None:
+    file = tmp_path / "judge.toml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigurationWrong) as wrong:
+        read_config(file, settings_of(serve))
+    assert str(file) in str(wrong.value) and words in str(wrong.value)
+
+
+def test_all_mistakes_at_once_and_no_file(tmp_path: Path) -> None:
+    (tmp_path / "judge.toml").write_text("prot = 1\nport = -1\n")
+    with pytest.raises(ConfigurationWrong, match=r"prot.*\n.*port: expected"):
+        read_config(tmp_path / "judge.toml", settings_of(serve))
+    with pytest.raises(ConfigurationWrong, match="swarmd-judge init"):
+        read_config(tmp_path / "none.toml", settings_of(serve))
+
+
+def test_init_writes_the_example_once(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["init", str(tmp_path / "new")])
+    assert done.exit_code == 0 and f"serve --config {tmp_path}/new/judge.toml" in done.output.replace("\n", "")
+    file = tmp_path / "new" / "judge.toml"
+    assert file.read_bytes() == EXAMPLE.read_bytes()
+    file.write_text("port = 1\n")
+    again = CliRunner().invoke(app, ["init", str(tmp_path / "new")])
+    assert isinstance(again.exception, ConfigurationWrong) and "was left as it is" in str(again.exception)
+    assert file.read_text() == "port = 1\n"
+
+
+def test_check_finds_nothing_wrong_with_what_serve_made_and_changes_nothing(tmp_path: Path) -> None:
+    database = tmp_path / "j.sqlite3"
+    options = ("--curriculum", "tiny-9", "--port", "0", "--database", str(database))
+    assert said(*options) == (0, [])
+    assert list(tmp_path.iterdir()) == []
+    Store(database, f"tiny-9 {TINY_9.digest}").close()
+    Identity.load_or_create(tmp_path / "j.sqlite3.key")
+    assert said(*options) == (0, [])
+
+
+def test_check_says_what_is_wrong(tmp_path: Path) -> None:
+    database = tmp_path / "j.sqlite3"
+    options = ("--port", "0", "--database", str(database))
+    store = Store(database, f"tiny-9 {TINY_9.digest}")
+    assert "another judge is using" in said(*options, "--curriculum", "tiny-9")[1][0]
+    store.close()
+    assert "holds answers to tiny-9" in said(*options)[1][0]
+    key = tmp_path / "j.sqlite3.key"
+    Identity.load_or_create(key)
+    key.chmod(0o644)
+    assert "chmod 600" in said(*options, "--curriculum", "tiny-9")[1][0]
+    assert "cannot be written" in said("--port", "0", "--database", str(key / "j.sqlite3"))[1][0]  # below a file
+    code, wrong = said("--port", "0", "--database", str(tmp_path / "new"), "--verified-bytes", str(2**60))
+    assert code == 1 and "MiB free" in wrong[0]
