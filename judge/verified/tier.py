@@ -183,7 +183,8 @@ class VerifiedTier:
                     async for part in parts:
                         await asyncio.to_thread(file.write, part)
                         received += len(part)
-                        patience.reschedule(begun + config.VERIFIED_STALL_SECONDS + received / config.VERIFIED_RATE)
+                        late = begun + received / config.VERIFIED_RATE
+                        patience.reschedule(min(late, loop.time()) + config.VERIFIED_STALL_SECONDS)
                 await asyncio.to_thread(file.finish)
         except TimeoutError:
             raise Refused(TOO_SLOW) from None

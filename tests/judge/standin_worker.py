@@ -1,12 +1,14 @@
 """Stands in for judge/verified/worker.py where a test needs no model: the same messages, and models named after what goes wrong."""
 
 import os
+import signal
 import sys
 import time
 
 import msgspec
 
 from judge.verified.messages import AnswerRequest, DescribeRequest, GivenAnswer, GivenAnswers, ModelDescriptions, ModelTensors
+from swarmd.tasks import seccomp
 from swarmd.tasks.containment import contain
 
 SHAPES = {"a.weight": (4, 3), "b.bias": (5,)}
@@ -16,6 +18,7 @@ BASE = "0123456789abcdef"
 
 
 def main() -> None:
+    seccomp.die_with_parent(signal.SIGKILL)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
     if isinstance(request, DescribeRequest):
         tensors = ModelTensors(BASE, SHAPES, ADAPTER)

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+import psutil
 import pytest
 import uvicorn
 
@@ -25,11 +29,13 @@ from swarmd.cli.app import main
 from swarmd.daemon import weights_upload
 from swarmd.daemon.weights_upload import UploadedWeights, UploadRefused, upload
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import wait_until
 from tests.judge.standin_worker import BASE, MODELS, SHAPES
 from tests.judge.test_verified import STANDIN
 from tests.judge.weights import file_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
+OF_THIS_TEST = "SWARMD_TEST_JUDGE"
 GOOD = file_of(SHAPES)
 ADAPTER = file_of({"a.lora_A.default.weight": (2, 3), "a.lora_B.default.weight": (4, 2)})
 
@@ -143,3 +149,43 @@ async def test_an_upload_may_take_longer_than_other_requests(url: str, monkeypat
 
     id = await asyncio.to_thread(upload, url, Identity.from_seed(b"\x09" * 32), UploadedWeights(GOOD, "tiny", TINY_9.digest), told)
     assert sent == [len(GOOD) - 4, len(GOOD)] and len(id) == 32
+
+
+def of_standins(folder: Path) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(OF_THIS_TEST) == str(folder)]
+
+
+@contextmanager
+def judge_process(folder: Path) -> Iterator[str]:
+    """Ends with kill -9."""
+    command, environment = [sys.executable, "-m", "tests.judge.standin_judge", str(folder)], {**os.environ, OF_THIS_TEST: str(folder)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow  # two judges
+def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
+    peers = [Identity.from_seed(bytes([number]) * 32) for number in (11, 12, 13)]
+    uploads = tmp_path / "judge.sqlite3.uploads"
+    with judge_process(tmp_path) as url:
+        hanging = upload(url, peers[0], UploadedWeights(GOOD, "hangs", TINY_9.digest), lambda _sent: None)
+        wait_until(lambda: weights_upload.outcome(url, hanging).state == "running")
+        waiting = upload(url, peers[1], UploadedWeights(GOOD, "tiny", TINY_9.digest), lambda _sent: None)
+        (uploads / ("0" * 32 + ".part")).write_bytes(GOOD[:50])  # as one that was arriving
+        wait_until(lambda: len(of_standins(tmp_path)) > 1)
+    wait_until(lambda: not of_standins(tmp_path))  # the evaluation has ended with its judge
+    with judge_process(tmp_path) as url:
+        assert {path.suffix for path in uploads.iterdir()} == {".safetensors"}
+        assert weights_upload.outcome(url, hanging).state == "running"
+        assert weights_upload.outcome(url, waiting).state == "queued"
+        for process in of_standins(tmp_path):
+            if "tests.judge.standin_worker" in process.cmdline():
+                process.kill()
+        wait_until(lambda: weights_upload.outcome(url, waiting).over)
+        assert weights_upload.outcome(url, waiting).state == "done"
+        assert "killed" in weights_upload.outcome(url, hanging).error
+        assert list(uploads.iterdir()) == []

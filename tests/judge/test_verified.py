@@ -26,6 +26,7 @@ from judge.verified.verification import Upload, VerifiedAnswer
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import Clock
+from tests.judge.hostile_uploads import HostileUpload, uploads
 from tests.judge.peers import ORIGIN, SigningPeer
 from tests.judge.standin_worker import BASE, MODELS, SHAPES
 from tests.judge.test_app import refused
@@ -274,3 +275,28 @@ def test_the_last_few_of_a_peer_are_kept(database: str) -> None:
         found = records.one(f"{10:032x}")
         assert found is not None and found[1] == [answer] and (found[0].right, found[0].questions) == (1, 1)
         assert store.sequence(PeerId("alice")) == 111 and store.sequence(PeerId("bob")) == -1
+
+
+@pytest.mark.slow  # two hundred
+@pytest.mark.parametrize("court_database", ["sqlite"], indirect=True)
+async def test_two_hundred_hostile_uploads(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is kept, none is evaluated, each is told why and what to do, and the next good one goes on."""
+    count = 0
+    for hostile in uploads(SHAPES, seed=1):
+
+        async def body(hostile: HostileUpload = hostile) -> AsyncIterator[bytes]:
+            yield hostile.body
+            if hostile.slow:
+                await asyncio.Event().wait()
+
+        true = {"bytes": len(hostile.body), "sha256": sha256(hostile.body).hexdigest()}
+        with monkeypatch.context() as impatient:
+            if hostile.slow:
+                impatient.setattr(config, "VERIFIED_STALL_SECONDS", 0.05)
+            response = await judge.upload(body(), headers=hostile.headers, **true | hostile.said)
+        assert 400 <= response.status_code < 500, (hostile.kind, response.text)
+        assert response.json()["error"] and response.json()["remedy"]
+        assert judge.files() == [], hostile.kind
+        count += 1
+    assert count == 200
+    assert (await judge.ended((await judge.upload()).json()["verification"]))["state"] == "done"
