@@ -24,7 +24,7 @@ class Nodes:
     """Starts probes, with the engines in turn: in a mixed swarm a node may come back with another one."""
 
     def __init__(self, stack: ExitStack, engines: str) -> None:
-        self._stack, self._engines = stack, itertools.cycle(engines.split())
+        self._stack, self._engines, self.mixed = stack, itertools.cycle(engines.split()), " " in engines
 
     def start(self, folder: Path, **options: Any) -> ProbeProcess:
         return self._stack.enter_context(ProbeProcess(folder, engine=next(self._engines), **options))
@@ -88,12 +88,12 @@ def test_a_killed_node_is_back_within_ten_seconds_of_being_up(nodes: Nodes, tmp_
     assert received_after < 10 and heard_after < 10
 
 
-def test_quick_restarts_while_publishing_lose_nothing_later(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_restart_in_full_flight_loses_nothing_later(nodes: Nodes, tmp_path: Path) -> None:
     """No sequence number and no message id is used twice, though the process is killed in full flight (finding 7)."""
     rng = random.Random(0)
     hearer = nodes.start(tmp_path / "hearer")
     sent: list[int] = []
-    for _ in range(4):
+    for _ in range(3 if nodes.mixed else 2):  # mixed: with the other engine, and back
         sender = nodes.start(tmp_path / "sender", bootstrap=hearer.addresses)
         sender.wait_for_peers(1, SECONDS)
         sender.order(publish=200, count=1000, every=0.05)
