@@ -56,7 +56,7 @@ def engine_builder(
 ) -> Callable[[Handlers], P2pEngine]:
     """For `Member`. choice: None for no network. The address book is in the folder, or nowhere.
 
-    public: the operator says that others can dial this node, so that it relays at once, where its engine can, and does not wait for
+    public: the operator says that others can dial this node, so that it relays more, or at once (`hivemind`), and does not wait for
     others to find that out. traffic: counts and limits the bytes.
     """
 
@@ -76,7 +76,7 @@ def engine_builder(
             clock=time.time,
             rng=random.Random(secrets.randbits(64)),
             traffic=traffic,
-            **({"public": True} if public and choice.name == "hivemind" else {}),
+            public=public,
         )
 
     return build

@@ -41,7 +41,8 @@ class NetworkEngine:
 
     listen: multiaddresses; port 0 is replaced by the port it got, so a restart keeps it. bootstrap: multiaddresses ending in
     /p2p/<peer id>; our own is ignored. addressbook: the file of last known peers, or None to keep none. clock: seconds since the
-    epoch. traffic: where bytes are counted and limited. Raises BadAddress, naming what is not an address.
+    epoch. traffic: where bytes are counted and limited. public: the operator says that others can dial this node. Raises BadAddress,
+    naming what is not an address.
     """
 
     def __init__(
@@ -57,12 +58,13 @@ class NetworkEngine:
         clock: Callable[[], float],
         rng: random.Random,
         traffic: Traffic | None = None,
+        public: bool = False,
     ) -> None:
         self.me = identity.peer_id
         self._identity, self._topic, self._handlers = identity, topic, handlers
         self._topics = [topic, *handlers.also]
         self._clock, self._rng = clock, rng
-        self._traffic = traffic or Traffic()
+        self._traffic, self._public = traffic or Traffic(), public
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._book = pinned_book(self.me, bootstrap)
         self._saver = AddressBookSaver(self._book, addressbook)

@@ -55,19 +55,15 @@ log = logging.getLogger(__name__)
 class HivemindEngine(NetworkEngine):
     """Implements `P2pEngine`. TCP, Noise, yamux, GossipSub, Kademlia, AutoNAT, circuit relay and hole punching, in a child process.
 
-    The arguments are those of `NetworkEngine`. public: the operator says that others can dial this node; it relays from the start, and
-    does not wait for AutoNAT, which takes peers that can be dialled themselves. Raises also EngineMissing where p2pd
-    cannot run.
+    The arguments are those of `NetworkEngine`. A public one relays from the start, and does not wait for AutoNAT, which takes peers that
+    can be dialled themselves. Raises also EngineMissing where p2pd cannot run.
     """
 
-    def __init__(
-        self, identity: Identity, topic: Topic, handlers: Handlers, *, bootstrap: Sequence[str], public: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, *, bootstrap: Sequence[str], **options: Any) -> None:
         if (reason := missing()) is not None:
             raise EngineMissing(reason)
         of_one_author = RateLimit(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
-        self._public = public
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
         self._addresses: list[str] = []
         self.relayed: Sequence[str] = ()  # multiaddresses through relays that have taken us in, since nobody can dial us

@@ -12,7 +12,7 @@ from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.hole_punching import DCUTR
 from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
 from p2p.engines.libp2p.pubsub import drain
-from p2p.engines.libp2p.relay import HOP, STOP, Relay
+from p2p.engines.libp2p.relay import GUEST_RATE, HOP, STOP, Relay, RelayLimits
 from p2p.engines.libp2p.stack import Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
@@ -64,7 +64,8 @@ class Libp2pEngine(NetworkEngine):
                 self._circuits = circuits = Circuits(
                     stack.host, self._book, self.request, self._reach_directly, self._banned, self._listen[0], self._clock
                 )
-                stack.host.set_stream_handler(HOP, Relay(stack.host, self._banned, self._clock).handle)
+                limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_RATE)
+                stack.host.set_stream_handler(HOP, Relay(stack.host, self._banned, self._clock, limits).handle)
                 stack.host.set_stream_handler(STOP, circuits.take_in)
                 stack.host.set_stream_handler(DCUTR, circuits.hole_punching.handle)
                 connections = Libp2pConnections(stack, self._topics, self._clock, circuits.note)

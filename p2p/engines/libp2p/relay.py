@@ -29,6 +29,7 @@ from p2p.types import PeerId
 HOP, STOP = TProtocol("/libp2p/circuit/relay/0.2.0/hop"), TProtocol("/libp2p/circuit/relay/0.2.0/stop")
 MAX_MESSAGE = 4096  # bytes
 PATIENCE = 10.0  # seconds for one message
+GUEST_RATE = 128.0 * 1024  # bytes a second of all circuits together, of a relay whose operator did not set it up to be one
 ASKS, ASKS_AT_ONCE = 5.0, 50.0  # requests of one machine, a second
 
 log = logging.getLogger(__name__)
