@@ -12,7 +12,9 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("SWARMD_LIMITS_PRIORITY", "normal")  # or nodes would wait for whatever else the machine does
+for setting in [name for name in os.environ if name.startswith("SWARMD_")]:  # a developer's own
+    del os.environ[setting]
+os.environ["SWARMD_LIMITS_PRIORITY"] = "normal"  # or nodes would wait for whatever else the machine does
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing may be downloaded in a test
 
 settings.register_profile("swarmd", derandomize=True, deadline=None, max_examples=100)

@@ -31,7 +31,7 @@ SECONDS = 60.0  # patience; the machine may be busy
 @contextmanager
 def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
     command = [sys.executable, "-m", "swarmd", "bootstrap", "--state-dir", str(folder), "--listen", LISTEN, "--json", *options]
-    own = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")} | {"SWARMD_SWARM_ENGINE": engine}
+    own = os.environ | {"SWARMD_SWARM_ENGINE": engine}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own) as process:
         try:
             assert process.stdout is not None

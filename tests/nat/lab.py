@@ -173,8 +173,8 @@ class BootstrapProcess:
     def __init__(self, place: Place, folder: Path, engine: str) -> None:
         self.folder = folder
         command = [str(place.python), "-m", "swarmd", "bootstrap", "--state-dir", str(folder), "--json"]
-        own = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")}
-        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own | {"SWARMD_SWARM_ENGINE": engine})
+        own = os.environ | {"SWARMD_SWARM_ENGINE": engine}
+        self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own)
         assert self._process.stdout is not None
         said = json.loads(self._process.stdout.readline())
         self.topic = str(said["swarm"]["topics"][0])

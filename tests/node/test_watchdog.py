@@ -153,7 +153,7 @@ def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_rest
 @pytest.mark.slow
 def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
     """A real one: SIGSTOP, then nobody lets it go on."""
-    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}})
+    config = NodeConfig.model_validate({"model": {"device": "cpu"}, "round": {"local": 2, "external": 0}, "limits": {"priority": "normal"}})
     start = link.StartTrainer(config.model_dump_json(), str(tmp_path), Identity.from_seed(bytes(32)).peer_id, 1)
     told: list[Stuck | None] = []
     deaths: list[Death] = []
@@ -169,7 +169,7 @@ def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> N
             elif not told:
                 os.kill(child.pid, signal.SIGSTOP)
 
-        dog = Watchdog(StuckLimits(silent=2 * link.BEAT, silent_end=3 * link.BEAT, rounds=0))
+        dog = Watchdog(StuckLimits(silent=4 * link.BEAT, silent_end=6 * link.BEAT, rounds=0))
         child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)

@@ -143,7 +143,7 @@ def test_a_folder_that_holds_an_adapter(tmp_path: Path) -> None:
 def test_join_and_doctor_say_it_and_end_with_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_model(tmp_path / "model", "llama")
     without_digits(model)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SWARMD_")} | {"SWARMD_SWARM_ENGINE": "none"}
+    environment = os.environ | {"SWARMD_SWARM_ENGINE": "none"}
     common = ["--model", str(model), "--device", "cpu"]
     command = [sys.executable, "-m", "swarmd", "join", *common, "--state-dir", str(tmp_path / "state"), "--rounds", "1"]
     joined = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)

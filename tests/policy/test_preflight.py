@@ -1,7 +1,6 @@
 """What `swarmd join` tells of a model or a device before it makes anything."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +16,8 @@ JOIN = "import sys, swarmd.cli.app; code = swarmd.cli.app.main(sys.argv[1:]); pr
 
 
 def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARMD_")}
     command = [sys.executable, "-c", JOIN, "join", "--state-dir", str(state), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(

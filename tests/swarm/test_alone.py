@@ -33,7 +33,7 @@ PATIENCE = 240.0  # seconds; 30 where the machine has nothing else to do
 
 def peer(stack: ExitStack, folder: Path, bootstrap: str, clock: str = "now()", **settings: str) -> None:
     program = f"import runpy, time; now = time.time; time.time = lambda: {clock}; runpy.run_path({str(RULE_PEER)!r}, run_name='__main__')"
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")} | SETTINGS | settings
+    environment = os.environ | SETTINGS | settings
     folder.mkdir(mode=0o700, exist_ok=True)
     log = stack.enter_context((folder / "log").open("wb"))
     process = subprocess.Popen([sys.executable, "-c", program, str(folder), bootstrap], stdout=log, stderr=log, env=environment)

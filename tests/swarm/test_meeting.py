@@ -19,9 +19,8 @@ ENGINES = ("libp2p", "libp2p" if missing() else "hivemind")
 
 
 def started(stack: ExitStack, *words: str, **environment: str) -> "subprocess.Popen[str]":
-    own = {key: value for key, value in os.environ.items() if not key.startswith("SWARMD_")} | environment
     command = [sys.executable, "-m", "swarmd", *words]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=own)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | environment)
     assert process.stdout is not None
     stack.enter_context(process.stdout)
     stack.callback(process.wait)
