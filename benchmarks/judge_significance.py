@@ -18,7 +18,7 @@ from math import sqrt
 from statistics import NormalDist, median
 
 from judge.anytime import paired_test
-from judge.comparison import LEVEL, ArmComparison, BinSums, compare
+from judge.comparison import LEVEL, BinSums, RoundTest, compare, stays_from, tested
 from judge.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
 LAST = 400  # rounds of the clock
@@ -62,11 +62,13 @@ class Looking:
         self._progress: dict[tuple[str, int], PeerProgress] = {}
         self.bins: dict[str, dict[int, BinSums]] = {arm: {} for arm in ARMS}
         self.finishers: dict[str, dict[int, list[float]]] = {arm: defaultdict(list) for arm in ARMS}
-        self.plain: dict[str, list[float]] = {arm: [] for arm in ARMS}  # rewards, as if each answer stood for itself
+        self.plain: dict[str, list[float]] = {arm: [0.0, 0.0] for arm in ARMS}  # answers and rewards, as if each answer stood for itself
+        self.verdict = False  # that the swarm is better, anytime
 
     def add(self, answer: Answer) -> bool:
         """Whether it changes what is shown."""
-        self.plain[answer.sharing].append(answer.reward)
+        self.plain[answer.sharing][0] += 1
+        self.plain[answer.sharing][1] += answer.reward
         key, bins = (answer.sharing, answer.node), self.bins[answer.sharing]
         self._progress[key], closed = advance(self._progress.get(key), answer.sharing, answer.round, answer.reward)
         for bin in closed:
@@ -74,25 +76,27 @@ class Looking:
             bins[bin.bin] = BinSums(had.peers + 1, had.total + bin.value, had.squares + bin.value**2)
             if bin.bin in HORIZONS:
                 self.finishers[answer.sharing][bin.bin].append(bin.value)
+                self.verdict = paired_test(self.finishers["swarm"], self.finishers["solo"]).better is True
         return bool(closed)
 
 
 def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
     """One-sided p of the two-sample test of shares over all answers: what one would do who takes no notice of nodes."""
-    share = (sum(swarm) + sum(solo)) / (len(swarm) + len(solo))
-    error = sqrt(share * (1 - share) * (1 / len(swarm) + 1 / len(solo)))
-    return 1 - NormalDist().cdf((sum(swarm) / len(swarm) - sum(solo) / len(solo)) / error) if error else 1.0
+    (n, right), (n_solo, right_solo) = swarm, solo
+    share = (right + right_solo) / (n + n_solo)
+    error = sqrt(share * (1 - share) * (1 / n + 1 / n_solo))
+    return 1 - NormalDist().cdf((right / n - right_solo / n_solo) / error) if error else 1.0
 
 
-def ahead(found: ArmComparison, begins: int | None) -> bool:
-    return begins is not None and found.tests[-1].difference > 0
+def stays(tests: Sequence[RoundTest], p: Callable[[RoundTest], float]) -> bool:
+    return stays_from([(test.round, test.difference, p(test)) for test in tests]) is not None and tests[-1].difference > 0
 
 
-RULES: Mapping[str, Callable[[Looking, ArmComparison], bool]] = {
-    "anytime verdict": lambda looking, _: paired_test(looking.finishers["swarm"], looking.finishers["solo"]).better is True,
-    "Holm": lambda _, found: ahead(found, found.holm_from),
-    "Benjamini-Hochberg": lambda _, found: ahead(found, found.benjamini_hochberg_from),
-    "some round, not corrected": lambda _, found: any(test.p < LEVEL and test.difference > 0 for test in found.tests),
+RULES: Mapping[str, Callable[[Looking, Sequence[RoundTest]], bool]] = {
+    "anytime verdict": lambda looking, _: looking.verdict,
+    "Holm": lambda _, tests: stays(tests, lambda test: test.holm),
+    "Benjamini-Hochberg": lambda _, tests: stays(tests, lambda test: test.benjamini_hochberg),
+    "some round, not corrected": lambda _, tests: any(test.p < LEVEL and test.difference > 0 for test in tests),
     "all answers, nodes ignored": lambda looking, _: pooled_p(looking.plain["swarm"], looking.plain["solo"]) < LEVEL / 2,
 }
 
@@ -111,10 +115,10 @@ def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[
 
 
 def called(looking: Looking) -> set[str]:
-    if not all(looking.plain.values()):
+    if not all(n for n, _ in looking.plain.values()):
         return set()
-    found = compare(looking.bins["swarm"], looking.bins["solo"])
-    return {name for name, rule in RULES.items() if rule(looking, found)}
+    tests = tested(looking.bins["swarm"], looking.bins["solo"])
+    return {name for name, rule in RULES.items() if rule(looking, tests)}
 
 
 def table(sizes: Sequence[tuple[int, int]], gain: float, runs: int, seed: int) -> Iterator[dict[str, object]]:
@@ -159,7 +163,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    same, real = [(6, 6), (24, 24), (60, 12)], [(6, 6), (12, 12), (24, 24), (48, 48), (60, 12)]
+    same, real = [(8, 8), (24, 24), (60, 12)], [(8, 8), (24, 24), (48, 48), (100, 100), (200, 200), (200, 40)]
     printed("A/A: called better, % of runs (both sides the same)", table(same, 1.0, given.runs, given.seed), given.json)
     printed("True gain of 20 %: called better, % of runs", table(real, 1.2, max(1, given.runs // 5), given.seed), given.json)
 

@@ -74,18 +74,23 @@ class ArmComparison:
 
 def compare(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> ArmComparison:
     """Both arms, by bin."""
-    both = sorted(_enough(swarm) & _enough(solo))
-    gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
-    rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
-    tests = [
-        RoundTest(bin_end(bin), bin_end(bin) * float(gain), _times(bin_end(bin), float(gain), float(half)), float(raw), by_holm, by_bh)
-        for bin, gain, half, raw, by_holm, by_bh in rows
-    ]
+    tests = tested(swarm, solo)
     return ArmComparison(
         _points(swarm), _points(solo), tests,
         stays_from([(t.round, t.difference, t.holm) for t in tests]),
         stays_from([(t.round, t.difference, t.benjamini_hochberg) for t in tests]),
     )  # fmt: skip
+
+
+def tested(swarm: Mapping[int, BinSums], solo: Mapping[int, BinSums]) -> list[RoundTest]:
+    """At each bin where both arms have peers enough."""
+    both = sorted(_enough(swarm) & _enough(solo))
+    gains, halves, p = welch([swarm[bin] for bin in both], [solo[bin] for bin in both])
+    rows = zip(both, gains, halves, p, holm(p), benjamini_hochberg(p), strict=True)
+    return [
+        RoundTest(bin_end(bin), bin_end(bin) * float(gain), _times(bin_end(bin), float(gain), float(half)), float(raw), by_holm, by_bh)
+        for bin, gain, half, raw, by_holm, by_bh in rows
+    ]
 
 
 def _enough(arm: Mapping[int, BinSums]) -> set[int]:

@@ -16,6 +16,7 @@ What counts, for one peer and one model:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 BIN_ROUNDS = 5
 PER_DOUBLING = 16
@@ -30,6 +31,7 @@ def bin_of(round_number: int) -> int:
     return PER_DOUBLING * shift + (steps >> shift)
 
 
+@cache
 def bin_end(bin: int) -> int:
     """The first round behind it."""
     shift = max(0, bin // PER_DOUBLING - 1)

@@ -32,6 +32,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
     executor: Annotated[str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")] = "local",
     engine: Annotated[str, typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node.")] = "memory",
+    judge: Annotated[bool, typer.Option("--judge", help="The nodes ask a real judge, and the report draws its figure.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a results folder, and with its runs from their last saves.")] = False,
 ) -> None:
     """Play every setting of an experiment with every seed, and write the report. Ctrl-C stops; --resume goes on, with the same results."""
@@ -44,6 +45,8 @@ def run(
         raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
     if engine not in ("memory", "torch") or (engine, executor) == ("torch", "ray"):
         raise typer.BadParameter(f"memory, or torch without --executor ray; not {engine}", param_hint="--engine")
+    if judge and (engine, executor) != ("memory", "local"):
+        raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))
     wanted = replace(read, seeds=seeds or read.seeds, rounds=rounds or read.rounds)
     folder = out or Path(wanted.name)
@@ -55,6 +58,11 @@ def run(
             from swarmd.lab.ray_executor import play_on_ray  # it loads torch
 
             play_on_ray(results, _Teller())
+        elif judge:
+            from swarmd.lab.judged import judging  # it loads torch
+
+            with judging(results) as command:
+                play_all(results, jobs, _Teller(), command)
         else:
             play_all(results, jobs, _Teller(), RANKS if engine == "torch" else ())
     except KeyboardInterrupt:

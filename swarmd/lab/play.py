@@ -257,11 +257,14 @@ def lines_of(
             swarm.close()
 
 
-def play(results: Results, run: Run, told: Callable[[int], None], save_every: float = EVERY) -> None:
+def play(
+    results: Results, run: Run, told: Callable[[int], None], save_every: float = EVERY, *,
+    made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
+) -> None:  # fmt: skip
     """Play a run into its file. told: the number of each finished round. One that was cut off goes on from its last save."""
     experiment = results.experiment
     with results.writing(run) as lines, RunSaves(results.saves(run), lines, save_every) as saves:
-        for line in lines_of(experiment, experiment.setting(run.setting), run.seed, saves):
+        for line in lines_of(experiment, experiment.setting(run.setting), run.seed, saves, made):
             lines.append(line)
             told(line["round"])
 

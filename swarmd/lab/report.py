@@ -10,9 +10,10 @@ from statistics import fmean
 from typing import Any
 
 from swarmd.config.config import NodeConfig
+from swarmd.lab import judge_figure
 from swarmd.lab.columns import Column, baseline, columns, gain, gains
 from swarmd.lab.demo.figures import COLOURS, NoMatplotlib, moving_mean
-from swarmd.lab.results import BadResults, Results, Run
+from swarmd.lab.results import BadResults, Results, Run, judged
 from swarmd.lab.statistics import MU, Interval, interval
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell apart
@@ -134,6 +135,8 @@ def _figures(results: Results) -> Mapping[str, Any]:
         made["compute"] = _compute_figure(found)
     if any(node.replay.mode == "on" for setting in results.experiment.settings for node in setting.nodes):
         made["staleness"] = _staleness_figure(results, found)
+    if found := judged(results):
+        made["judge"] = _judge_figure(found)
     return made
 
 
@@ -192,6 +195,15 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
         last = last if reward is None else reward
         held.append(last)
     return held
+
+
+def _judge_figure(found: Sequence[Mapping[str, Any]]) -> Any:
+    figure = _canvas(4.6 * len(found), 4.2)
+    for panel, comparison in zip(figure.subplots(1, len(found), squeeze=False).flatten(), found, strict=True):
+        judge_figure.draw(panel, comparison)
+    figure.supxlabel("normalised round", fontsize=10)
+    figure.supylabel("cumulative reward by the judge", fontsize=10)
+    return figure
 
 
 def _gain_figure(results: Results, found: Sequence[Column]) -> Any:
@@ -318,6 +330,7 @@ _CAPTIONS = {
     "pass": "Held-out pass@k at the end.",
     "informativeness": "Gain against the share of mixed groups of the baseline.",
     "compute": "Held-out pass@1 against compute so far.",
+    "judge": "Cumulative reward by the judge, swarm and solo, over normalised rounds (SAPO, Figure 3); bands: 95 % of the mean.",
     "staleness": "How old what was replayed is.",
 }
 

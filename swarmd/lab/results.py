@@ -1,10 +1,11 @@
 """The results folder of an experiment: its whole configuration, the versions that played it, and one file for each run.
 
-    OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
-    OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
-    OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
-    OUT/runs/<setting>/seed-<n>.saved/  what it goes on from then (`swarmd.lab.saving`)
-    OUT/report.html, *.png              made by `swarmd lab report`
+OUT/experiment.json                 name, question, expectation, every setting in full, versions; written once, at the start
+OUT/runs/<setting>/seed-<n>.jsonl   a line for each round, lists by node; has this name when the run is whole
+OUT/runs/<setting>/seed-<n>.part    its lines, while it is under way or after it was cut off
+OUT/runs/<setting>/seed-<n>.saved/  what it goes on from then (`swarmd.lab.saving`)
+OUT/judge.json, judge.sqlite        of `swarmd lab run --judge`: what the judge says of swarm and solo, and its database
+OUT/report.html, *.png              made by `swarmd lab report`
 """
 
 import json
@@ -27,6 +28,7 @@ from swarmd.tasks.own import OwnCurriculum
 
 SCHEMA = 1
 FILE = "experiment.json"
+JUDGE = "judge.json"
 MEMORY = "memory"  # the engine that plays all nodes of a run in one process
 PACKAGES = ("swarmd", "torch", "transformers", "reasoning-gym")
 
@@ -132,6 +134,15 @@ class Results:
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
+
+
+def judged(results: Results) -> list[Any]:
+    """The judge's comparisons of swarm and solo; none where it was played without one. BadResults where they are damaged."""
+    path = results.folder / JUDGE
+    try:
+        return list(json.loads(path.read_bytes())) if path.exists() else []
+    except (OSError, ValueError, TypeError) as error:
+        raise BadResults(f"{path} is damaged ({error}). Remove it; `swarmd lab run --judge --resume` writes it again.") from error
 
 
 def versions(experiment: Experiment, engine: str = MEMORY) -> Mapping[str, str]:

@@ -130,7 +130,8 @@ def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
     try:
         assert process.stdout is not None
-        yield _url(process.stdout, folder)
+        with process.stdout:
+            yield _url(process.stdout, folder)
     finally:
         end(process)
 

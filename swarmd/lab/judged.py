@@ -1,0 +1,110 @@
+"""`swarmd lab run --judge`: the nodes of every run ask a real judge for evaluations, as in the paper's open demo (SAPO, section 6).
+
+The judge is a process of its own on loopback, with its database in the results folder; all runs of the experiment share it. A node asks it
+after every EVERY rounds that it has trained, by the client and with the signed attributes of a real node, and answers greedily, which
+draws no random number: the run is the one that it is without a judge. The judge's clock is the real one and the lab's is not, but a judge
+counts rounds, not time. A setting and what it is compared with ask under one model name of their own, so that each pair is compared apart.
+
+`python -m swarmd.lab.judged URL FOLDER SETTING SEED` plays one run.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import trio
+
+from p2p import durable
+from p2p.errors import OperatorError
+from p2p.identity import Identity
+from swarmd.daemon.judge_client import JudgeClient, NotJudged
+from swarmd.daemon.judging import said_of
+from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.lab.demo.processes import LabFailed, local_judge
+from swarmd.lab.experiment import BadExperiment, Setting
+from swarmd.lab.play import PlayedSwarm, play
+from swarmd.lab.results import JUDGE, Results, Run
+from swarmd.lab.saving import Said
+from swarmd.protocols import Reward
+
+EVERY = 5  # rounds: a bin of the judge's (docs/judge-statistics.md), and seldom enough for its limit of a question a second
+
+
+class JudgedSwarm(PlayedSwarm):
+    def __init__(self, setting: Setting, seed: int, reward: Reward, url: str, compared: str) -> None:
+        """compared: the setting and what it is compared with, as part of the model's name."""
+        super().__init__(setting, seed, reward)
+        self._trained = [0] * len(self.nodes)  # rounds of each node
+        self._models = [f"{config.model.name}: {compared}"[:100] for config in setting.nodes]
+        self._judges = []
+        for number, config in enumerate(setting.nodes):
+            key = Identity.from_seed(random.Random(f"{setting.slug} {seed} {number} judged").randbytes(32))  # no other run has it
+            said = partial(said_of, config, config.model.device)
+            self._judges.append(JudgeClient(url, key, self.curriculum.digest, said=said))
+
+    def round(self, number: int) -> dict[str, Any]:
+        line = super().round(number)
+        for place, said in enumerate(self.said):
+            if said is not None and self._trained[place] % EVERY == 0:
+                trio.run(self._evaluate, place)
+        return line
+
+    def _turns(self, number: int, turn: Callable[[int], Said]) -> None:
+        super()._turns(number, turn)
+        for place, said in enumerate(self.said):
+            self._trained[place] += said is not None
+
+    async def _evaluate(self, place: int) -> None:
+        """LabFailed where the judge does not answer: a figure with holes would look like one without."""
+        judge, policy = self._judges[place], self.policies[place]
+        outcome = await judge.ask(self._trained[place], self._models[place])
+        if not isinstance(outcome, NotJudged):
+            graded = await judge.answer(outcome, policy.answer(outcome.text))
+            if not isinstance(graded, NotJudged):
+                return
+            outcome = graded
+        raise LabFailed(f"{outcome.cause}; {outcome.remedy}")
+
+
+@contextmanager
+def judging(results: Results) -> Iterator[Sequence[str]]:
+    """A judge for the runs of an experiment; gives the command that plays one. Its comparisons are kept at the end, for the report."""
+    nodes = [node for setting in results.experiment.settings for node in setting.nodes]
+    if len({curriculum_of(node).digest for node in nodes}) != 1:
+        raise BadExperiment("one judge asks one curriculum, and the settings have several; leave --judge out")
+    wanted = nodes[0].swarm.curriculum
+    with local_judge(results.folder, curriculum_of(nodes[0]).name if wanted == "auto" else wanted) as url:
+        try:
+            yield (sys.executable, "-m", "swarmd.lab.judged", url)
+        finally:
+            durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
+
+
+def _comparisons(url: str) -> list[Any]:
+    """What the judge has of each model."""
+    with httpx2.Client(base_url=url, trust_env=False, timeout=60) as http:
+        models = [each["model"] for each in http.get("/v2/comparison").json()["models"]]
+        return [http.get("/v2/comparison", params={"model": model}).json() for model in sorted(models)]
+
+
+def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
+    url, folder, name, seed = arguments
+    try:
+        results = Results.open(Path(folder))
+        baseline = results.experiment.baseline_of(results.experiment.setting(name))
+        made = partial(JudgedSwarm, url=url, compared=f"over {baseline.name}")
+        play(results, Run(name, int(seed)), lambda number: print(number, flush=True), made=made)
+    except OperatorError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""`swarmd lab run --judge`: played nodes ask a real judge, and the report draws its comparison of swarm and solo."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from swarmd.lab.experiment import parse_experiment
+from swarmd.lab.judged import JudgedSwarm, judging
+from swarmd.lab.play import play
+from swarmd.lab.report import write_report
+from swarmd.lab.results import JUDGE, BadResults, Results, Run, judged
+
+pytestmark = [pytest.mark.slow, pytest.mark.net]
+
+
+def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
+    """By the rounds that each has trained: one that is away half of the time is at half the round."""
+    churn = {"present": 6, "away": 3}
+    document = {
+        "name": "judged", "nodes": 2, "rounds": 10, "seeds": 1, "base": {"model": {"name": "tiny"}},
+        "setting": [
+            {"name": "1/0", "baseline": True, "round": {"local": 1, "external": 0}},
+            {"name": "1/1", "round": {"local": 1, "external": 1}, "churn": churn},
+        ],
+    }  # fmt: skip
+    experiment = parse_experiment(document, "judged.toml")
+    run = Run("1-of-1", 1)
+    results, without = (Results.create(tmp_path / name, experiment) for name in ("judged", "without"))
+    with judging(results) as (*_, url):
+        play(results, run, lambda _: None, made=partial(JudgedSwarm, url=url, compared="over 1/0"))
+    play(without, run, lambda _: None)
+    lines = [[{k: v for k, v in line.items() if k != "cpu"} for line in of.lines(run)] for of in (results, without)]
+    assert lines[0] == lines[1]
+    (found,) = judged(results)
+    there = [sum(line["reward"][node] is not None for line in lines[0]) for node in range(2)]
+    assert found["model"] == "tiny: over 1/0" and min(there) < max(there) == 10
+    assert (found["swarm"]["round"], found["swarm"]["peers"]) == ([5, 10], [1, 1]) and found["solo"]["peers"] == []
+    assert write_report(results).with_name("judge.png").exists()
+    (results.folder / JUDGE).write_text("[")
+    with pytest.raises(BadResults, match="damaged"):
+        judged(results)
