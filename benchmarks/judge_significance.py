@@ -4,8 +4,8 @@
 
 A simulated node learns along a curve of its own: its skill differs from others' (log-normal, 20 %), so do its pace and how often it is
 evaluated (every 1, 2, 3 or 5 rounds), and its level drifts from one five rounds to the next, so its evaluations depend on each other. Nodes
-begin at different times and leave for good at different rounds. Somebody looks after every round of the clock. What is counted is the
-judge's own: judge/rounds.py, judge/comparison.py, judge/anytime.py.
+begin at different times and leave for good at different rounds. Somebody looks at the corrected tests after every fifth round of the clock,
+and at the anytime verdict at every moment. What is counted is the judge's own: judge/rounds.py, comparison.py and anytime.py.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from judge.comparison import LEVEL, BinSums, RoundTest, compare, stays_from, tes
 from judge.rounds import BIN_ROUNDS, HORIZONS, PeerProgress, advance
 
 LAST = 400  # rounds of the clock
+LOOK = 5  # of them between two looks
 ARMS = ("swarm", "solo")
 
 
@@ -65,8 +66,7 @@ class Looking:
         self.plain: dict[str, list[float]] = {arm: [0.0, 0.0] for arm in ARMS}  # answers and rewards, as if each answer stood for itself
         self.verdict = False  # that the swarm is better, anytime
 
-    def add(self, answer: Answer) -> bool:
-        """Whether it changes what is shown."""
+    def add(self, answer: Answer) -> None:
         self.plain[answer.sharing][0] += 1
         self.plain[answer.sharing][1] += answer.reward
         key, bins = (answer.sharing, answer.node), self.bins[answer.sharing]
@@ -76,8 +76,7 @@ class Looking:
             bins[bin.bin] = BinSums(had.peers + 1, had.total + bin.value, had.squares + bin.value**2)
             if bin.bin in HORIZONS:
                 self.finishers[answer.sharing][bin.bin].append(bin.value)
-                self.verdict = paired_test(self.finishers["swarm"], self.finishers["solo"]).better is True
-        return bool(closed)
+                self.verdict = self.verdict or paired_test(self.finishers["swarm"], self.finishers["solo"]).better is True
 
 
 def pooled_p(swarm: Sequence[float], solo: Sequence[float]) -> float:
@@ -103,13 +102,12 @@ RULES: Mapping[str, Callable[[Looking, Sequence[RoundTest]], bool]] = {
 
 def played(swarm: int, solo: int, gain: float, rng: random.Random) -> tuple[set[str], set[str], int | None]:
     """The rules that called the swarm better at the end; those that did at some look; and Holm's first round at the end."""
-    looking, ever, clock, changed = Looking(), set[str](), 0, False
+    looking, ever, looks = Looking(), set[str](), 0
     for answer in answers(swarm, solo, gain, rng):
-        if answer.at != clock and changed:
+        if answer.at // LOOK != looks:
             ever |= called(looking)
-            changed = False
-        clock = answer.at
-        changed |= looking.add(answer)
+        looks = answer.at // LOOK
+        looking.add(answer)
     at_the_end = called(looking)
     return at_the_end, ever | at_the_end, compare(looking.bins["swarm"], looking.bins["solo"]).holm_from
 

@@ -74,16 +74,14 @@ class JudgedSwarm(PlayedSwarm):
 
 @contextmanager
 def judging(results: Results) -> Iterator[Sequence[str]]:
-    """A judge for the runs of an experiment; gives the command that plays one. Its comparisons are kept at the end, for the report."""
+    """A judge for an experiment; gives the command that plays a run. Its comparisons are kept for the report once all are whole."""
     nodes = [node for setting in results.experiment.settings for node in setting.nodes]
     if len({curriculum_of(node).digest for node in nodes}) != 1:
         raise BadExperiment("one judge asks one curriculum, and the settings have several; leave --judge out")
     wanted = nodes[0].swarm.curriculum
     with local_judge(results.folder, curriculum_of(nodes[0]).name if wanted == "auto" else wanted) as url:
-        try:
-            yield (sys.executable, "-m", "swarmd.lab.judged", url)
-        finally:
-            durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
+        yield (sys.executable, "-m", "swarmd.lab.judged", url)
+        durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
 
 
 def _comparisons(url: str) -> list[Any]:

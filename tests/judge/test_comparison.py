@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.judge_significance import table
 from judge import arms
 from judge.anytime import always, evidence, paired_test
 from judge.archive import reading
@@ -207,3 +209,13 @@ def test_a_comparison_in_json_has_no_infinity() -> None:
     found = comparison_document(ArmsView([], "tiny", certain, other))
     assert found["tests"]["low"] == [None] and found["tests"]["p"] == [1.0]
     json.dumps(found, allow_nan=False)
+
+
+def test_equal_sides_are_seldom_called_different_and_large_gains_are_found() -> None:
+    """A small version of `python -m benchmarks.judge_significance`."""
+    (equal,) = table([(8, 8)], 1.0, 20, 1)
+    (better,) = table([(30, 30)], 2.0, 3, 1)
+    shares: Any = equal["better_%"]
+    assert shares["anytime verdict"]["ever"] <= 5.0 and shares["Holm"]["end"] <= 5.0
+    found: Any = better["better_%"]
+    assert found["anytime verdict"]["end"] == found["Holm"]["end"] == 100.0

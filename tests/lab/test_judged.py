@@ -20,8 +20,8 @@ def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
     document = {
         "name": "judged", "nodes": 2, "rounds": 10, "seeds": 1, "base": {"model": {"name": "tiny"}},
         "setting": [
-            {"name": "1/0", "baseline": True, "round": {"local": 1, "external": 0}},
-            {"name": "1/1", "round": {"local": 1, "external": 1}, "churn": churn},
+            {"name": "1/0", "baseline": True, "round": {"local": 1, "external": 0, "completions": 2}},
+            {"name": "1/1", "round": {"local": 1, "external": 1, "completions": 2}, "churn": churn},
         ],
     }  # fmt: skip
     experiment = parse_experiment(document, "judged.toml")
