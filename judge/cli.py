@@ -3,13 +3,15 @@
 import json
 import logging
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,6 +19,7 @@ from judge.config import JudgeSettings, default_database
 from judge.config_file import read_config, settings_of, write_example
 from judge.receipts import checked
 from p2p.errors import OperatorError
+from swarmd.terminal import printable
 
 SCHEMA = 1
 INTERRUPTED = 130
@@ -199,6 +202,33 @@ def backup(
         from judge import archive
     rows = archive.backup(database or default_database(curriculum), to)
     print(f"{rows:,} rows copied.")
+
+
+@app.command()
+def moderate(
+    act: Annotated[Literal["hide", "ban", "undo", "log"], typer.Argument(help="hide, ban, undo, or log: print what was done.")],
+    peer: Annotated[str, typer.Argument(help="The peer's id.")] = "",
+    why: Annotated[str, typer.Option(help="The reason, kept in the log.")] = "",
+    database: Annotated[str | None, DATABASE] = None,
+    curriculum: Annotated[str, CURRICULUM] = "sapo-9",
+    config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
+) -> None:
+    """Hide what a peer calls itself, or ban its key. A running judge heeds it within seconds.
+
+    hide: its name, model, strategy and version are not shown; it is asked, scored and ranked as before. ban: hidden too, its requests are
+    refused and it is off the leaderboard; its own page and its receipts stay. undo: neither any more.
+    """
+    with _its_packages():
+        from judge import moderation
+    kept = database or default_database(curriculum)
+    if act == "log":
+        for entry in moderation.history(kept):
+            print(f"{datetime.fromtimestamp(entry.at, UTC):%Y-%m-%d %H:%M:%S} UTC  {entry.act:<4}  {entry.peer}  {printable(entry.why)}")
+        return
+    if not peer or not why.strip():
+        raise typer.BadParameter("name the peer by its id, and the reason with --why")
+    moderation.act(kept, act, peer, why, time.time())
+    print(f"{act}: {peer}. A running judge heeds it within seconds.")
 
 
 @app.command()

@@ -1,14 +1,14 @@
 """Reads the judge's database for pages and JSON. One thread at a time uses it, over a connection of its own: no reader holds up a grade."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, exists, func, or_, select
 
-from judge import arms, window_rows
+from judge import arms, moderation, window_rows
 from judge.attributes import Attributes
 from judge.database import Database
 from judge.leaderboard import (
@@ -26,7 +26,8 @@ from judge.leaderboard import (
 from judge.ranks import RankRanges
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.store import RECENT, SAID, Counts
-from judge.tables import evaluations, listed, peers, verifications
+from judge.tables import evaluations, peers, verifications
+from judge.tables import listed as enough
 from judge.verified.records import VerificationRecords, newest
 from judge.verified.verification import Verification
 from judge.windows import QuestionWindow
@@ -40,13 +41,17 @@ GROUPS = ("model", "version", "sharing", "hardware", "strategy")
 GROUP_ROWS = 8  # the most frequent
 HOUR, DAY = 3_600, 86_400
 
+listed = enough & moderation.not_banned(peers.c.peer)
 _SCORES = select(peers.c.recent_right, peers.c.recent_n, func.count()).where(listed).group_by(peers.c.recent_right, peers.c.recent_n)
 _PEER = peers.c.peer == bindparam("of")
 _BEST_FIRST = (peers.c.low.desc(), peers.c.peer)
 _FEW = peers.c.answered.between(1, LISTED_ANSWERS - 1)
 _TOTALS = select(func.count().filter(listed), func.count().filter(_FEW), func.coalesce(func.sum(peers.c.answered), 0))
 _RANKED = select(peers.c.peer, func.row_number().over(order_by=_BEST_FIRST).label("rank")).where(listed).subquery()
-_FREQUENT = select(peers.c.model).where(listed).group_by(peers.c.model).order_by(func.count().desc(), peers.c.model).limit(MODELS)
+_SHOWN_NAMES = moderation.not_hidden(peers.c.peer)
+_FREQUENT = (
+    select(peers.c.model).where(listed, _SHOWN_NAMES).group_by(peers.c.model).order_by(func.count().desc(), peers.c.model).limit(MODELS)
+)
 _BEFORE = (peers.c.low > bindparam("low")) | ((peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of")))
 _RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
 _ASKED = (
@@ -88,7 +93,7 @@ class Reader:
             matching = db.execute(select(func.count()).select_from(peers).where(listed, *wanted)).scalar_one() if wanted else many
             rows = _ranked_rows(db, view, wanted)
             verified = newest(db, [row.peer for _, row in rows])
-            read = partial(_whole if view.whole else _brief, points=view.curves)
+            read = partial(_whole if view.whole else _brief, points=view.curves, hidden=moderation.hidden(db))
             ranges = RankRanges({(right, n): many for right, n, many in db.execute(_SCORES)})
             standings = [Standing(rank, read(db, row, verified), ranges.of(row.recent_right, row.recent_n)) for rank, row in rows]
             models = db.execute(_FREQUENT).scalars().all()
@@ -97,7 +102,7 @@ class Reader:
     def record(self, peer: str) -> Record | None:
         with self._database.begin() as db:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
-            return None if row is None else _whole(db, row, newest(db, [peer]))
+            return None if row is None else _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db))
 
     def standing(self, peer: str) -> Standing | None:
         """A peer with its rank; 0: it is not listed."""
@@ -105,8 +110,14 @@ class Reader:
             row = db.execute(select(peers).where(_PEER), {"of": peer}).one_or_none()
             if row is None:
                 return None
-            rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if row.answered >= LISTED_ANSWERS else 0
-            return Standing(rank, _whole(db, row, newest(db, [peer])))
+            shown = row.answered >= LISTED_ANSWERS and peer not in moderation.banned(db)
+            rank = db.execute(_RANK, {"low": row.low, "of": peer}).scalar_one() + 1 if shown else 0
+            return Standing(rank, _whole(db, row, newest(db, [peer]), CURVE_POINTS, moderation.hidden(db)))
+
+    def banned(self) -> frozenset[str]:
+        """Keys whose requests are refused."""
+        with self._database.begin() as db:
+            return moderation.banned(db)
 
     def arms(self, model: str | None) -> arms.ArmsView:
         """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
@@ -121,8 +132,9 @@ class Reader:
         found: list[Mapping[str, Any]] = []
         size = 0
         with self._database.begin() as db:
+            hidden = moderation.hidden(db)
             for row in db.execute(_HISTORY, {"of": peer, "before": before, "limit": limit + 1}).mappings():
-                entry = _entry(row)
+                entry = _entry(row, peer in hidden)
                 size += len(json.dumps(entry, ensure_ascii=False).encode())
                 if found and (len(found) == limit or size > HISTORY_BYTES):
                     return found, int(found[-1]["number"])
@@ -154,7 +166,7 @@ class Reader:
         """One that counts, as `history` has it, and whose it is."""
         with self._database.begin() as db:
             row = db.execute(_EVALUATION, {"id": id}).mappings().one_or_none()
-            return None if row is None else _entry(row)
+            return None if row is None else _entry(row, row["peer"] in moderation.hidden(db))
 
     def health(self, now: float) -> SwarmHealth:
         """Of the swarm, as its judge sees it. `now`: seconds since the epoch."""
@@ -167,7 +179,9 @@ class Reader:
             seen_hour, seen_day, rounds = db.execute(figures.select_from(peers)).one()
             for name in GROUPS:
                 count = func.count()
-                found = select(peers.c[name], count).where(today).group_by(peers.c[name]).order_by(count.desc(), peers.c[name])
+                found = (
+                    select(peers.c[name], count).where(today, _SHOWN_NAMES).group_by(peers.c[name]).order_by(count.desc(), peers.c[name])
+                )
                 groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
             hours = self._asked(db, now)
         return SwarmHealth(many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups)
@@ -207,14 +221,15 @@ def _ranked_rows(db: Connection, view: BoardView, wanted: Sequence[ColumnElement
     return [(row.rank, row) for row in db.execute(page).all()]
 
 
-def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int) -> Record:
+def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]) -> Record:
     """Without what the newest questions were."""
-    said = {name: row._mapping[name] for name in SAID if row._mapping[name] is not None}
+    left_out = moderation.HIDDEN_FIELDS if row.peer in hidden else ()
+    said = {name: row._mapping[name] for name in SAID if row._mapping[name] is not None and name not in left_out}
     seen, counts = (row.first_seen, row.last_seen), (row.answered, row.unanswered, row.reward)
     score = ScoreTally(row.recent_right, row.recent_n)
     return Record(
         row.peer,
-        row.model,
+        moderation.HIDDEN if left_out else row.model,
         *seen,
         *counts,
         score,
@@ -224,11 +239,11 @@ def _brief(db: Connection, row: Counts, verified: Mapping[str, Verification], po
     )
 
 
-def _whole(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int = CURVE_POINTS) -> Record:
+def _whole(db: Connection, row: Counts, verified: Mapping[str, Verification], points: int, hidden: Collection[str]) -> Record:
     recent = db.execute(RECENT, {"of": row.peer}).all()[::-1]
     samples = [(answers, correct or 0) for _, _, answers, correct in recent if answers > 1]
     rewards = [(specialty, reward) for specialty, reward, _, _ in recent]
-    return replace(_brief(db, row, verified, points), recent=rewards, samples=samples)
+    return replace(_brief(db, row, verified, points, hidden), recent=rewards, samples=samples)
 
 
 def _curve(db: Connection, row: Counts, points: int) -> list[tuple[int, float]]:
@@ -244,8 +259,11 @@ def _curve_of(points: int) -> Select[Any]:
     return select(_e.number, _e.total).where(_e.peer == bindparam("of"), chosen).order_by(_e.number)
 
 
-def _entry(row: RowMapping) -> dict[str, Any]:
-    entry = {name: value for name, value in row.items() if value is not None or name not in OPTIONAL}
+def _entry(row: RowMapping, hidden: bool) -> dict[str, Any]:
+    left_out = moderation.HIDDEN_FIELDS if hidden else ()
+    entry = {name: value for name, value in row.items() if (value is not None or name not in OPTIONAL) and name not in left_out}
+    if hidden:
+        entry["model"] = moderation.HIDDEN
     entry["ended"] = None if row["ended"] is None else bool(row["ended"])
     if "further" in entry:
         entry["further"] = json.loads(entry["further"])

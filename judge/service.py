@@ -26,7 +26,7 @@ from judge.limits import network_of
 from judge.reader import Reader
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.recent import Recent
-from judge.refusals import BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
+from judge.refusals import BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import Grade, Store
@@ -156,6 +156,7 @@ class JudgeService:
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
         self._failed = -math.inf  # when the database last could not be used
         self._probe_lock = asyncio.Lock()
+        self._banned = reader.banned()
 
     @property
     def key(self) -> PeerId:
@@ -273,6 +274,11 @@ class JudgeService:
             with contextlib.suppress(Refused):  # the disk failed; that is in the log
                 await self.expire()
                 await self._turn_windows()
+                await self.heed_moderation()
+
+    async def heed_moderation(self) -> None:
+        """Take over which keys the operator has banned."""
+        self._banned = await self.read(self._reader.banned)
 
     async def leaderboard(self, view: BoardView) -> LeaderboardPage:
         return await self._boards.get(view)
@@ -336,7 +342,9 @@ class JudgeService:
         await self._writer.close()
 
     async def claim(self, signed: Signed) -> None:
-        """Use the request's sequence number up. Raises Refused."""
+        """Use the request's sequence number up. Raises Refused, also for a banned key."""
+        if signed.peer in self._banned:
+            raise Refused(BANNED)
         floor = -1 if self._sequences.knows(signed.peer) else await self.write(self._store.sequence, signed.peer)
         if refusal := self._sequences.claim(signed, floor):
             raise Refused(refusal)

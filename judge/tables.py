@@ -172,6 +172,16 @@ verifications = Table(
     Column("found", AnyText),  # each question and its greedy answer, as JSON
 )
 
+moderation = Table(
+    "moderation",
+    metadata,
+    Column("number", NUMBER, primary_key=True, autoincrement=False),
+    Column("at", REAL_NUMBER),
+    Column("act", NAME),  # hide, ban, undo
+    Column("peer", NAME),
+    Column("why", AnyText),
+)
+
 listed = peers.c.answered >= LISTED_ANSWERS
 Index("peers_board", peers.c.low.desc(), peers.c.peer, sqlite_where=listed, postgresql_where=listed)
 Index("evaluations_asked", evaluations.c.asked_at)

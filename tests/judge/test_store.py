@@ -171,7 +171,8 @@ def as_before_alembic(path: Path, version: int) -> None:
             database.execute(f"ALTER TABLE peers DROP COLUMN {name}")
         if version == 1:
             database.executescript("DROP INDEX peers_board; ALTER TABLE peers DROP COLUMN low; UPDATE peers SET unanswered = 2;")
-        database.executescript(f"DROP TABLE verifications; DROP TABLE alembic_version; PRAGMA user_version={version}")
+        database.executescript("DROP TABLE verifications; DROP TABLE moderation")
+        database.executescript(f"DROP TABLE alembic_version; PRAGMA user_version={version}")
 
 
 @pytest.mark.parametrize("version", [1, 2])

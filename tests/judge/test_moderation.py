@@ -1,0 +1,95 @@
+"""Hidden names and banned keys, on SQLite and PostgreSQL, while the judge runs."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from judge import moderation
+from judge.cli import app
+from judge.config import EXPIRE_SECONDS
+from judge.moderation import NothingToModerate
+from swarmd.tasks.curriculum import TINY_9
+from tests.judge.conftest import Court, open_court
+from tests.judge.peers import SigningPeer
+
+pytestmark = pytest.mark.anyio
+
+
+async def listed_by(court: Court, name: str) -> SigningPeer:
+    """A peer of this name that has ten answers."""
+    peer = court.peer()
+    asker = {"model": f"model of {name}", "name": name, "strategy": f"strategy of {name}", "version": f"version of {name}"}
+    wish = {"round": 1, "curriculum": TINY_9.digest, "asker": asker}
+    for _ in range(10):
+        court.monotonic.now += 1.0
+        asked = (await court.post(peer, "/v2/evaluations", wish)).json()["evaluations"][0]
+        graded = await court.post(peer, f"/v2/evaluations/{asked['evaluation']}/answers", {"answers": [{"text": "x", "ended": True}]})
+        assert graded.status_code == 200, graded.text
+    return peer
+
+
+async def board(court: Court) -> list[str]:
+    court.forget_leaderboard()
+    return [peer["peer"] for peer in (await court.http.get("/v1/leaderboard")).json()["peers"]]
+
+
+async def noticed(court: Court) -> None:
+    """As the judge does each second, without the wait."""
+    assert EXPIRE_SECONDS <= 2.0
+    await court.service.heed_moderation()
+
+
+async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> None:
+    async with open_court(database, tmp_path) as court:
+        rude, other = await listed_by(court, "rude-words"), await listed_by(court, "otter")
+        assert set(await board(court)) == {rude.identity.peer_id, other.identity.peer_id}
+
+        moderation.act(database, "hide", rude.identity.peer_id, "rude\nname", 1_800_000_000.0)
+        court.forget_leaderboard()
+        pages = ("/", "/?sort=seen", "/v1/leaderboard", "/swarm", "/leaderboard.csv")
+        for page in (*pages, f"/v1/peers/{rude.identity.peer_id}", f"/nodes/{rude.identity.peer_id}"):
+            text = (await court.http.get(page)).text
+            assert "rude-words" not in text, page
+        assert (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["model"] == "hidden"
+        assert "otter" in (await court.http.get(f"/v1/peers/{other.identity.peer_id}")).text
+        court.monotonic.now += 10.0
+        await noticed(court)
+        assert (await court.ask(rude)).status_code == 201
+
+        moderation.act(database, "ban", rude.identity.peer_id, "cheats", 1_800_000_060.0)
+        await noticed(court)
+        court.monotonic.now += 10.0
+        refused = await court.ask(rude)
+        assert refused.status_code == 403 and "banned your key" in refused.json()["error"]
+        assert (await court.ask(other)).status_code == 201
+        assert await board(court) == [other.identity.peer_id]
+        assert (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["answered"] == 10
+
+        moderation.act(database, "undo", rude.identity.peer_id, "was a mistake", 1_800_000_120.0)
+        await noticed(court)
+        assert (await court.ask(rude)).status_code == 201
+        assert set(await board(court)) == {rude.identity.peer_id, other.identity.peer_id}
+        assert "rude-words" in (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).text
+
+    with pytest.raises(NothingToModerate, match="neither hidden nor banned"):
+        moderation.act(database, "undo", rude.identity.peer_id, "again", 1_800_000_130.0)
+    with pytest.raises(NothingToModerate, match="no peer id"):
+        moderation.act(database, "ban", "otter", "no id", 1_800_000_130.0)
+    done = CliRunner().invoke(app, ["moderate", "log", "--database", database])
+    lines = done.output.splitlines()
+    assert [line.split()[3] for line in lines] == ["hide", "ban", "undo"], done.output
+    assert lines[0] == f"2027-01-15 08:00:00 UTC  hide  {rude.identity.peer_id}  rude\\nname"
+
+
+async def test_the_command_bans_a_key_that_was_never_seen_and_wants_a_reason(tmp_path: Path) -> None:
+    database = str(tmp_path / "judge.sqlite3")
+    async with open_court(database, tmp_path) as court:
+        stranger = court.peer()
+        assert CliRunner().invoke(app, ["moderate", "ban", stranger.identity.peer_id, "--database", database]).exit_code == 2
+        banned = CliRunner().invoke(app, ["moderate", "ban", stranger.identity.peer_id, "--why", "spam", "--database", database])
+        assert banned.exit_code == 0 and stranger.identity.peer_id in banned.output
+        await noticed(court)
+        assert (await court.ask(stranger)).status_code == 403
+    async with open_court(database, tmp_path) as court:  # after a restart too
+        assert (await court.ask(court.peer())).status_code == 403
