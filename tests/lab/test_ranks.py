@@ -1,7 +1,10 @@
 """`swarmd lab run --engine torch`: real processes that exchange over gloo and loopback; one that dies."""
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +17,7 @@ from swarmd.lab.runs import RunsFailed, RunsProgress, play_all
 RANKS = [sys.executable, "-m", "swarmd.lab.ranks"]
 EXPERIMENT = parse_experiment(
     {
-        "name": "short", "nodes": 2, "rounds": 3, "seeds": 2, "evaluation": {"questions": 1, "answers": 2},
+        "name": "short", "nodes": 2, "rounds": 8, "seeds": 1, "evaluation": {"questions": 1, "answers": 2},
         "setting": [{
             "name": "one", "round": {"local": 2, "external": 2}, "sharing": {"share": "all", "take": "unfiltered"},
             "churn": {"present": 3, "away": 1}, "hostile": {"liars": 0, "poisoners": 1},
@@ -22,6 +25,10 @@ EXPERIMENT = parse_experiment(
     },
     "short.toml",
 )  # fmt: skip
+
+
+def but_for_cpu(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "cpu"} for line in lines]
 
 
 def kill_rank_1() -> None:
@@ -33,24 +40,24 @@ def kill_rank_1() -> None:
 @pytest.mark.slow
 @pytest.mark.net
 def test_a_node_a_process_the_same_lines_each_time_and_a_death_is_told(tmp_path: Path) -> None:
-    first, again = Run("one", 1), Run("one", 2)
+    run = Run("one", 1)
     results = Results.create(tmp_path / "out", EXPERIMENT, "torch")
-
-    def kill(progress: RunsProgress) -> None:
-        if first in progress.playing:
-            kill_rank_1()
-
-    with pytest.raises(RunsFailed, match=r"(?s)1 of 2 runs failed.*one, seed 1: node 1 of 2: .*signal 9"):
-        play_all(results, 1, kill, RANKS)
-    assert results.missing == [first]  # the other went on
-    other = Results.create(tmp_path / "other", EXPERIMENT, "torch")
-    with other.writing(first) as file:
-        file.append({"round": 1})
-    play_all(other, 1, lambda _: None, RANKS)
-    lines, same = ([{k: v for k, v in line.items() if k != "cpu"} for line in each.lines(again)] for each in (results, other))
-    assert lines == same and [line["round"] for line in lines] == [0, 1, 2, 3]
-    assert all(len(line["reward"]) == 2 for line in lines[1:]) and len(lines[3]["evaluation"]["right"]) == 2
+    play_all(results, 1, lambda _: None, RANKS)
+    lines = but_for_cpu(results.lines(run))
+    assert [line["round"] for line in lines] == list(range(EXPERIMENT.rounds + 1))
+    assert all(len(line["reward"]) == 2 for line in lines[1:]) and len(lines[-1]["evaluation"]["right"]) == 2
     assert sum(sum(line["external"]) - sum(line["hostile"]) for line in lines[1:]) > 0  # of each other
     assert "| one |" in markdown(results)
     with pytest.raises(BadResults, match="engine torch, now memory"):
         results.resume(EXPERIMENT)
+
+    def kill(progress: RunsProgress) -> None:
+        if progress.playing.get(run, 0) >= 2:
+            kill_rank_1()
+
+    again = Results.create(tmp_path / "again", EXPERIMENT, "torch")
+    with pytest.raises(RunsFailed, match=r"(?s)1 of 1 runs failed.*one, seed 1: node 1 of 2: .*signal 9"):
+        play_all(again, 1, kill, RANKS)
+    assert again.missing == [run]
+    until_then = but_for_cpu([json.loads(line) for line in again.path(run).with_suffix(".part").read_text().splitlines()])
+    assert len(until_then) >= 3 and until_then == lines[: len(until_then)]

@@ -94,10 +94,11 @@ def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(t
     play_all(results, 2, lambda progress: said.append(progress.sentence()))
     assert not results.missing and said[-1].startswith("4 of 4 runs done")
 
-    results.path(results.runs[2]).unlink()
-    with pytest.raises(RunsFailed, match=r"(?s)1 of 4 runs failed.*2-of-0, seed 2: .*signal 9.*--jobs"):
+    for run in results.runs[2:]:
+        results.path(run).unlink()
+    with pytest.raises(RunsFailed, match=r"(?s)2 of 4 runs failed.*1-of-1, seed 2: .*signal 9.*2-of-0, seed 2: .*signal 9.*--jobs"):
         play_all(results, 1, lambda _: None, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    assert len(results.missing) == 1
+    assert len(results.missing) == 2  # the other went on
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
