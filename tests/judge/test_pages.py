@@ -24,6 +24,7 @@ from judge.reader import Reader
 from judge.service import open_service
 from judge.statistics import wilson
 from judge.store import Store
+from judge.verified.verification import Upload, VerifiedAnswer
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.config.invitation import Invitation, write_invitation
@@ -217,6 +218,35 @@ def test_search_filters_and_order(board: Reader) -> None:
     assert names(board, seen_since=seen) == ["13", "22"]
     page = board.board(BoardView(model="a", limit=1))
     assert (page.listed, page.unlisted, page.matching, page.more_after, page.models) == (4, 1, 2, 1, ["B_%", "a"])
+
+
+def test_nodes_whose_weights_were_evaluated(database: str) -> None:
+    with closing(Store(database, "tiny-9 0123")) as store:
+        for number in range(30):
+            evaluate(store, number + 1, 1.0, PeerId(f"node{number % 3}"))
+        for peer, done in (("node1", True), ("node2", False)):
+            upload = Upload(f"of {peer}", PeerId(peer), "tiny", None, "ab" * 32, 10, 1)
+            store.verified.queued(upload, 1, 1.0)
+            if done:
+                store.verified.done(
+                    upload, 2.0, [VerifiedAnswer("bf", 1, 1.0, 1, "correct", "x", True)], {"receipt": "{}", "signature": ""}
+                )
+        reader = Reader(store.database)
+        assert names(reader, tier="verified") == ["21"] and names(reader, tier="reported") == ["10", "32"]
+        assert [s.record.tier for s in reader.board(BoardView(sort="rank")).standings] == ["reported", "verified", "reported"]
+        standing = reader.standing("node1")
+    shown = {
+        "standing": standing,
+        "segments": [],
+        "segment_rows": views.segment_rows,
+        "specialties": {},
+        "passes": {},
+        "said": [],
+        "history": [],
+    }
+    shown |= {"before": False, "more": None, "now": 3.0, "base": "", "curriculum": "tiny-9", "listed_answers": 10}
+    page = hostile.Parsed(rendering.render("node.html", shown))
+    assert page.faults() == [] and "Verified by the judge" in page.text and "ab" * 32 in page.text and "1 of 1 questions" in page.text
 
 
 def test_the_health_of_the_swarm(board: Reader) -> None:

@@ -278,7 +278,7 @@ def imported(folders: str) -> set[str]:
     "project, folders, extras",
     [
         (".", "swarmd p2p", ["", "8bit", "plot", "hivemind", "qr", "trackio", "wandb", "tensorboard"]),
-        (".", "judge", ["judge"]),
+        (".", "judge", ["judge", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
     ],
