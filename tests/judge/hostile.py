@@ -82,6 +82,7 @@ class Parsed(HTMLParser):
         found += [f"{name}={value}" for name, value in self.attributes if name not in ATTRIBUTES]
         found += [f"{name}={value}" for name, value in self.attributes if name in ("href", "src", "action") and value[:1] not in ("/", "#")]
         found += [f"{name}={value}" for name, value in self.attributes if name in ("href", "src", "action") and value[:2] == "//"]
+        found += [ascii(letter) for letter in set(self.text) if not letter.isprintable() and letter != "\n"]
         return found + ["scripts"] * (self.tags.count("script") != 1)
 
 

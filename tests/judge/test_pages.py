@@ -17,7 +17,7 @@ from benchmarks.overlap import new_shares
 from judge.app import create_app
 from judge.attributes import Attributes
 from judge.config import JudgeSettings
-from judge.leaderboard import BoardView, Record, ScoreTally
+from judge.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing
 from judge.overlap import TRAINING, new_texts
 from judge.pages import drawing, rendering, views
 from judge.reader import Reader
@@ -32,7 +32,7 @@ from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import SAPO_9, TINY_9, Curriculum
 from swarmd.tasks.source import tasks_of
 from swarmd.testing import Clock
-from swarmd.types import Completion
+from swarmd.types import Completion, Task, TaskRef
 from tests.judge import hostile
 from tests.judge.peers import SigningPeer
 from tests.judge.test_store import evaluate, question
@@ -95,7 +95,7 @@ async def test_what_is_asked_for_comes_back_as_text(site: httpx2.AsyncClient) ->
 
 async def test_each_answer_has_its_question_and_why(site: httpx2.AsyncClient) -> None:
     entry = (await answers(site, PEER))[0]
-    task = tasks_of("tiny-9").task(hostile.TaskRef(entry["specialty"], entry["n"]))
+    task = tasks_of("tiny-9").task(TaskRef(entry["specialty"], entry["n"]))
     assert task is not None
     for address in (f"/nodes/{PEER}", f"/evaluations/{entry['evaluation']}"):
         text = hostile.Parsed((await site.get(address)).text).text
@@ -165,11 +165,12 @@ async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
     """50 nodes whose every letter takes five of HTML, or four bytes; every page, JSON and CSV keeps to 100 kB, and what is cut follows."""
     with closing(Store(tmp_path / "judge.sqlite3", f"tiny-9 {TINY_9.digest}")) as store:
         for node in range(50):
-            letter = '"' if node % 2 else "\U0001f9ab"
+            letter = '"' if node % 4 == 0 else "\U0001f9ab"
             said = Attributes(1, letter * 100, letter * 40, "swarm", 4, 4, letter * 64, letter * 64, "cpu")
             answers, steps = [Completion(letter * (16_384 if node == 1 else 1), True)], []
             for number in range(10):
                 asked = replace(question(1_000_000_000 + 10 * node + number, SigningPeer(node).identity.peer_id), attributes=said)
+                asked = replace(asked, task=Task(TaskRef(TINY_9.specialties[number % 9], asked.task.ref.n), "?", {}))
                 steps.append((store.asked, (asked, number, 1.0)))
                 steps.append((store.graded, (asked, answers, [GradeReason.WRONG], 0.5, number, 1.0)))
             store.together(steps)
@@ -294,6 +295,15 @@ def test_drawings_stay_in_their_frame(last: float) -> None:
 def test_a_badge_says_how_sure_the_score_is() -> None:
     assert "pass@1 67% (21%–94%)" in drawing.badge(2 / 3, wilson(2, 3), 3)
     assert "no answers yet" in drawing.badge(0.0, wilson(0, 0), 0)
+
+
+def test_csv_goes_on_where_it_was_cut() -> None:
+    record = Record(PEER, "\U0001f9ab" * 100, 0.0, 0.0, 10, 0, 1.0, ScoreTally(1, 10), said={"name": "\U0001f9ab" * 40})
+    rows = [Standing(rank, record) for rank in range(1, 501)]
+    text, after = views.csv_of(LeaderboardPage(rows, 7, 600, 0, 0, 600))
+    assert len(text.encode()) <= 100_000 and after == 7 + text.count("\n") - 1 < 500
+    assert views.csv_of(LeaderboardPage(rows[:2], 7, 600, 0, 0, 600))[1] == 9
+    assert views.csv_of(LeaderboardPage(rows[:2], 7, 9, 0, 0, 9))[1] is None
 
 
 def test_a_newcomer_has_a_page() -> None:
