@@ -47,6 +47,14 @@ def test_no_other_bytes_pass(data: bytes, with_length: bool, cuts: list[int]) ->
         checked(file, tuple(cuts))
 
 
+@pytest.mark.parametrize("shape", [[3, 4], [12], [4, 3, 1], [2, 6], [], [4, 4]])
+def test_other_shapes(shape: list[int]) -> None:
+    header, data = parts_of(GOOD)
+    header["a.weight"]["shape"] = shape
+    with pytest.raises(UnfitWeights, match="other shapes"):
+        checked(whole(header, data))
+
+
 entries = st.fixed_dictionaries(
     {
         "dtype": st.sampled_from(("F32", "BF16", "F64", "I64", "Q", 3)),
@@ -57,7 +65,10 @@ entries = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("spans", [[(0, 48), (0, 20)], [(0, 48), (47, 67)], [(0, 48), (49, 69)], [(20, 68), (0, 19)], [(0, 68), (0, 68)]])
+OVERLAPS = [[(0, 48), (0, 20)], [(0, 48), (47, 67)], [(0, 48), (49, 69)], [(20, 68), (0, 19)], [(0, 68), (0, 68)], [(0, 48), (40, 68)]]
+
+
+@pytest.mark.parametrize("spans", OVERLAPS)
 def test_tensors_that_overlap_or_leave_gaps(spans: list[tuple[int, int]]) -> None:
     header = {name: {"dtype": "F32", "shape": SHAPES[name], "data_offsets": span} for name, span in zip(SHAPES, spans, strict=True)}
     with pytest.raises(UnfitWeights, match="overlap, leave gaps"):
