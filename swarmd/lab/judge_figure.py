@@ -19,6 +19,7 @@ def draw(panel: Any, found: Mapping[str, Any]) -> None:
         if (begins := found["significant_from"][name]) is not None:
             panel.axvline(begins, color="black", linewidth=0.9, linestyle=style, label=f"p < 0.05 from round {begins} ({words})")
     verdict = found["anytime"]
+    panel.set_ylim(bottom=0)
     panel.set_title(f"{found['model']}\nat any look: {verdict['verdict']}, p = {verdict['p']:.2g}", fontsize=9)
     panel.legend(frameon=False, fontsize=8, loc="upper left")
     panel.grid(alpha=0.2)
