@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
+from judge.moderation import HIDDEN
 from judge.overlap import TRAINING, new_texts
 from judge.pages import drawing, joining, rendering, views
 from judge.reading import Before, BoardQuery, ModelName, PeerName, service_of
@@ -132,11 +133,13 @@ def _add_nodes(app: FastAPI) -> None:
         if found is None:
             raise Refused(NO_SUCH_QUESTION)
         task, graded = service.question(found["specialty"], found["n"]), await service.evaluation(id)
+        shown = graded if found["model"] != HIDDEN else None  # a receipt has all that the peer called itself
+        receipt = shown and service.receipt(shown)["receipt"]
         answers = [] if found["answer"] is None else [(found["answer"], found["ended"], found["reason"], found["reward"])]
         answers += [(a["text"], a["ended"], a["reason"], float(a["reason"] == "correct")) for a in found.get("further", ())]
         return "evaluation.html", {
             "e": {"reason": None, **found}, "question": task and task.question, "solution": task and service.solution(task),
-            "answers": answers, "said": _said(found["model"], found), "receipt": graded and service.receipt(graded)["receipt"],
+            "answers": answers, "said": _said(found["model"], found), "receipt": receipt,
         }  # fmt: skip
 
 

@@ -48,7 +48,8 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         moderation.act(database, "hide", rude.identity.peer_id, "rude\nname", 1_800_000_000.0)
         court.forget_leaderboard()
         pages = ("/", "/?sort=seen", "/v1/leaderboard", "/swarm", "/leaderboard.csv")
-        for page in (*pages, f"/v1/peers/{rude.identity.peer_id}", f"/nodes/{rude.identity.peer_id}"):
+        answered = (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["evaluations"][0]["evaluation"]
+        for page in (*pages, f"/evaluations/{answered}", f"/v1/peers/{rude.identity.peer_id}", f"/nodes/{rude.identity.peer_id}"):
             text = (await court.http.get(page)).text
             assert "rude-words" not in text, page
         assert (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["model"] == "hidden"
