@@ -41,7 +41,7 @@ def _database(settings: JudgeSettings) -> CheckFinding:
     name = shown(url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         return _new("database", Path(str(url.database)), "--database")
-    version, held = look(settings.database)
+    version, held = look(settings.database, settings.shared)
     lessons = find_curriculum(settings.curriculum)
     if held is not None and held != f"{lessons.name} {lessons.digest}":
         return CheckFinding("database", f"{name} holds answers to {held}; give its --curriculum, or another --database", well=False)

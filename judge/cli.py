@@ -112,6 +112,9 @@ def serve(
     verified_questions: Annotated[
         int, typer.Option(envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS", min=1, max=100, help="Asked of each specialty for an upload.")
     ] = 20,
+    shared: Annotated[
+        bool, typer.Option(envvar="SWARMD_JUDGE_SHARED", help="Other judges use this database too: PostgreSQL, and all started so.")
+    ] = False,
     invitation: Annotated[
         str,
         typer.Option(envvar="SWARMD_JUDGE_INVITATION", help="What `swarmd invite` prints: a page shows how to join by it."),
@@ -139,6 +142,7 @@ def serve(
     settings = JudgeSettings(kept, curriculum, deadline, host, port, origins, key, window, proxies)
     settings = replace(
         settings,
+        shared=shared,
         invitation=invitation,
         verified_bytes=verified_bytes,
         verified_models=tuple(verified_model or ("tiny",)),

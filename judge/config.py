@@ -28,6 +28,7 @@ TAKE_SECONDS = 10.0  # and to be taken
 SLOW_READERS = 256  # connections with an answer not yet taken; of one network:
 SLOW_READERS_OF_A_NETWORK = 16
 CONNECTIONS = 4_096
+ABANDONED_SECONDS = 60.0  # after its deadline a question that is open belongs to a judge that is gone
 EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
 LEADERBOARD_SECONDS = 2.0  # a page of the leaderboard is worked out once for all who look within so many seconds
 PROBE_SECONDS = 2.0  # for so long /healthz says what it found,
@@ -65,6 +66,7 @@ class JudgeSettings:
     verified_models: tuple[str, ...] = ("tiny",)  # whose weights are evaluated
     verified_questions: int = 20  # of each specialty
     verified_folder: Path | None = None  # of uploads; None: default_folder
+    shared: bool = False  # other judges use this database too
     invitation: str = ""  # to the swarm, shown on the page "Join"
 
 

@@ -1,4 +1,4 @@
-"""Opens the judge's database: a SQLite file, or PostgreSQL by its address. One judge at a time uses it.
+"""Opens the judge's database: a SQLite file, or PostgreSQL by its address. One judge at a time uses it, or several that share it.
 
 What is committed survives kill -9 and a power cut: SQLite with WAL and synchronous=FULL, PostgreSQL with synchronous_commit=on. A database
 that an older judge made is moved by Alembic when it is opened.
@@ -18,7 +18,8 @@ HEAD = "0009"  # the newest migration
 OLDER = frozenset(f"{number:04}" for number in range(1, int(HEAD)))  # those that are moved
 BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migration that it stands for
 FAILURES = (SQLAlchemyError, JudgeError)  # what a step on the database may raise
-_LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks
+_LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks: held by a judge while it runs,
+_WRITING = _LOCK + 1  # and by one of several judges for a transaction
 
 
 def database_url(database: Path | str) -> URL:
@@ -45,13 +46,16 @@ def shown(url: URL) -> str:
 class Database:
     """An open database of the newest schema. Use it from one thread at a time."""
 
-    def __init__(self, database: Path | str, *, alone: bool = True) -> None:
-        """`alone`: keep other judges out and move an older schema. Otherwise it is only read. Raises DatabaseInUse, DatabaseUnusable."""
+    def __init__(self, database: Path | str, *, alone: bool = True, shared: bool = False) -> None:
+        """`alone`: keep other judges out and move an older schema. Otherwise it is only read. `shared`: other judges that say so may use
+        it too, on PostgreSQL alone; one at a time is in a transaction. Raises DatabaseInUse, DatabaseUnusable."""
         url = database_url(database)
         self.name = shown(url)
+        if shared and url.get_backend_name() == "sqlite":
+            raise DatabaseUnusable(f"{self.name} is a SQLite file, which one judge alone can use; leave --shared out, or use PostgreSQL")
         self._lock = _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
         try:
-            self.engine = _engine(url, alone)
+            self.engine = _engine(url, alone, shared)
             with self.engine.begin() as connection:
                 _migrate(connection, self.name, may_move=alone)
         except ModuleNotFoundError:  # psycopg
@@ -77,7 +81,7 @@ class Database:
             self._lock.close()
 
 
-def look(database: Path | str) -> tuple[str | None, str | None]:
+def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | None]:
     """The schema's version, and name and digest of the curriculum, of a database that is there; None: not yet. It is not moved.
 
     Raises DatabaseInUse, DatabaseUnusable.
@@ -85,7 +89,7 @@ def look(database: Path | str) -> tuple[str | None, str | None]:
     url = database_url(database)
     lock = _lock_file(Path(str(url.database))) if url.get_backend_name() == "sqlite" else None
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
-        engine = _engine(url, alone=True)
+        engine = _engine(url, alone=True, shared=shared)
         try:
             with engine.begin() as connection:
                 version = _known(connection, shown(url))
@@ -119,7 +123,7 @@ def _lock_file(path: Path) -> TextIO:
     return lock
 
 
-def _engine(url: URL, alone: bool) -> Engine:
+def _engine(url: URL, alone: bool, shared: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": 5}} if sqlite else {}
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
@@ -141,9 +145,18 @@ def _engine(url: URL, alone: bool) -> Engine:
         def claim(connection: Any, _record: object) -> None:
             connection.autocommit = True
             connection.execute("SET synchronous_commit = on")
-            if alone and not connection.execute("SELECT pg_try_advisory_lock(%s)", (_LOCK,)).fetchone()[0]:
-                raise DatabaseInUse(f"another judge is using {shown(url)}; stop it, or give this one another --database")
+            lock = "SELECT pg_try_advisory_lock_shared(%s)" if shared else "SELECT pg_try_advisory_lock(%s)"
+            if alone and not connection.execute(lock, (_LOCK,)).fetchone()[0]:
+                raise DatabaseInUse(
+                    f"another judge is using {shown(url)}; stop it, start all with --shared, or give this one another --database"
+                )
             connection.autocommit = False
+
+        if shared:  # no two write at once: what one has read stays so until it has written
+
+            @event.listens_for(engine, "begin")
+            def take_turns(connection: Connection) -> None:
+                connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_WRITING,))
 
     return engine
 

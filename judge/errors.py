@@ -17,5 +17,9 @@ class DatabaseInUse(JudgeError):
     exit_code = 5
 
 
+class NotTogether(JudgeError):
+    """A judge with --shared evaluates no uploads (--verified-bytes): they lie in a folder of its own. Leave one out."""
+
+
 class JudgeCannotListen(JudgeError):
     """The judge cannot listen at its address."""

@@ -32,6 +32,7 @@ NO_SUCH_ANSWER = Refusal(
 NO_SUCH_PEER = Refusal(404, "no peer of this id has asked for an evaluation", "Look it up on the leaderboard.")
 BANNED = Refusal(403, "this judge's operator has banned your key", "Ask the operator why, or use another judge.")
 OTHER_PEER = Refusal(403, "this question was asked of another peer", "Answer only what your own key asked for.")
+ASKED_ELSEWHERE = Refusal(409, "another request of your key arrived at the same time", "Ask again: sign with a larger sequence number.")
 ALREADY_ANSWERED = Refusal(409, "this question has been answered", "A question is answered once. Ask for a new one.")
 TOO_LATE = Refusal(
     410,

@@ -21,15 +21,16 @@ from judge.attributes import Attributes
 from judge.comparison_document import comparison_document
 from judge.config import JudgeSettings
 from judge.database import FAILURES, Database
+from judge.errors import NotTogether
 from judge.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
 from judge.limits import network_of
 from judge.reader import Reader
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.recent import Recent
-from judge.refusals import BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
+from judge.refusals import ASKED_ELSEWHERE, BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
-from judge.store import Grade, Store
+from judge.store import AskedElsewhere, Grade, Store
 from judge.verified.evaluator import Evaluator
 from judge.verified.records import VerificationRecords
 from judge.verified.tier import Court, VerifiedTier, open_tier
@@ -95,8 +96,10 @@ async def open_service(
     `evaluator`: of uploaded weights; None: the usual one.
     """
     lessons = find_curriculum(settings.curriculum)
+    if settings.shared and settings.verified_bytes:
+        raise NotTogether
     with (
-        contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}")) as store,
+        contextlib.closing(Store(settings.database, f"{lessons.name} {lessons.digest}", shared=settings.shared)) as store,
         contextlib.closing(Reader(Database(settings.database, alone=False))) as reader,
         Verifier(lessons) as verifier,
         contextlib.closing(Verifier(lessons)) as maker,  # starts for own tasks alone: their questions do not wait for what is scored
@@ -157,6 +160,7 @@ class JudgeService:
         self._failed = -math.inf  # when the database last could not be used
         self._probe_lock = asyncio.Lock()
         self._banned = reader.banned()
+        self._abandoned = 0.0  # when abandoned questions were looked for; all of them at the first time
 
     @property
     def key(self) -> PeerId:
@@ -170,7 +174,7 @@ class JudgeService:
 
     async def ask(self, signed: Signed, host: str, wish: Wish) -> list[Handed]:
         """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
-        await self.claim(signed)
+        known = await self.claim(signed)
         mine = self.curriculum
         if wish.curriculum != mine.digest:
             raise Refused(
@@ -192,12 +196,12 @@ class JudgeService:
         await self.expire()
         await self._turn_windows()
         self._questions.ask_from(signed.peer, standing.window, standing.asked)
-        await self._draw(signed, asker, wish)
+        await self._draw(signed, asker, wish, known)
         now = self._monotonic()
         mine_now = self._sessions.of(signed.peer)
         return [Handed(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
 
-    async def _draw(self, signed: Signed, asker: Requester, wish: Wish) -> None:
+    async def _draw(self, signed: Signed, asker: Requester, wish: Wish, known: bool) -> None:
         """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
         while len(self._sessions.of(signed.peer)) < wish.questions:
             try:
@@ -212,10 +216,11 @@ class JudgeService:
             try:
                 if outcome.displaced is not None:
                     await self.write(self._store.void, outcome.displaced)
-                await self.write(self._store.asked, outcome.question, signed.sequence, self._wall())
-            except Refused:
+                await self.write(self._store.asked, outcome.question, signed.sequence, self._wall(), not known)
+                known = True
+            except (Refused, AskedElsewhere) as error:
                 self._sessions.withdraw(outcome.question)
-                raise
+                raise error if isinstance(error, Refused) else Refused(ASKED_ELSEWHERE) from None
 
     async def answer(self, signed: Signed, id: str, answers: Sequence[Completion]) -> GradedAnswers:
         """Score and record the answers to a question. The time of the call counts, however long scoring takes. Raises Refused."""
@@ -275,6 +280,14 @@ class JudgeService:
                 await self.expire()
                 await self._turn_windows()
                 await self.heed_moderation()
+                await self._void_abandoned()
+
+    async def _void_abandoned(self) -> None:
+        now = self._wall()
+        if self.settings.shared and now >= self._abandoned + config.ABANDONED_SECONDS:
+            late = now - self.settings.deadline - config.ABANDONED_SECONDS
+            await self.write(self._store.abandoned, self._abandoned and late - 3_600.0, late)
+            self._abandoned = now
 
     async def heed_moderation(self) -> None:
         """Take over which keys the operator has banned."""
@@ -341,13 +354,19 @@ class JudgeService:
             await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
         await self._writer.close()
 
-    async def claim(self, signed: Signed) -> None:
-        """Use the request's sequence number up. Raises Refused, also for a banned key."""
+    async def claim(self, signed: Signed) -> bool:
+        """Use the request's sequence number up. Raises Refused, also for a banned key.
+
+        False: another judge of this database may hear from this peer for the first time too."""
         if signed.peer in self._banned:
             raise Refused(BANNED)
-        floor = -1 if self._sequences.knows(signed.peer) else await self.write(self._store.sequence, signed.peer)
+        if self.settings.shared:
+            floor = await self.write(self._store.claim, signed.peer, signed.sequence)
+        else:
+            floor = -1 if self._sequences.knows(signed.peer) else await self.write(self._store.sequence, signed.peer)
         if refusal := self._sequences.claim(signed, floor):
             raise Refused(refusal)
+        return floor >= 0 or not self.settings.shared
 
     async def _marked(self, question: OpenQuestion, answers: Sequence[Completion]) -> Sequence[GradeReason]:
         self._scoring += len(answers)

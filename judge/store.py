@@ -40,6 +40,7 @@ _PASSED: ColumnElement[Any] = bindparam("at", type_=REAL_NUMBER) - peers.c.round
 _PACE = case(((_ROUNDS > 0) & (_PASSED > 0), _ROUNDS * 3600.0 / _PASSED), else_=peers.c.pace)
 _NAMED = {"round": bindparam("named"), "round_at": bindparam("at"), "pace": _PACE}
 _SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER, **_NAMED)
+_CLAIMED = update(peers).where(_PEER).values(sequence=_HIGHER)
 _SEEN_FIRST = insert(peers).values(low=0.0, recent_right=0, recent_n=0, answered=0, unanswered=0, reward=0.0)
 _ASKED = insert(evaluations).values(state="open")
 _COUNTS = select(peers.c.answered, peers.c.unanswered, peers.c.reward).where(_PEER)
@@ -57,6 +58,10 @@ _TALLY = select(func.count(), func.coalesce(func.sum(case((_newest.c.reward >= 1
 
 
 Counts = Row[*tuple[Any, ...]]
+
+
+class AskedElsewhere(Exception):
+    """Another judge of this database asked the peer its first question at the same time, perhaps for a copy of the same request."""
 
 
 class NotOpen(SQLAlchemyError):
@@ -90,18 +95,19 @@ class PeerStanding:
 class Store:
     """Opened in one thread at a time; the caller sees to that (the app gives it a thread of its own)."""
 
-    def __init__(self, database: Path | str, curriculum: str) -> None:
-        """`curriculum`: name and digest; one database holds one curriculum. Raises DatabaseInUse, DatabaseUnusable."""
-        self.database = Database(database)
+    def __init__(self, database: Path | str, curriculum: str, *, shared: bool = False) -> None:
+        """`curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises DatabaseInUse,
+        DatabaseUnusable."""
+        self.database = Database(database, shared=shared)
         self._together: Connection | None = None  # the transaction that `together` has begun
         self.verified = VerificationRecords(self._begin)
         try:
-            self._prepare(curriculum)
+            self._prepare(curriculum, shared)
         except DatabaseUnusable:
             self.close()
             raise
 
-    def _prepare(self, curriculum: str) -> None:
+    def _prepare(self, curriculum: str, shared: bool) -> None:
         with self._begin() as db:
             held = db.scalar(select(about.c.value).where(about.c.name == "curriculum"))
             if held is None:
@@ -111,8 +117,9 @@ class Store:
                     f"{self.database.name} holds answers to {held}, and this judge asks {curriculum}; "
                     "start it with the same --curriculum, or give another one with --database"
                 )
-            # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
-            db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
+            if not shared:
+                # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
+                db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
     def close(self) -> None:
         self.database.close()
@@ -141,6 +148,21 @@ class Store:
         found = self._known(peer)
         return max(-1 if found is None else int(found.sequence), self.verified.sequence(peer))
 
+    def claim(self, peer: PeerId, sequence: int) -> int:
+        """The highest sequence number recorded for this peer before; -1: it is not known. Of one that is known a higher one is kept: so a
+        number serves once in all judges that share the database."""
+        with self._begin() as db:
+            found = db.execute(_KNOWN, {"of": peer}).one_or_none()
+            if found is not None:
+                db.execute(_CLAIMED, {"of": peer, "claimed": sequence})
+        return -1 if found is None else int(found.sequence)
+
+    def abandoned(self, since: float, before: float) -> None:
+        """Questions of a judge that is gone, which nobody can answer: they count as nothing."""
+        asked = evaluations.c.asked_at.between(since, before)
+        with self._begin() as db:
+            db.execute(update(evaluations).where(evaluations.c.state == "open", asked).values(state="void"))
+
     def standing(self, peer: PeerId) -> PeerStanding:
         """What a peer's next question depends on."""
         found = self._known(peer)
@@ -150,16 +172,19 @@ class Store:
         with self._begin() as db:
             return db.execute(_KNOWN, {"of": peer}).one_or_none()
 
-    def asked(self, question: OpenQuestion, sequence: int, at: float) -> None:
+    def asked(self, question: OpenQuestion, sequence: int, at: float, first: bool = False) -> None:
+        """`first`: nothing is known of the peer, or else raise AskedElsewhere."""
         said = asdict(question.attributes)
         of_round = said.pop("round")
         with self._begin() as db:
             window = question.window.number if question.window else None
             now = {**said, "window_number": window, "window_asked": question.place + 1}
             if db.execute(_SEEN_AGAIN, {**now, "of": question.peer, "at": at, "claimed": sequence, "named": of_round}).rowcount == 0:
-                first = {"peer": question.peer, "nickname": nickname(question.peer), "round": of_round, "round_at": at}
-                first |= {"first_seen": at, "last_seen": at, "sequence": sequence}
-                db.execute(_SEEN_FIRST, {**now, **first})
+                new = {"peer": question.peer, "nickname": nickname(question.peer), "round": of_round, "round_at": at}
+                new |= {"first_seen": at, "last_seen": at, "sequence": sequence}
+                db.execute(_SEEN_FIRST, {**now, **new})
+            elif first:
+                raise AskedElsewhere
             ref = question.task.ref
             row = {"id": question.id, "peer": question.peer, "round": of_round, "answers": question.answers}
             row |= {"window_number": window, "place": question.place}

@@ -65,7 +65,7 @@ class Court:
 
     curriculum: Curriculum
     key: Identity
-    claim: Callable[[Signed], Awaitable[None]]  # uses a sequence number up; raises Refused
+    claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
     score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]  # raises VerifierFailed
     draw: Callable[[int, random.Random], Sequence[Task]]  # held-out questions
