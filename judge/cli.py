@@ -237,20 +237,24 @@ def moderate(
 
 @app.command()
 def export(
-    to: Annotated[Path, typer.Argument(help="A CSV file; - is standard output.")],
+    to: Annotated[Path, typer.Argument(help="A CSV file, or one that ends in .parquet; - is CSV to standard output.")],
     database: Annotated[str | None, DATABASE] = None,
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
     config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:
-    """Write every question and answer as CSV. Names and answers are strangers' text: mind what your spreadsheet makes of it."""
+    """Write every question and answer as CSV or Parquet. Names and answers are strangers' text: mind what your spreadsheet makes of it."""
     with _its_packages():
         from judge import archive
     if str(to) == "-":
         archive.export(database or default_database(curriculum), sys.stdout)
         return
     try:
-        with to.open("x", newline="", encoding="utf-8") as file:
-            rows = archive.export(database or default_database(curriculum), file)
+        if to.suffix == ".parquet":
+            with to.open("xb") as file:
+                rows = archive.export_parquet(database or default_database(curriculum), file)
+        else:
+            with to.open("x", newline="", encoding="utf-8") as text:
+                rows = archive.export(database or default_database(curriculum), text)
     except OSError as error:
         raise CannotWrite(f"cannot write {to}: {error.strerror}; name another file") from None
     print(f"{rows:,} questions written.")

@@ -278,7 +278,7 @@ def imported(folders: str) -> set[str]:
     "project, folders, extras",
     [
         (".", "swarmd p2p", ["", "8bit", "plot", "hivemind", "qr", "trackio", "wandb", "tensorboard"]),
-        (".", "judge", ["judge", "qr"]),
+        (".", "judge", ["judge", "judge-parquet", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
     ],
@@ -286,7 +286,7 @@ def imported(folders: str) -> set[str]:
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported(project: str, folders: str, extras: list[str]) -> None:
     groups, wanted = declared(ROOT / project), imported(folders)
     of_extras = set().union(*(groups[extra] for extra in extras))
-    tested = ("judge", "judge-postgres", "plot", "qr", "tensorboard")
+    tested = ("judge", "judge-parquet", "judge-postgres", "plot", "qr", "tensorboard")
     may = of_extras.union(groups[""], *(groups[extra] for extra in tested if extras == ["dev"]))
     assert wanted - may - UNSEEN == set(), "imported and not declared"
     assert of_extras - wanted - UNSEEN - RUN == set(), "declared and not imported"
