@@ -1,7 +1,6 @@
 """The command line of the judge: `swarmd-judge serve`, and what is done with its database."""
 
 import json
-import logging
 import sys
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ import typer
 
 from judge.config import JudgeSettings, default_database
 from judge.config_file import read_config, settings_of, write_example
+from judge.logs import set_up_logging
 from judge.receipts import checked
 from p2p.errors import OperatorError
 from swarmd.terminal import printable
@@ -115,6 +115,7 @@ def serve(
     shared: Annotated[
         bool, typer.Option(envvar="SWARMD_JUDGE_SHARED", help="Other judges use this database too: PostgreSQL, and all started so.")
     ] = False,
+    log_json: Annotated[bool, typer.Option(envvar="SWARMD_JUDGE_LOG_JSON", help="Log JSON lines, for a collector.")] = False,
     invitation: Annotated[
         str,
         typer.Option(envvar="SWARMD_JUDGE_INVITATION", help="What `swarmd invite` prints: a page shows how to join by it."),
@@ -132,7 +133,7 @@ def serve(
         from swarmd.config.invitation import read_invitation
         from swarmd.tasks.own import find_curriculum
 
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging(as_json=log_json)
     origins, proxies = frozenset(o.rstrip("/") for o in origin or ()), tuple(proxy or ())
     if invitation:
         read_invitation(invitation)  # refused here, and not when somebody reads it

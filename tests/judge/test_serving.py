@@ -276,6 +276,18 @@ def test_refused_at_the_start(tmp_path: Path, changed: dict[str, str], words: st
         serve(settings, lambda url: pytest.fail(f"listens at {url}"))
 
 
+def test_the_log_as_json_lines() -> None:
+    code = (
+        "import logging; from judge.logs import set_up_logging; set_up_logging(as_json=True); log = logging.getLogger('judge')\n"
+        "log.info('not worth a line')\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('cannot use\\nthe %s', 'database')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    (line,) = done.stderr.splitlines()
+    said = json.loads(line)
+    assert (said["level"], said["logger"], said["event"]) == ("error", "judge", "cannot use\nthe database")
+    assert "ZeroDivisionError" in said["exception"] and said["timestamp"].endswith("Z")
+
+
 def test_plain_line_and_environment(tmp_path: Path) -> None:
     options = {"PORT": "0", "CURRICULUM": "tiny-9", "DATABASE": str(tmp_path / "j")}
     environment = {**os.environ, **{f"SWARMD_JUDGE_{name}": value for name, value in options.items()}}

@@ -1,0 +1,27 @@
+"""The judge's log, on standard error: lines for people, or JSON lines for a collector."""
+
+import logging
+import sys
+from typing import Any
+
+
+def set_up_logging(*, as_json: bool) -> None:
+    """Warnings and worse, of every library. Called once, early."""
+    import structlog  # takes a while, and --help needs none
+
+    handler = logging.StreamHandler(sys.stderr)
+    if as_json:
+        stamp: list[Any] = [
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.ExtraAdder(),
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+        ]
+        remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+        handler.setFormatter(
+            structlog.stdlib.ProcessorFormatter(foreign_pre_chain=stamp, processors=[remove, structlog.processors.JSONRenderer()])
+        )
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
