@@ -1,24 +1,26 @@
 """Choices a state folder remembers (swarm, curriculum, bootstrap addresses, judge, model), so that the next `swarmd join` needs no flags.
 
-They are the last that flags, variables or an invitation made (choices.json), but for the model where there is a checkpoint: then it is the
-one that the newest was trained from. What is configured overrides what is remembered, and that is said. Another model than the
-checkpoint's is refused before anything is loaded.
+They are the last that flags, variables or an invitation made (choices.json), and limits that were changed while the node ran. But where
+there is a checkpoint, the model is the one that the newest was trained from. What is configured overrides what is remembered, and that is
+said. Another model than the checkpoint's is refused before anything is loaded.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from swarmd.config.config import NodeConfig
+from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.messages import shown
 from swarmd.config.sources import FLAGS, INVITED, Resolved, flatten, is_valid
+from swarmd.daemon.guest.live_limits import LIVE
 from swarmd.errors import ConfigError
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.state.folder import CHOICES_FILE, write_atomically
 from swarmd.trainer.checkpoint import saved_in
 
 REMEMBERED: Final[Sequence[str]] = ("swarm", "curriculum", "bootstrap", "judge", "model")  # by their flags
+_KEYS: Final[Mapping[str, str]] = {flag: FLAGS[flag] for flag in REMEMBERED} | {f"limits.{name}": f"limits.{name}" for name in LIVE}
 
 
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
@@ -39,7 +41,7 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
     remembered, damaged = _remembered(folder)
     notes += [f"{flag} {shown(value)} in {folder / CHOICES_FILE} cannot be used any more, and is not" for flag, value in damaged.items()]
     for flag, before in remembered.items():
-        key = FLAGS[flag]
+        key = _KEYS[flag]
         now, origin = flatten(config)[key], resolved.origins[key]
         if now == before or (flag == "model" and trained is not None):
             continue
@@ -49,7 +51,7 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
         else:
             notes.append(f"{flag} {_words(now)}, as {origin} says; before it was {_words(before)}")
     if again:
-        notes.append(f"as before: {', '.join(again)}; flags override it, as --judge '' for no judge")
+        notes.append(f"as before: {', '.join(again)}; what is configured overrides it, as --judge '' for no judge")
     return config, notes
 
 
@@ -59,8 +61,17 @@ def remember(resolved: Resolved, folder: Path) -> None:
     chosen = {flag: values[FLAGS[flag]] for flag in REMEMBERED if resolved.origins[FLAGS[flag]].startswith(("--", "SWARMD_", INVITED))}
     if chosen.items() <= kept.items():
         return
+    _write(folder, {**kept, **chosen})
+
+
+def remember_limits(limits: LimitsConfig, folder: Path) -> None:
+    """Remember limits that were changed while the node ran."""
+    _write(folder, _remembered(folder)[0] | {f"limits.{name}": getattr(limits, name) for name in LIVE})
+
+
+def _write(folder: Path, choices: Mapping[str, Any]) -> None:
     try:
-        write_atomically(folder / CHOICES_FILE, {"schema": 1, **kept, **chosen})
+        write_atomically(folder / CHOICES_FILE, {"schema": 1, **choices})
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"{folder / CHOICES_FILE}: cannot be written: {why}. Mend the folder's permissions.") from None
@@ -69,8 +80,8 @@ def remember(resolved: Resolved, folder: Path) -> None:
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What choices.json says, by flag: what can be used, and what cannot."""
     document = _read(folder / CHOICES_FILE)
-    found = {flag: document[flag] for flag in REMEMBERED if flag in document}
-    usable = {flag: value for flag, value in found.items() if is_valid(FLAGS[flag], value)}
+    found = {flag: document[flag] for flag in _KEYS if flag in document}
+    usable = {flag: value for flag, value in found.items() if is_valid(_KEYS[flag], value)}
     return usable, {flag: value for flag, value in found.items() if flag not in usable}
 
 

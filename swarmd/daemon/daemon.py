@@ -26,7 +26,9 @@ from swarmd import link
 from swarmd.config.amounts import rate
 from swarmd.config.config import NodeConfig
 from swarmd.daemon import control
+from swarmd.daemon.choices import remember_limits
 from swarmd.daemon.guest.guest import Guest
+from swarmd.daemon.guest.live_limits import LIVE, changed
 from swarmd.daemon.inviting import invite
 from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judging import Judging
@@ -81,6 +83,7 @@ class Daemon:
     def __init__(self, config: NodeConfig, folder: Path, view: View) -> None:
         self.config, self.view = config, view
         self.exit_code = 0
+        self.limits = config.limits  # as they are now
         check_installed(config.metrics.report_to)
         self.identity = Identity.load_or_create(folder / IDENTITY_FILE)
         self.engine = chosen_engine(config)
@@ -146,6 +149,7 @@ class Daemon:
             "invitation": self._on_invitation,
             "pause": self.guest.on_pause,
             "resume": self.guest.on_resume,
+            "limit": self._on_limit,
             "stop": self._on_stop,
         }
         opening = PageOpening(nursery, handlers)
@@ -341,6 +345,15 @@ class Daemon:
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return invite(self.config, curriculum_of(self.config), self.member.addresses())
+
+    async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keep to other limits from now on, and after the next start, unless the configuration says otherwise."""
+        limits = changed(self.limits, arguments, rates=self.engine is not None and self.engine.name == "libp2p")
+        self.limits = limits
+        self.guest.keep_to(limits)
+        self.status.limits |= {f"limits.{name}": getattr(limits, name) for name in LIVE}
+        remember_limits(limits, self._folder)
+        return {"schema": 1, "limits": self.status.limits}
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         self._stop("swarmd stop")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from swarmd.cli.app import main
+from swarmd.config.config import LimitsConfig
 from swarmd.config.sources import resolve
-from swarmd.daemon.choices import recalled, remember
+from swarmd.daemon.choices import recalled, remember, remember_limits
 from swarmd.errors import ConfigError
 
 QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"
@@ -88,3 +89,16 @@ def test_swarm_curriculum_bootstrap_and_model_are_remembered_too(tmp_path: Path)
     remember(other, tmp_path)
     assert recalled(resolve(None, {}, {}), tmp_path)[0].swarm == config.swarm
     assert recalled(resolve(None, {}, {}), trained(tmp_path, "tiny"))[0].model.name == "tiny"  # a checkpoint's comes first
+
+
+def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices(tmp_path: Path) -> None:
+    remember(resolve(None, {}, {"judge": JUDGE}), tmp_path)
+    remember_limits(LimitsConfig(cpu="25 %", state="9 GB"), tmp_path)
+    config, (note,) = recalled(resolve(None, {}, {}), tmp_path)
+    assert (config.limits, config.judge.url) == (LimitsConfig(cpu="25 %"), JUDGE) and "limits.cpu 25 %" in note
+    config, notes = recalled(resolve(None, {"SWARMD_LIMITS_CPU": "50 %"}, {}), tmp_path)
+    assert config.limits.cpu == "50 %" and any("SWARMD_LIMITS_CPU says; before it was 25 %" in note for note in notes)
+    remember(resolve(None, {}, {"swarm": "other"}), tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].limits.cpu == "25 %"
+    remember_limits(LimitsConfig(), tmp_path)
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].limits == LimitsConfig()

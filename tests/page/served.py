@@ -74,7 +74,8 @@ class Node:
 
             return tell
 
-        return {"status": status, "peers": peers} | {name: told(name) for name in ("pause", "resume", "stop", "network", "invitation")}
+        others = ("pause", "resume", "limit", "stop", "network", "invitation")
+        return {"status": status, "peers": peers} | {name: told(name) for name in others}
 
     async def ask(self, request: str, *headers: str, body: str = "", host: str | None = None) -> tuple[int, str, str]:
         """Status, head and body of the answer to "GET /path"; headers as "name: value"."""

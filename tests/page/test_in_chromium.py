@@ -113,6 +113,25 @@ async def test_stop_is_asked_again_and_a_hidden_page_costs_nothing(tmp_path: Pat
     assert [name for name, _ in node.told] == ["stop"]
 
 
+async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tmp_path: Path) -> None:
+    limits = {"limits.cpu": "100 %", "limits.month": "20 GB"}
+    node = Node({**document(engine={"name": "hivemind", "why": ""}), "limits": limits})
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        tab.run("document.querySelector('#limits summary').click()")
+        tab.run("document.getElementById('limit-cpu').value = '25 %', document.getElementById('limit-cpu').focus()")
+        node.document = {**node.document, "state": "paused"}
+        tab.until("document.getElementById('state').textContent.includes('paused')")
+        assert tab.run("document.activeElement.value") == "25 %"
+        tab.press("Enter")
+        tab.until("document.getElementById('said').textContent.includes('keeps to these limits')")
+
+    assert await in_browser(node, tmp_path, look) == []
+    assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
+
+
 async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:
     node = full()
     node.document = poisoned(node.document) | {"usage": USAGE, "given": GIVEN}

@@ -20,7 +20,12 @@ class Traffic:
         self.up = self.down = 0  # bytes, so far
         self._stop_at = float("inf")
         self._on_stop: Callable[[], None] = lambda: None
-        self._limits = tuple(_RateGate(rate, clock) if rate else None for rate in (up, down))
+        self._clock = clock
+        self.limit(up, down)
+
+    def limit(self, up: float | None, down: float | None) -> None:
+        """Other limits from now on. Who waits already waits as long as before."""
+        self._limits = tuple(_RateGate(rate, self._clock) if rate else None for rate in (up, down))
 
     def count(self, up: int = 0, down: int = 0) -> None:
         self.up, self.down = self.up + up, self.down + down
@@ -28,7 +33,7 @@ class Traffic:
             self._stop_at = float("inf")
             self._on_stop()
 
-    def stop_after(self, size: int, on_stop: Callable[[], None]) -> None:
+    def stop_after(self, size: float, on_stop: Callable[[], None]) -> None:
         """Call on_stop once so many bytes more were counted."""
         self._stop_at, self._on_stop = self.up + self.down + size, on_stop
 

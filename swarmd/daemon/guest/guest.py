@@ -16,8 +16,8 @@ import trio
 
 from p2p.engines.common.traffic import Traffic
 from swarmd import link
-from swarmd.config.amounts import percent, size
-from swarmd.config.config import NodeConfig
+from swarmd.config.amounts import percent, rate, size
+from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.daemon.guest.conditions import OVERRIDE, MachineFacts, PauseCause, PauseConditions
 from swarmd.daemon.guest.cpu_share import CpuShare
 from swarmd.daemon.guest.energy import READ_EVERY, EnergyMeter
@@ -67,10 +67,8 @@ class Guest:
         probes = Probes(config.when)
         self._look, self._unknown = look or probes.look, probes.unknown
         self._conditions, self._asked = PauseConditions(config.when), UserPause(folder / PAUSE_FILE, clock)
-        share, cores = percent(config.limits.cpu), psutil.cpu_count() or 1
         self._energy, self._on_gpu = EnergyMeter(), on_gpu
-        self._share = CpuShare(share * cores, clock()) if share < 1 else None
-        self._budget = size(config.limits.month) if config.limits.month else None
+        self._share, self._budget = self._share_of(config.limits), self._budget_of(config.limits)
         self._leaves_when_metered = config.when.metered == "alone"
         self._moved = (traffic.up, traffic.down)
         self._ours = self._ours_read = 0.0  # CPU seconds since the last look, and since energy was read
@@ -80,6 +78,22 @@ class Guest:
         self._told: link.ToTrainer = link.Resume()
         self.pauses: list[PauseCause] = []
         self.away: list[PauseCause] = []  # why it has left the swarm
+
+    def keep_to(self, limits: LimitsConfig) -> None:
+        """Other limits from now on."""
+        self._share, self._budget = self._share_of(limits), self._budget_of(limits)
+        self._traffic.limit(*(rate(text) if text else None for text in (limits.up, limits.down)))
+        self._resting = False
+        self._limit_traffic()
+        self._decide()
+
+    def _share_of(self, limits: LimitsConfig) -> CpuShare | None:
+        share = percent(limits.cpu)
+        return CpuShare(share * (psutil.cpu_count() or 1), self._clock()) if share < 1 else None
+
+    @staticmethod
+    def _budget_of(limits: LimitsConfig) -> int | None:
+        return size(limits.month) if limits.month else None
 
     def begin(self) -> None:
         """Before the member is run: with its budget used up, it does not even knock."""
@@ -201,8 +215,8 @@ class Guest:
 
     def _limit_traffic(self) -> None:
         """Be told at the byte with which the month's budget ends."""
-        if self._budget is not None:
-            self._traffic.stop_after(self._budget - self.ledger.this_month.bytes_moved, self._on_budget_spent)
+        left = float("inf") if self._budget is None else self._budget - self.ledger.this_month.bytes_moved
+        self._traffic.stop_after(left, self._on_budget_spent)
 
     def _on_budget_spent(self) -> None:
         self.count()

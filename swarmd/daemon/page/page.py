@@ -16,7 +16,7 @@ from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 
 REFRESH = 1.0  # seconds between two looks at the node while a page is shown
 QUIET = 15.0  # seconds without news after which a page hears that the node is there
-ALLOWED = ("pause", "resume", "stop")  # operations of the control API that the page may ask for
+ALLOWED = ("pause", "resume", "limit", "stop")  # operations of the control API that the page may ask for
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {

@@ -41,7 +41,13 @@ _COSTS = (  # title, key of the usage, what it is divided by, digits
 )
 _NO_COMPARISON = "Rounds alone come at other times of the training, so the two means are no fair comparison; swarmd demo makes one."
 _NO_LIMIT = ("100 %", "normal")
-_CHANGE_LIMITS = "Change them in the file that swarmd config path names, then stop the node and join again."
+_LIVE_LIMITS = (  # name, label, hint
+    ("cpu", "Share of the CPU", "such as 25 %"),
+    ("month", "Bytes in a month", "such as 20 GB"),
+    ("up", "Sent, a second", "such as 200 kB/s"),
+    ("down", "Received, a second", "such as 200 kB/s"),
+)
+_OTHER_LIMITS = "The other limits, and when the node pauses, are in the file that swarmd config path names; they hold from the next join."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
 Document = Mapping[str, Any]
@@ -82,7 +88,7 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
         "peers": _peers(document, peers, now),
         "refused": _refused(document),
         "judge": _card("Judge", _paragraph(judge_words(judge))) if (judge := document.get("judge")) else "",
-        "limits": _limits(document.get("limits") or {}),
+        "limits": _limits(document.get("limits") or {}, rates=(document.get("engine") or {}).get("name") == "libp2p"),
         "node": _node(document, now),
     }
 
@@ -197,10 +203,20 @@ def _refused(document: Document) -> str:
     return _card("Refused", _table(("Count", "Why", "What to do"), cells))
 
 
-def _limits(limits: Mapping[str, Any]) -> str:
-    """Settings that limit the node, but for those that are off."""
+def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
+    """Settings that limit the node, but for those that are off, and what can be changed here. rates: `up` and `down`, too."""
+    if not limits:
+        return ""
     on = [(key, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value) for key, value in limits.items() if value]
-    return _card("Limits", _facts(item for item in on if item[1] not in _NO_LIMIT) + _paragraph(_CHANGE_LIMITS)) if limits else ""
+    inputs = "".join(
+        f'<label for="limit-{name}">{label}</label><input id="limit-{name}" name="{name}" autocomplete="off" maxlength="40" '
+        f'placeholder="no limit, or {hint}" value="{_text(limits.get(f"limits.{name}"))}">'
+        for name, label, hint in _LIVE_LIMITS
+        if rates or name not in ("up", "down")
+    )
+    form = f'<form data-operation="limit" data-done="The node keeps to these limits from now on.">{inputs}<button>Set</button></form>'
+    change = f"<details><summary>Change limits</summary>{form}{_paragraph(_OTHER_LIMITS)}</details>"
+    return _card("Limits", _facts(item for item in on if item[1] not in _NO_LIMIT) + change)
 
 
 def _node(document: Document, now: float) -> str:

@@ -69,13 +69,13 @@ function listen() {
   };
 }
 
-async function ask(button) {
+async function ask(button, request = button.dataset.request, done = "") {
   if (button.ariaBusy === "true" || (button.dataset.ask && !confirm(button.dataset.ask))) return;
   button.ariaBusy = "true";  // not disabled: it would lose the keyboard's place
   try {
     const headers = { Authorization: "Bearer " + token, "Content-Type": "application/json" };
-    const reply = await (await fetch("/control", { method: "POST", headers, body: button.dataset.request })).json();
-    said.textContent = reply.ok ? "" : reply.error;
+    const reply = await (await fetch("/control", { method: "POST", headers, body: request })).json();
+    said.textContent = reply.ok ? done : reply.error;
   } catch {
     said.textContent = "The node does not answer.";
   }
@@ -85,6 +85,11 @@ async function ask(button) {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-request]");
   if (button) ask(button);
+});
+document.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const { operation, done } = event.target.dataset;
+  ask(event.target.querySelector("button"), JSON.stringify({ operation, arguments: Object.fromEntries(new FormData(event.target)) }), done);
 });
 document.addEventListener("visibilitychange", () => {  // a page that nobody sees costs the node nothing
   if (!document.hidden) return listen();
