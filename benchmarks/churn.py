@@ -86,23 +86,23 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     up = receiving = None
     if process == "daemon":
         up, receiving = _rejoin(node, swarm)
+    if process != "verifier":  # before it resumes, metrics.jsonl may hold a round that ended between our look and the kill
+        _until(lambda: _resumed(node, log_before) is not None, f"{node.name} to go on from a checkpoint", swarm)
     _until(lambda: _round(node) > before, f"{node.name} to finish a round after the loss of its {process}", swarm)
     for other in swarm:
         if other is not node:
             _until(lambda other=other: _round(other) > others[other.name], f"{other.name} to go on", swarm)  # type: ignore[misc]
-    said = node.log.read_bytes()[log_before:].decode(errors="replace")
-    resumed = re.findall(r"resumed after round (\d+)", said)
     after = node.status()
     return Kill(
         node=node.name,
         process=process,
         round_before=before,
         round_saved=saved,
-        round_resumed=int(resumed[-1]) if resumed else (None if process == "verifier" else 0),
+        round_resumed=_resumed(node, log_before),
         up_seconds=up,
         receiving_seconds=receiving,
         same_peer=after is not None and after["peer_id"] == node.peer_id,
-        damaged=said.count(" is damaged"),
+        damaged=_said(node, log_before).count(" is damaged"),
         others_advanced=all(_round(other) > others[other.name] for other in swarm if other is not node),
     )
 
@@ -121,6 +121,17 @@ def _rejoin(node: LocalNode, swarm: Sequence[LocalNode]) -> tuple[float, float]:
 def _round(node: LocalNode) -> int:
     lines = node.lines()
     return int(lines[-1]["round"]) if lines else 0
+
+
+def _said(node: LocalNode, start: int) -> str:
+    """Its log from this byte on."""
+    return node.log.read_bytes()[start:].decode(errors="replace")
+
+
+def _resumed(node: LocalNode, start: int) -> int | None:
+    """The round that it says it went on from; None where it did not say so yet."""
+    found = re.findall(r"resumed after round (\d+)", _said(node, start))
+    return int(found[-1]) if found else None
 
 
 def _saved(node: LocalNode) -> int:

@@ -116,9 +116,10 @@ class Forger:
         return self.signed(self.honest, f"{V1}/{self._rng.choice(self.answered)}/answer", GIVEN)
 
     def stale(self) -> Request:
-        """An older sequence number of its own."""
+        """A sequence number of its own that was used up, or an older one. (What is malformed uses none up, so one is used up here.)"""
+        self.send(self.signed(self.other, V2, ASK_2))
         target, body = f"{V2}/{self.own}/answers", encode({"answers": [GIVEN]})
-        sequence = self._rng.randrange(self.other.sequence)
+        sequence = self._rng.randrange(self.other.sequence + 1)
         return Request("POST", target, self.other.headers("POST", target, body, sequence), body)
 
     def misdirected(self) -> Request:
