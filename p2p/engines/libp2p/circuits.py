@@ -21,8 +21,8 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 
 from p2p.address import Endpoint, parse_bootstrap
 from p2p.engines.libp2p.hole_punching import HolePunching
-from p2p.engines.libp2p.network import Circuit, circuit, close_socket, remote_address, remote_host
-from p2p.engines.libp2p.relay import HOP, PATIENCE, receive, send
+from p2p.engines.libp2p.network import Circuit, circuit, close_socket, direct, remote_address, remote_host
+from p2p.engines.libp2p.relay import HOP, PATIENCE, drop, receive, send
 from p2p.errors import BadAddress
 from p2p.nat.dial_back import ask_members, can_be_dialled
 from p2p.netgroup import LOCAL, group_of_host, is_public
@@ -123,15 +123,15 @@ class Circuits:
         """
         found = []
         for peer in self._network.get_connections_map():
-            direct = [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
+            dialled = [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
             name = PeerId(str(peer))
             named = name in self._book and bool(self._book[name].pinned)
-            if direct and (named or group_of_host(remote_host(direct[0])) != LOCAL) and self._speaks(peer):
-                found.append((not named, direct[0]._created_at, name))
+            if dialled and (named or group_of_host(remote_host(dialled[0])) != LOCAL) and self._speaks(peer):
+                found.append((not named, dialled[0]._created_at, name))
         return [name for _, _, name in sorted(found)]
 
     def _direct(self, peer: Any) -> list[Any]:
-        return [connection for connection in self._network.get_connections(peer) if circuit(connection) is None]
+        return direct(self._network.get_connections(peer))
 
     def _speaks(self, peer: Any) -> bool:
         with contextlib.suppress(Exception):  # it has not said yet what it speaks
@@ -152,8 +152,7 @@ class Circuits:
         except Exception as error:  # the relay is gone, or the peer behind it does not prove who it is
             log.debug("no circuit to %s through %s: %r", peer, relay, error)
         if stream is not None:
-            with contextlib.suppress(Exception), trio.CancelScope(shield=True):
-                await stream.reset()
+            await drop(stream)
         return False
 
     async def take_in(self, stream: Any) -> None:
@@ -173,8 +172,7 @@ class Circuits:
                 await self._welcome(Circuit(stream, False, relay), source)
         finally:
             self._inbound -= 1
-            with contextlib.suppress(Exception), trio.CancelScope(shield=True):
-                await stream.reset()
+            await drop(stream)
 
     async def _welcome(self, raw: Circuit, source: Any) -> None:
         """Until the connection ends."""
@@ -205,7 +203,7 @@ class Circuits:
 
     async def _dialable(self) -> bool | None:
         """As members say that try it. None: none of them could tell."""
-        those = [(peer, direct[0]) for peer in self._network.get_connections_map() if (direct := self._direct(peer))]
+        those = [(peer, ours[0]) for peer in self._network.get_connections_map() if (ours := self._direct(peer))]
         far = [(peer, one) for peer, one in those if group_of_host(remote_host(one)) not in (LOCAL, None)]
         far.sort(key=lambda pair: pair[1].direction.name != "OUTBOUND")  # whom we dialled sees the address that others would dial
         results = await ask_members(self._ask, [PeerId(str(peer)) for peer, _ in far], self._port)
@@ -230,14 +228,16 @@ class Circuits:
         try:
             with trio.fail_after(PATIENCE):
                 stream = await self._host.new_stream(ID.from_string(relay), [HOP])
-                await send(stream, HopMessage(type=HopMessage.RESERVE))
-                answer = await receive(stream, HopMessage)
-                await stream.close()
+                try:
+                    await send(stream, HopMessage(type=HopMessage.RESERVE))
+                    answer = await receive(stream, HopMessage)
+                finally:
+                    await drop(stream)
         except Exception as error:  # it is gone, or does not relay
             log.debug("%s takes no reservation: %r", relay, error)
             return None
-        now, until, direct = self._clock(), float(answer.reservation.expire), self._direct(ID.from_string(relay))
-        if answer.status != StatusCode.OK or until <= now or not direct:
+        now, until, held = self._clock(), float(answer.reservation.expire), self._direct(ID.from_string(relay))
+        if answer.status != StatusCode.OK or until <= now or not held:
             log.debug("%s takes no reservation: %s", relay, answer.status)
             return None
-        return _Reservation(f"{remote_address(direct[0])}/p2p/{relay}", now + RENEW * (until - now), until)
+        return _Reservation(f"{remote_address(held[0])}/p2p/{relay}", now + RENEW * (until - now), until)

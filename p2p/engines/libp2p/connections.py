@@ -15,7 +15,7 @@ from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.common.discovery import AddressRecord, Dialled
-from p2p.engines.libp2p.network import circuit, close_socket, heard_at, remote_address, remote_host
+from p2p.engines.libp2p.network import circuit, close_socket, direct, heard_at, remote_address, remote_host
 from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.topic import Topic
@@ -159,9 +159,9 @@ class Libp2pConnections:
             now = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for peer, connections in list(self._network.get_connections_map().items()):
-                    direct = [connection for connection in connections if circuit(connection) is None]  # a relay ends what is silent
-                    if direct and all(now - heard_at(connection) >= PING_AFTER for connection in direct):
-                        nursery.start_soon(_ping_one, peer, direct)
+                    ours = direct(connections)  # a relay ends what is silent
+                    if ours and all(now - heard_at(connection) >= PING_AFTER for connection in ours):
+                        nursery.start_soon(_ping_one, peer, ours)
 
 
 async def _ping_one(peer: Any, connections: Sequence[Any]) -> None:

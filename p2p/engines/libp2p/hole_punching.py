@@ -16,8 +16,8 @@ from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.address import Endpoint, parse_endpoint
-from p2p.engines.libp2p.network import circuit
-from p2p.engines.libp2p.relay import receive, send
+from p2p.engines.libp2p.network import circuit, direct
+from p2p.engines.libp2p.relay import drop, receive, send
 from p2p.nat.dial_back import MIN_PORT
 from p2p.netgroup import is_public
 from p2p.rate_limit import TokenBucket
@@ -46,7 +46,7 @@ class HolePunching:
                     await self._begin(peer)
                 except Exception as error:  # it refuses, knows no hole punching, or says something else
                     log.debug("no hole punching with %s: %r", peer, error)
-            if self._direct(peer):
+            if direct(self._network.get_connections(peer)):
                 return
             await trio.sleep(AGAIN)
 
@@ -61,7 +61,7 @@ class HolePunching:
             await trio.sleep(half)
             await self._dial(peer, there, self._network.dial_addr_as_responder)
         finally:
-            await _end(stream)
+            await drop(stream)
 
     async def handle(self, stream: Any) -> None:
         """The handler: a peer that we dialled through a relay begins. Nobody else may."""
@@ -74,13 +74,10 @@ class HolePunching:
                 await _told(stream, HolePunch.SYNC)
                 await self._dial(peer, there, self._network.dial_addr)
         finally:
-            await _end(stream)
+            await drop(stream)
 
     def _connect(self) -> HolePunch:
         return HolePunch(type=HolePunch.CONNECT, ObsAddrs=[multiaddr.Multiaddr(address).to_bytes() for address in self._here()])
-
-    def _direct(self, peer: Any) -> bool:
-        return any(circuit(connection) is None for connection in self._network.get_connections(peer))
 
     async def _dial(self, peer: Any, addresses: Sequence[str], dial: Any) -> None:
         async def one(address: str) -> None:
@@ -93,7 +90,7 @@ class HolePunching:
             async with trio.open_nursery() as nursery:
                 for address in addresses:
                     nursery.start_soon(one, address)
-        if self._direct(peer):
+        if direct(self._network.get_connections(peer)):
             log.info("%s: connected without the relay, by hole punching", peer)
 
 
@@ -114,8 +111,3 @@ async def _told(stream: Any, wanted: int) -> Sequence[bytes]:
     if message.type != wanted:
         raise ValueError(f"message of type {message.type}")
     return list(message.ObsAddrs)
-
-
-async def _end(stream: Any) -> None:
-    with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # the circuit may be gone by now
-        await stream.reset()

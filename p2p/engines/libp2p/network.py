@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import trio
@@ -291,6 +291,11 @@ class Network(Swarm):  # type: ignore[misc]
 def circuit(connection: Any) -> Circuit | None:
     """What carries it, where that is a relay. connection: of the network or of the muxer."""
     return _circuit_below(getattr(connection, "muxed_conn", connection).secured_conn)
+
+
+def direct(connections: Iterable[Any]) -> list[Any]:
+    """Those of them that go through no relay."""
+    return [connection for connection in connections if circuit(connection) is None]
 
 
 def _circuit_below(secured: Any) -> Circuit | None:

@@ -7,7 +7,7 @@ import trio
 from libp2p.kad_dht.provider_store import ProviderStore
 
 from p2p.engines.common.discovery import AddressRecord
-from p2p.engines.libp2p.network import circuit
+from p2p.engines.libp2p.network import direct
 from p2p.engines.libp2p.stack import Stack
 from p2p.topic import Topic
 from p2p.types import PeerId, Unanswered
@@ -31,7 +31,7 @@ class Libp2pProviderRecords:
     async def _providers(self, key: bytes) -> list[AddressRecord]:
         dht, host = self._stack.dht, self._stack.host
         for peer, connections in host.get_network().get_connections_map().items():
-            if any(circuit(connection) is None for connection in connections):
+            if direct(connections):
                 await dht.add_peer(peer)
         # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
         lookup = _Lookup(host=host, peer_routing=dht.peer_routing)

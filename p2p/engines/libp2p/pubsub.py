@@ -14,7 +14,7 @@ from libp2p.pubsub.score import ScoreParams
 
 from p2p.admission.reputation import SHUNNED
 from p2p.engines.libp2p.metering import ITEM, READ, Meter, MeteredStream, cost
-from p2p.engines.libp2p.network import circuit
+from p2p.engines.libp2p.network import circuit, direct
 from p2p.envelope import MAX_FRAME
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
@@ -127,7 +127,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
 
     async def _handle_new_peer(self, peer_id: Any) -> None:
         """Gossip does not go through relays. A direct connection that is made later is a new peer."""
-        if any(circuit(connection) is None for connection in self.host.get_network().get_connections(peer_id)):
+        if direct(self.host.get_network().get_connections(peer_id)):
             await super()._handle_new_peer(peer_id)
 
     async def stream_handler(self, stream: Any) -> None:

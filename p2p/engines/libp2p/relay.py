@@ -20,7 +20,7 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 
 from p2p.engines.common.request_response import Broken
-from p2p.engines.libp2p.network import circuit, remote_host
+from p2p.engines.libp2p.network import circuit, direct, remote_host
 from p2p.engines.libp2p.streams import IncomingStream
 from p2p.netgroup import machine_of_host
 from p2p.rate_limit import TokenBucket, TokenBuckets
@@ -61,6 +61,12 @@ async def receive(stream: Any, kind: Any) -> Any:
         message = kind()
         message.ParseFromString(await read_varint_prefixed_bytes_limited(stream, MAX_MESSAGE))
         return message
+
+
+async def drop(stream: Any) -> None:
+    """End a stream that nothing is expected of any more, whatever state it is in."""
+    with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # it, or what carries it, may be gone by now
+        await stream.reset()
 
 
 class Relay:
@@ -113,7 +119,7 @@ class Relay:
     def _holds(self, peer: Any, now: float) -> bool:
         """A reservation ends with the peer's own connection."""
         until, _ = self._reserved.get(peer, (0.0, ""))
-        return until > now and any(circuit(connection) is None for connection in self._network.get_connections(peer))
+        return until > now and bool(direct(self._network.get_connections(peer)))
 
     def _limit(self) -> Limit:
         return Limit(duration=int(self._limits.seconds), data=self._limits.size)
