@@ -31,14 +31,15 @@ class EvaluationFailed(Exception):
 
 class Evaluator:
     def __init__(self, seconds: float, command: Sequence[str] = COMMAND) -> None:
-        """`seconds`: of an evaluation, by the clock on the wall."""
+        """seconds: of an evaluation, by the clock on the wall. command: the worker's; our process id and the weights' descriptor follow."""
         self._seconds, self._command = seconds, tuple(command)
 
     def describe(self, models: Sequence[str]) -> dict[str, ModelTensors]:
         """Names and shapes of the models' tensors. They are the operator's, and downloaded if they have to be. Raises VerifiedUnusable."""
         request = msgspec.json.encode(DescribeRequest(tuple(models)))
         try:
-            done = subprocess.run(self._command, input=request, stdout=subprocess.PIPE, timeout=START_SECONDS, check=False)
+            command = (*self._command, str(os.getpid()))
+            done = subprocess.run(command, input=request, stdout=subprocess.PIPE, timeout=START_SECONDS, check=False)
             reply = msgspec.json.decode(done.stdout, type=Reply)
         except (subprocess.TimeoutExpired, msgspec.MsgspecError) as error:
             raise VerifiedUnusable(f"the process that evaluates weights does not start ({type(error).__name__})") from None
@@ -53,8 +54,9 @@ class Evaluator:
         with weights.open("rb") as file:
             number = file.fileno()
             process = await asyncio.create_subprocess_exec(
-                *self._command, str(number), stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(number,), env=_offline()
-            )
+                *self._command, str(os.getpid()), str(number), stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(number,),
+                env=_offline(),
+            )  # fmt: skip
         try:
             async with asyncio.timeout(self._seconds):
                 received = await _exchange(process, msgspec.json.encode(request))

@@ -6,7 +6,6 @@ answers are.
 """
 
 import os
-import signal
 import sys
 from hashlib import sha256
 
@@ -90,14 +89,14 @@ def _given(answer: Completion) -> GivenAnswer:
 
 
 def main() -> None:
-    seccomp.die_with_parent(signal.SIGKILL)
+    seccomp.die_with_parent(int(sys.argv[1]))
     os.nice(NICE)
     replies = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)  # prints cannot mix with the reply
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
     try:
-        reply = described(request) if isinstance(request, DescribeRequest) else answered(request, int(sys.argv[1]), replies)
+        reply = described(request) if isinstance(request, DescribeRequest) else answered(request, int(sys.argv[2]), replies)
     except OperatorError as error:  # the judge's own model cannot be opened
         reply = WorkerRefusal(str(error))
     except MemoryError:

@@ -239,9 +239,8 @@ def _reply(requests: int, marker: Marker) -> Judgements | Made | VerifierRefused
 def _become_worker(jobs: int, results: int, verifier: int, work: Work) -> NoReturn:
     """Never returns and never raises: the forked copy of the verifier's stack must not run on."""
     try:
-        seccomp.die_with_parent(signal.SIGKILL)
-        if os.getppid() == verifier:
-            _be_worker(jobs, results, work)
+        seccomp.die_with_parent(verifier)
+        _be_worker(jobs, results, work)
     finally:
         os._exit(1)
 

@@ -6,7 +6,9 @@ Every other system call fails with EPERM, so that one we did not think of is an 
 
 import ctypes
 import errno
+import os
 import platform
+import signal
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -94,9 +96,12 @@ def install() -> bool:
     return _prctl(PR_SET_NO_NEW_PRIVS, 1) and _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(header))
 
 
-def die_with_parent(signal: int) -> bool:
-    """Have the kernel send this process `signal` when its parent is gone. False where there is no such thing."""
-    return sys.platform == "linux" and _prctl(PR_SET_PDEATHSIG, signal)
+def die_with_parent(parent: int) -> bool:
+    """Have the kernel kill this process when its parent (a process id) is gone, or now if it is. False where it cannot."""
+    held = sys.platform == "linux" and _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the kernel tells no more of it
+        signal.raise_signal(signal.SIGKILL)
+    return held
 
 
 def _prctl(option: int, *arguments: int) -> bool:

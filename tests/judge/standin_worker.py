@@ -1,7 +1,6 @@
 """Stands in for judge/verified/worker.py where a test needs no model: the same messages, and models named after what goes wrong."""
 
 import os
-import signal
 import sys
 import time
 
@@ -18,13 +17,13 @@ BASE = "0123456789abcdef"
 
 
 def main() -> None:
-    seccomp.die_with_parent(signal.SIGKILL)
+    seccomp.die_with_parent(int(sys.argv[1]))
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
     if isinstance(request, DescribeRequest):
         tensors = ModelTensors(BASE, SHAPES, ADAPTER)
         sys.stdout.buffer.write(msgspec.json.encode(ModelDescriptions(True, dict.fromkeys(request.models, tensors))))
         return
-    weights = os.read(int(sys.argv[1]), 10**6)
+    weights = os.read(int(sys.argv[2]), 10**6)
     contain(request.memory, request.cpu)
     if request.model == "hangs":
         time.sleep(600)

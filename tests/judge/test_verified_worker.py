@@ -2,13 +2,15 @@
 
 import asyncio
 import random
+import signal
+import subprocess
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from judge.verified.evaluator import Evaluator
+from judge.verified.evaluator import COMMAND, START_SECONDS, Evaluator
 from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.weights_check import WeightsCheck
 from swarmd.policy.models.tiny import WEIGHTS
@@ -49,3 +51,9 @@ def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
     nothing = whole(header, bytes(len(data)))
     WeightsCheck(len(nothing), sha256(nothing).hexdigest(), shapes).feed(nothing)
     assert [row[0] for row in given.answers(nothing, 2)] == [row[0] for row in answers]  # an adapter of zeros changes nothing
+
+
+def test_it_does_not_outlive_a_judge_that_was_killed_as_it_started() -> None:
+    """Its parent has another id by then."""
+    worker = subprocess.run((*COMMAND, "1", "0"), stdin=subprocess.DEVNULL, timeout=START_SECONDS, check=False)
+    assert worker.returncode == -signal.SIGKILL
