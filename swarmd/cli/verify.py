@@ -59,8 +59,12 @@ def verify(
         url = judges_of([judge] if judge else None, config, folder)[0]
         try:
             check_evaluation(url, what, folder, curriculum, as_json)
-        except NothingThere:  # then it is an upload's, or nobody's
-            _tell(weights_upload.outcome(url, what), as_json)
+        except NothingThere:
+            try:
+                found = weights_upload.outcome(url, what)
+            except NothingThere:
+                raise ConfigError(f"the judge at {url} has no evaluation and no upload of this id; check the id, and --judge.") from None
+            _tell(found, as_json)
         return
     node, _ = recalled(resolve(config_file(config), os.environ, {"judge": judge, "model": model}), folder)
     if node.judge.url in ("", "auto"):

@@ -44,9 +44,8 @@ def examine(
     found = [EvidenceCheck("signature", True, f"signed by the judge {fields['judge']}")]
     if own is not None:
         same = own == {"receipt": evaluation.receipt, "signature": evaluation.signature}
-        found.append(
-            EvidenceCheck("own receipt", same, "the judge still says what it told this node" + ("" if same else "? No: something else"))
-        )
+        why = f"the judge {'still says what' if same else 'says something else than'} it told this node"
+        found.append(EvidenceCheck("own receipt", same, why))
     try:
         return [*found, *_facts(fields, evaluation, tasks, mark)]
     except (KeyError, TypeError, ValueError, AttributeError):

@@ -164,6 +164,17 @@ def backoff_seconds(attempts: int, spread: float = 0.0) -> float:
     return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** min(attempts - 1, 32)) * (1 + spread / 4)
 
 
+def signed_headers(identity: Identity, origin: str, target: str, sequence: int, digest: str) -> dict[str, str]:
+    """The headers that prove who sends a POST. digest: SHA-256 of its body, in hexadecimal."""
+    message = "\n".join(("POST", origin, target, str(sequence), digest)).encode()
+    return {
+        "swarmd-peer": identity.peer_id,
+        "swarmd-origin": origin,
+        "swarmd-sequence": str(sequence),
+        "swarmd-signature": identity.sign(DOMAIN, message).hex(),
+    }
+
+
 class JudgeClient:
     """One judge, one key. Calls are made one after another, however many tasks make them: the judge wants rising sequence numbers."""
 
@@ -346,13 +357,7 @@ class JudgeClient:
     def signed(self, path: str, body: bytes) -> dict[str, str]:
         """The headers that prove who sends this, for the next sequence number."""
         self._sequence = max(self._sequence + 1, self._nanoseconds())
-        message = "\n".join(("POST", self.origin, path, str(self._sequence), sha256(body).hexdigest())).encode()
-        return {
-            "swarmd-peer": self._identity.peer_id,
-            "swarmd-origin": self.origin,
-            "swarmd-sequence": str(self._sequence),
-            "swarmd-signature": self._identity.sign(DOMAIN, message).hex(),
-        }
+        return signed_headers(self._identity, self.origin, path, self._sequence, sha256(body).hexdigest())
 
     def _understand(self, status: int, received: bytes, success: int, kind: type[Any]) -> Any:
         if 300 <= status < 400:

@@ -11,7 +11,8 @@ import httpx2
 import msgspec
 
 from p2p.identity import Identity, verify
-from swarmd.daemon.judge_client import DOMAIN, MAX_WORDS, RECEIPT, judge_origin
+from swarmd.daemon.judge_client import MAX_WORDS, RECEIPT, judge_origin, signed_headers
+from swarmd.daemon.judge_reader import read
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.terminal import printable
 
@@ -114,16 +115,9 @@ def upload(
 
     origin, target, sequence = judge_origin(url), weights.target, nanoseconds()
     for _ in range(2):
-        message = "\n".join(("POST", origin, target, str(sequence), weights.digest)).encode()
-        headers = {
-            "content-length": str(len(weights.data)),
-            "content-type": "application/octet-stream",
-            "swarmd-peer": identity.peer_id,
-            "swarmd-origin": origin,
-            "swarmd-sequence": str(sequence),
-            "swarmd-signature": identity.sign(DOMAIN, message).hex(),
-        }
-        status, body = _exchange("POST", origin, target, headers, pieces())
+        size = {"content-length": str(len(weights.data)), "content-type": "application/octet-stream"}
+        headers = size | signed_headers(identity, origin, target, sequence, weights.digest)
+        status, body = _post(origin, target, headers, pieces())
         if status == 202:
             return _decoded(body, _Queued).verification
         refusal = _decoded(body, _Refused)
@@ -134,13 +128,9 @@ def upload(
 
 
 def outcome(url: str, verification: str) -> VerifiedOutcome:
-    """What became of an upload so far. A receipt is checked. Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied."""
-    status, body = _exchange("GET", judge_origin(url), f"/v2/verified/{verification}", {}, None)
-    if status != 200:
-        refusal = _decoded(body, _Refused)
-        raise _refused(refusal.error, refusal.remedy)
-    found = _decoded(body, VerifiedOutcome)
-    if found.state == "done" and not _stands(found):
+    """What became of an upload so far. A receipt is checked. Raises BadJudgeUrl, Unreachable, JudgeLied."""
+    found, _ = read(url, f"/v2/verified/{verification}", VerifiedOutcome)
+    if found.verification != verification or (found.state == "done" and not _stands(found)):
         raise JudgeLied(f"the judge sent a receipt that is not of this result, or that it did not sign. {JudgeLied.__doc__}")
     return found
 
@@ -159,13 +149,13 @@ def _stands(found: VerifiedOutcome) -> bool:
     return signed and receipt == _Receipt(receipt.judge, found.verification, found.peer, found.weights, found.right, found.n)
 
 
-def _exchange(method: str, origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes] | None) -> tuple[int, bytes]:
+def _post(origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes]) -> tuple[int, bytes]:
     """Status and body. Raises Unreachable, JudgeLied."""
     received = bytearray()
     try:
         with (
             httpx2.Client(trust_env=False, timeout=TIMEOUT) as client,
-            client.stream(method, origin + target, headers={"accept-encoding": "identity", **headers}, content=content) as response,
+            client.stream("POST", origin + target, headers={"accept-encoding": "identity", **headers}, content=content) as response,
         ):
             for part in response.iter_raw():
                 received += part

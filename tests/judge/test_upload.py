@@ -121,7 +121,7 @@ async def test_what_cannot_be_asked_for(url: str, node: Path, capsys: pytest.Cap
     assert "--judge" in capsys.readouterr().err
     assert await run("--judge", url, "--state-dir", str(node)) == 2
     assert await run("0" * 32, "--judge", url, "--state-dir", str(node)) == 2
-    assert "no upload of this id" in capsys.readouterr().err
+    assert "no evaluation and no upload of this id" in capsys.readouterr().err
 
 
 async def test_a_clock_that_was_set_back(url: str) -> None:

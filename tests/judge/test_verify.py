@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +20,7 @@ from p2p.identity import Identity
 from swarmd.cli import app
 from swarmd.daemon.evidence import EvidenceCheck, examine
 from swarmd.daemon.judge_reader import PublicEvaluation
+from swarmd.daemon.weights_upload import JudgeLied, outcome
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
@@ -128,9 +129,11 @@ def serving(pages: Mapping[str, Any]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.fixture
@@ -162,10 +165,34 @@ def test_verify_in_words_and_exit_codes(run: Run, tmp_path: Path, honest: dict[s
         document = json.loads(said)
         assert code == 4 and document["holds"] is None and document["question"] == TASK.question
         code, said, error = run("verify", "../0", "--judge", url)  # neither an evaluation nor an upload
-        assert code and not said and "nothing is here" in error
+        assert code == 2 and not said and "no evaluation and no upload of this id" in error
     code, said, error = run("verify", ID, "--judge", url)
     assert code == 4 and not said and "cannot be reached" in error
     assert run("verify", ID)[0] == run("verify")[0] == 2  # no judge is set
+
+
+@pytest.mark.net
+def test_what_a_judge_says_of_an_upload_is_of_that_upload_and_signed() -> None:
+    said = {"verification": ID, "peer": PEER, "weights": "ab" * 32, "right": 3, "n": 4}
+    signed = receipts.signed(JUDGE, said)
+    done = {**said, "state": "done", "score": 0.75, **signed}
+    pages: dict[str, Any] = {}
+    with serving(pages) as url:
+        for document in (done, {**done, "right": 4, **receipts.signed(JUDGE, {**said, "right": 4})}):
+            pages[f"/v2/verified/{ID}"] = document
+            assert outcome(url, ID).right == document["right"]
+        lies: Sequence[dict[str, Any]] = [
+            {"right": 4},
+            {"weights": "cd" * 32},
+            {"signature": "0" * 128},
+            {"receipt": "{"},
+            {"verification": "cd" * 16, **receipts.signed(JUDGE, {**said, "verification": "cd" * 16})},
+            {"verification": "cd" * 16, "state": "queued"},
+        ]
+        for lie in lies:
+            pages[f"/v2/verified/{ID}"] = {**done, **lie}
+            with pytest.raises(JudgeLied):
+                outcome(url, ID)
 
 
 BOARD = {
