@@ -6,6 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -58,7 +59,7 @@ class Curriculum:
         """The answer of a completion, checked, or why it cannot be scored."""
         return answers.read(specialty, text)
 
-    @property
+    @cached_property  # asked for with each request, and a package's version is a file to be read
     def digest(self) -> str:
         """16 hex digits of (configurations, rules, reasoning-gym version). Part of the swarm's topic: other digests never meet."""
         rules = f"{RULES} strict" if self.strict else str(RULES)

@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol, runtime_checkable
 
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
@@ -50,7 +50,7 @@ class OwnCurriculum(Curriculum):
     def patience(self) -> float:  # type: ignore[override]
         return self._described.limits.seconds
 
-    @property
+    @cached_property
     def digest(self) -> str:
         plugin = self._described
         document = json.dumps(["own", RULES, plugin.version, plugin.specialties, plugin.digest])
