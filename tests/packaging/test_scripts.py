@@ -138,7 +138,7 @@ def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_p
     assert done.returncode == 0, done.stderr
     itself, line = asked(checkout)
     assert itself == "pip install --quiet -c constraints.txt uv"
-    assert line.startswith("uv pip install --python .venv/bin/python ")
+    assert line.startswith("uv pip install --python .venv/bin/python --compile-bytecode ")
     assert re.search(r" --override overrides\.txt torch==[\d.]+ -e \.\[dev\] -e engines/vllm -c constraints\.txt$", line)
     assert (own / "looks").read_text().split() == ["/wheels,/more", "file:///index"]
 
