@@ -8,11 +8,11 @@ import pytest
 import trio
 import trio.testing
 from libp2p.peer.id import ID
-from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import FLAG_FIN, FLAG_SYN, HEADER_SIZE, TYPE_DATA, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
 from p2p.engines.common.traffic import Traffic
-from p2p.engines.libp2p.network import OWED, WITHHELD, WRITE_TIMEOUT, Muxer
+from p2p.engines.libp2p.network import BUFFERED, HELD, OWED, WITHHELD, WRITE_TIMEOUT, Muxer
 from swarmd.testing import until
 
 WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read
@@ -216,3 +216,40 @@ async def test_no_data_follows_the_end_of_its_stream(limited: tuple[Secured, Any
     assert ours.frames[-1] == (TYPE_WINDOW_UPDATE, FLAG_FIN, 0)
     assert all(kind != TYPE_DATA for kind, _, _ in ours.frames)
     await into.close()
+
+
+# A peer that keeps to no window, and one that never ends a stream.
+
+
+async def opened(nursery: trio.Nursery) -> tuple[Muxer, Any]:
+    """Our muxer, and the other end of its connection."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    muxer = Muxer(Secured(ours, False), ID(b"peer"), is_initiator=False)
+    nursery.start_soon(muxer.start)
+    await muxer.event_started.wait()
+    return muxer, theirs
+
+
+async def test_a_peer_that_sends_beyond_its_windows_is_cut_off(nursery: trio.Nursery) -> None:
+    muxer, theirs = await opened(nursery)
+    frame, flags, sent = bytes(WINDOW), FLAG_SYN, 0
+    with pytest.raises(trio.BrokenResourceError):
+        while sent < 2 * BUFFERED:
+            await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_DATA, flags, 1, len(frame)) + frame)
+            await trio.testing.wait_all_tasks_blocked()
+            flags, sent = 0, sent + len(frame)
+    assert BUFFERED <= sent <= BUFFERED + WINDOW and not muxer.stream_buffers
+
+
+async def test_a_peer_that_ends_none_of_its_streams_is_cut_off(nursery: trio.Nursery) -> None:
+    muxer, theirs = await opened(nursery)
+    closed = 0
+    for stream in range(1, 4 * HELD, 2):
+        await theirs.send_all(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_WINDOW_UPDATE, FLAG_SYN, stream, 0))
+    with pytest.raises(MuxedConnUnavailable):
+        while closed < 2 * HELD:
+            await (await muxer.accept_stream()).close()
+            closed += 1
+    assert closed >= HELD - 10  # and those that wait to be accepted
+    with pytest.raises(trio.BrokenResourceError):
+        await theirs.send_all(b"x")

@@ -38,6 +38,8 @@ PAYLOAD = MAX_MESSAGE_SIZE - HEADER_SIZE  # bytes in one frame at most
 WITHHELD = 64 * 1024  # bytes read before a window update
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
 OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
+BUFFERED = 16 << 20  # bytes of a connection that nobody has read yet: 64 full windows
+HELD = 1024  # streams of a connection that have not ended on both sides; the library forgets ended ones within 90 seconds
 CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
 
 log = logging.getLogger(__name__)
@@ -155,7 +157,7 @@ class Muxer(Yamux):  # type: ignore[misc]
     async def _owe(self, frame: bytes) -> None:
         """Raises MuxedConnUnavailable on a peer that makes us owe it ever more and reads none of it."""
         if len(self._owed) > OWED:
-            await self._give_up()
+            await self._give_up("the peer takes nothing")
         self._owed += frame
         if not self._paying and self._nursery is not None:
             self._paying = True
@@ -177,16 +179,28 @@ class Muxer(Yamux):  # type: ignore[misc]
                 with trio.move_on_after(WRITE_TIMEOUT):
                     await super()._write_frame(frames)
                     return
-        await self._give_up()
+        await self._give_up("the peer takes nothing")
+
+    async def _read_data_body(self, length: int) -> bytes:
+        """Raises MuxedConnUnavailable on a peer that sends beyond its windows: the library only logs that, and keeps the bytes."""
+        if length + sum(map(len, self.stream_buffers.values())) > BUFFERED:
+            await self._give_up("the peer keeps to no window")
+        return bytes(await super()._read_data_body(length))
+
+    async def accept_stream(self) -> Any:
+        """Raises MuxedConnUnavailable, also on a peer that ends none of its streams: the library keeps what only we have ended."""
+        if len(self.streams) > HELD:
+            await self._give_up("the peer ends none of its streams")
+        return await super().accept_stream()
 
     async def ping(self) -> None:
         """Makes the other side send something. Waits for no rate, and for no answer."""
         await self._write_frame(struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, 0))
 
-    async def _give_up(self) -> NoReturn:
+    async def _give_up(self, why: str) -> NoReturn:
         """Raises MuxedConnUnavailable. With the socket everything on the connection ends."""
         await self.secured_conn.conn.read_writer.close()
-        raise MuxedConnUnavailable("the peer takes nothing")
+        raise MuxedConnUnavailable(why)
 
     async def open_stream(self) -> Any:
         with trio.CancelScope(deadline=trio.current_time() + WRITE_TIMEOUT, shield=True):
