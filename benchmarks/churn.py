@@ -30,7 +30,7 @@ from swarmd.trainer.checkpoint import saved_in
 
 CHECKPOINT = 5.0  # seconds, in place of the default minute: a kill each few seconds has to meet young and old ones
 LOOK = 0.1  # seconds between two looks
-PATIENCE = 120.0  # seconds for anything to happen
+PATIENCE = 240.0  # seconds for anything to happen
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,11 @@ def _shown(address: str) -> Iterator[None]:
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
-        yield
-        reader.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        try:
+            yield
+        finally:
+            reader.shutdown(socket.SHUT_RDWR)
+            thread.join()
         assert sum(got) > 1000, "the page got nothing"
 
 
@@ -119,9 +121,11 @@ def _scraped(port: int) -> Iterator[None]:
 
     scraper = threading.Thread(target=scrape, daemon=True)
     scraper.start()
-    yield
-    done.set()
-    scraper.join()
+    try:
+        yield
+    finally:
+        done.set()
+        scraper.join()
     assert sizes and min(sizes) > 500
 
 

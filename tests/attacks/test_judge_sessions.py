@@ -17,6 +17,7 @@ import trio
 from judge.config import NEWCOMERS_QUESTIONS, OPEN_QUESTIONS
 from judge.leaderboard import LISTED_ANSWERS
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import PATIENCE
 from tests.attacks.harness import Attack, show
 from tests.judge.peers import SigningPeer
 from tests.judge.test_serving import serving
@@ -50,7 +51,7 @@ class Town:
 
 async def play(url: str, keys: int, networks: int) -> dict[str, Any]:
     limits = httpx2.Limits(max_connections=AT_ONCE + 2)
-    async with httpx2.AsyncClient(timeout=60, trust_env=False, limits=limits) as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE, trust_env=False, limits=limits) as http:
         town = Town(url, http)
         known = [SigningPeer(60_000 + number, url) for number in range(KNOWN)]
         for peer in known:

@@ -20,12 +20,11 @@ from swarmd.daemon.bootstrap import announcement, relays
 from swarmd.daemon.inviting import place
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import CURRICULA
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 from tests.cli.conftest import Run
 from tests.packaging.checkout import ROOT, parse
 
 LISTEN = "/ip4/127.0.0.1/tcp/0"
-SECONDS = 60.0  # patience; the machine may be busy
 
 
 @contextmanager
@@ -55,20 +54,20 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine:
         options: dict[str, Any] = {"bootstrap": addresses, "digest": digest, "more": ["--swarm", "main"]}
         probes = [stack.enter_context(ProbeProcess(tmp_path / name, **options)) for name in "ab"]
         for probe in probes:
-            probe.wait_for_peers(2, SECONDS)  # the bootstrap node, and each other
+            probe.wait_for_peers(2, PATIENCE)  # the bootstrap node, and each other
         probes[0].order(publish=1000)
-        probes[1].wait_for_frames(1, SECONDS)
+        probes[1].wait_for_frames(1, PATIENCE)
 
         assert all(said["peer_id"] in probe.peers() for probe in probes)  # it is a member of theirs
         state = ["--state-dir", tmp_path / "boot"]
-        wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], SECONDS)
+        wait_until(lambda: json.loads(run("peers", "--json", *state).out)["peers"], PATIENCE)
         status = run("status", *state)
         assert status.code == 0 and "helping: it trains nothing" in status.out and "trainer" not in status.out and "round" not in status.out
         assert run("pause", *state).code == 2
         assert run("doctor", "network", *state).code == 0
         assert run("bootstrap", *state).code == 5  # it owns the folder
         assert run("stop", *state).code == 0
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.net
@@ -79,7 +78,7 @@ def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None
         addresses = [entry["address"] for entry in said["addresses"]]
         probes = [stack.enter_context(ProbeProcess(tmp_path / name, bootstrap=addresses, digest="another")) for name in "ab"]
         for probe, other in zip(probes, reversed(probes), strict=True):
-            assert probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], SECONDS)
+            assert probe.wait(lambda probe=probe, other=other: probe.peers() == [other.peer_id], PATIENCE)
 
 
 @pytest.mark.net
@@ -90,7 +89,7 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) ->
         taken = run("bootstrap", "--state-dir", tmp_path / "other", "--listen", listen)
         assert taken.code == 2 and "another program is using port" in taken.err and "swarm.listen" in taken.err
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(PATIENCE) == code
         assert not (tmp_path / "boot" / "run.json").exists()
     with bootstrap(tmp_path / "boot") as (_, again):
         assert again["peer_id"] == said["peer_id"]

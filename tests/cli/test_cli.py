@@ -24,7 +24,7 @@ from swarmd.cli.tasks import MAX_LINE
 from swarmd.daemon.control import call, serve
 from swarmd.state.folder import IDENTITY_FILE, StateFolder
 from swarmd.tasks.answers import LONGEST_COMPLETION
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 from tests.cli.conftest import Run, Said
 from tests.cli.test_view import document
 
@@ -62,13 +62,13 @@ def node(state_dir: Path) -> Iterator[list[str]]:
     tokens: list[trio.lowlevel.TrioToken] = []
     thread = threading.Thread(target=trio.run, args=(live,))
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE)
     try:
         yield told
     finally:
         with contextlib.suppress(trio.RunFinishedError):
             trio.from_thread.run_sync(halt.set, trio_token=tokens[0])
-        thread.join(10)
+        thread.join(PATIENCE)
 
 
 @pytest.mark.parametrize("command", ["status", "peers", "pause", "resume", "stop"])
@@ -221,7 +221,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     script = "import sys, swarmd.cli.app; swarmd.cli.app.main(sys.argv[1:]); print(*{m.split('.')[0]for m in sys.modules}, file=sys.stderr)"
     heavy = {"torch", "trio", "libp2p", "reasoning_gym", "transformers", "numpy", "structlog", "cryptography"}
     for arguments in (["--help"], ["join", "--help"], ["version", "--json"]):
-        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert not heavy & set(done.stderr.split()), arguments
     versions = json.loads(done.stdout)
     assert versions["schema"] == 1
@@ -253,7 +253,7 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
     process.stdin.flush()
     assert process.stdout.readline()  # it is up, and waits for more
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(PATIENCE) == 130
     assert b"Traceback" not in process.stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
@@ -262,5 +262,5 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
 @pytest.mark.net
 def test_shell_completion_is_offered() -> None:
     environment = os.environ | {"_SWARMD_COMPLETE": "complete_bash", "COMP_WORDS": "swarmd task sh", "COMP_CWORD": "2"}
-    done = subprocess.run([sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "swarmd"], env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.split() == ["show"]

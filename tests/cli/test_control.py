@@ -17,6 +17,7 @@ import trio
 from swarmd.daemon.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
 from swarmd.state.folder import StateFolder
+from swarmd.testing import PATIENCE
 
 pytestmark = pytest.mark.net
 
@@ -93,7 +94,7 @@ NO_REQUESTS = [b"\n", b"{}\n", b"[]\n", b"[" * 20_000 + b"\n", b"\xff\xfe\n", b'
 async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: Path) -> None:
     async with running(tmp_path) as path:
         for line in NO_REQUESTS:
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE):
                 async with await trio.open_unix_socket(path) as connection:
                     await connection.send_all(line)
                     assert not json.loads(await connection.receive_some(1000))["ok"]
@@ -103,12 +104,12 @@ async def test_what_is_no_request_is_refused_and_the_next_is_answered(tmp_path: 
 async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_comes_back(tmp_path: Path) -> None:
     async with running(tmp_path) as path:
         held = [await trio.open_unix_socket(path) for _ in range(17)]
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             assert await held[16].receive_some(1) == b""
         for stream in held:
             await stream.aclose()
         while True:
-            with contextlib.suppress(Unreachable), trio.fail_after(5):
+            with contextlib.suppress(Unreachable), trio.fail_after(PATIENCE):
                 assert (await ask(tmp_path, "status"))["schema"] == 1
                 break
 

@@ -18,7 +18,7 @@ from swarmd.daemon.inviting import invite
 from swarmd.errors import ConfigError
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 from tests.cli.conftest import Run
 from tests.swarm.waiting import until
 
@@ -248,18 +248,18 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, text=True)
 
     def shares(name: str, process: "subprocess.Popen[str]") -> None:
-        wait_until(lambda: (tmp_path / name / "run.json").exists() or process.poll() is not None, 60)
+        wait_until(lambda: (tmp_path / name / "run.json").exists() or process.poll() is not None)
         until(tmp_path / name, lambda status: bool(status["last"]) and status["last"]["external"] > 0, process)
 
     def ended(process: "subprocess.Popen[str]", end: Callable[[], None]) -> None:
         end()
-        process.wait(60)
+        process.wait(PATIENCE)
 
     first = start("first", "--model", "tiny", "--swarm", "lab")
     try:
-        wait_until(lambda: (tmp_path / "first" / "run.json").exists(), 60)
+        wait_until(lambda: (tmp_path / "first" / "run.json").exists())
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
-        invitation = wait_until(lambda: subprocess.run(asked, capture_output=True, text=True).stdout.strip(), 60)
+        invitation = wait_until(lambda: subprocess.run(asked, capture_output=True, text=True).stdout.strip())
         assert read_invitation(invitation).name == "lab"
         for words in ([invitation], []):  # the second time it remembers
             second = start("second", *words)

@@ -13,6 +13,7 @@ import pytest
 
 from swarmd.errors import ConfigError
 from swarmd.state.service import user_service
+from swarmd.testing import PATIENCE
 from tests.cli.conftest import Run
 
 MANAGER = """#!/bin/sh
@@ -96,7 +97,7 @@ def test_systemd_reads_the_command_as_it_is_meant(tmp_path: Path, folder: str) -
     (tmp_path / "run").mkdir(mode=0o700)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)}
     checked = subprocess.run(
-        ["systemd-analyze", "--user", "verify", str(unit)], env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["systemd-analyze", "--user", "verify", str(unit)], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 

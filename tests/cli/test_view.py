@@ -17,6 +17,7 @@ from swarmd.cli.view_live import LiveView, Page, braille
 from swarmd.cli.view_log import LINES, LogView
 from swarmd.cli.view_plain import JsonView, PlainView
 from swarmd.daemon.status_words import peer_lines, round_sentence, state_sentence, status_lines, workers_words
+from swarmd.testing import PATIENCE
 
 PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
 LAST = {
@@ -211,7 +212,7 @@ def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
         process.stdin.write("\n")
         process.stdin.flush()
         said = process.stderr.read()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
     assert said.count("\n") == 1 and "nobody reads standard output" in said
     closed = io.StringIO()
     closed.close()
@@ -246,7 +247,7 @@ def test_a_terminal_gets_the_live_page_and_colours_only_where_they_are_wanted(no
             break
         shown += some
     os.close(ours)
-    assert process.wait(20) == 0, shown.decode()
+    assert process.wait(PATIENCE) == 0, shown.decode()
     text = shown.decode()
     assert "you paused it" in text
     assert "peer connected" in text

@@ -27,6 +27,7 @@ from swarmd.policy.inference.own import OwnEngine
 from swarmd.policy.inference.weights import NetworkWeights
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import seeded
+from swarmd.testing import PATIENCE
 from tests.policy.conftest import config_of, local, make_model, open_policy
 from tests.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
 
@@ -103,7 +104,7 @@ def test_answers_come_from_the_newest_weights(lora: str, folder: Path, python: s
 
         held = psutil.Process(engine._end.__self__._process.pid)  # the guard of the server, which now dies
         held.children()[0].kill()
-        psutil.wait_procs([held], timeout=30)
+        psutil.wait_procs([held], timeout=PATIENCE)
         with pytest.raises(EngineFailed, match=r"(?s)cannot be reached .*Its last lines:\n    stand-in: starting.*: ready.*Join again"):
             policy.generate(QUESTIONS, 4)
     finally:
@@ -128,7 +129,7 @@ def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
         while len(below := held.children(recursive=True)) < 2:
             assert held.is_running()
         process.send_signal(signal.SIGKILL)
-        _, alive = psutil.wait_procs([held, *below], timeout=30)
+        _, alive = psutil.wait_procs([held, *below], timeout=PATIENCE)
         for left in alive:
             left.kill()
         assert alive == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 
 USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.net)]
@@ -44,7 +44,7 @@ def cluster() -> Iterator[Callable[[], str]]:
             yield databases(folder)
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(PATIENCE)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 from tests.judge.peers import SigningPeer, encode
 from tests.judge.test_serving import address, serving
 from tests.packaging.checkout import ROOT
@@ -101,7 +101,7 @@ def running(command: Command, port: int, folder: Path) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE)
 
 
 def home(folder: Path) -> dict[str, str]:
@@ -115,11 +115,11 @@ def test_an_evaluation_through_the_proxy(tmp_path: Path, proxy: Callable[[Path, 
     proxy(tmp_path, port, "127.0.0.1:1")  # skipped before a judge is started
     with serving(tmp_path / "judge", "--proxy", "127.0.0.1", "--origin", origin) as (_, ready):
         check, run = proxy(tmp_path, port, "{}:{}".format(*address(ready)))
-        checked = subprocess.run(check, capture_output=True, text=True, timeout=60, check=False, env=home(tmp_path))
+        checked = subprocess.run(check, capture_output=True, text=True, timeout=PATIENCE, check=False, env=home(tmp_path))
         assert checked.returncode == 0, checked.stderr
         trust = ssl.create_default_context(cafile=str(tmp_path / "fullchain.pem"))
         peer = SigningPeer(1, origin)
-        with running(run, port, tmp_path), httpx2.Client(base_url=origin, verify=trust, trust_env=False, timeout=60) as client:
+        with running(run, port, tmp_path), httpx2.Client(base_url=origin, verify=trust, trust_env=False, timeout=PATIENCE) as client:
 
             def post(target: str, body: bytes) -> httpx2.Response:
                 return client.post(target, content=body, headers=peer.headers("POST", target, body))

@@ -29,7 +29,7 @@ from p2p.errors import OperatorError
 from p2p.identity import Identity
 from swarmd.daemon.judge_client import Graded, JudgeClient, NotJudged, Question
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 from swarmd.types import Completion
 
 pytestmark = pytest.mark.net
@@ -75,7 +75,7 @@ async def evaluate(judge: JudgeClient, rounds: int) -> list[Graded]:
 
 
 def board(url: str) -> list[dict[str, Any]]:
-    return list(httpx2.get(f"{url}/v1/leaderboard", timeout=10).json()["peers"])
+    return list(httpx2.get(f"{url}/v1/leaderboard", timeout=PATIENCE).json()["peers"])
 
 
 def test_nodes_are_judged_and_the_leaderboard_survives_kill_9(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_kill_9_while_it_writes(tmp_path: Path) -> None:
 
     for i in range(3):
         with serving(tmp_path) as (process, ready):
-            found = httpx2.get(f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=10)
+            found = httpx2.get(f"{ready['url']}/v1/peers/{Identity.from_seed(bytes([9]) * 32).peer_id}", timeout=PATIENCE)
             answered = found.json()["answered"] if found.status_code == 200 else 0
             assert told <= answered <= told + i  # at most the one answer of each kill that was written and not yet told
             told += trio.run(until_it_dies, str(ready["url"]), process, 0.05 + 0.13 * i)
@@ -145,7 +145,7 @@ def test_a_clean_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
         half_open = socket.create_connection(address(ready))
         half_open.sendall(b"POST /v1/eval")
         process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(PATIENCE) == code
         assert process.stderr is not None
         assert process.stderr.read() == ""
         half_open.close()
@@ -193,10 +193,12 @@ async def served(of_a_network: int = 100, **seconds: float) -> AsyncIterator[tup
     server = JudgeServer(config, listens.set)
     with listening_socket("127.0.0.1", 0) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        await listens.wait()
-        yield server, listener
-        server.should_exit = True
-        await serving
+        try:
+            await listens.wait()
+            yield server, listener
+        finally:
+            server.should_exit = True
+            await serving
 
 
 async def readers_left(take: float, of_a_network: int, readers: int, until: int) -> None:
@@ -205,7 +207,7 @@ async def readers_left(take: float, of_a_network: int, readers: int, until: int)
         held = [socket.create_connection(listener.getsockname()[:2]) for _ in range(readers)]
         for reader in held:
             reader.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        async with httpx2.AsyncClient(timeout=60, trust_env=False) as honest:
+        async with httpx2.AsyncClient(timeout=PATIENCE, trust_env=False) as honest:
             assert len((await honest.get(url_of(listener))).content) == 8 * 2**20
         await asyncio.to_thread(wait_until, lambda: len(server.server_state.connections) == until)
         for reader in held:
@@ -237,7 +239,7 @@ def test_trickling_buys_no_time() -> None:
 
 
 def failed(folder: Path, *options: str) -> tuple[int, str]:
-    done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command(folder, *options), capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     return done.returncode, done.stderr
@@ -281,7 +283,7 @@ def test_the_log_as_json_lines() -> None:
         "import logging; from judge.logs import set_up_logging; set_up_logging(as_json=True); log = logging.getLogger('judge')\n"
         "log.info('not worth a line')\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('cannot use\\nthe %s', 'database')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     (line,) = done.stderr.splitlines()
     said = json.loads(line)
     assert (said["level"], said["logger"], said["event"]) == ("error", "judge", "cannot use\nthe database")
@@ -299,19 +301,19 @@ def test_plain_line_and_environment(tmp_path: Path) -> None:
         assert str(tmp_path / "j") in line
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("package", ["fastapi", "sqlalchemy", "uvicorn"])
 def test_without_its_extra_it_says_what_to_install(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from judge.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, "serve"], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("swarmd-judge: ") and "pip install 'swarmd[judge]'" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_version_as_an_option() -> None:
-    done = subprocess.run([sys.executable, "-m", "judge.cli", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-m", "judge.cli", "--version"], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.startswith("swarmd-judge") and done.stdout.count("\n") == 1
 
 
@@ -324,5 +326,5 @@ def test_the_version_as_an_option() -> None:
 )
 def test_what_is_not_loaded(modules: str, absent: set[str]) -> None:
     code = f"import {modules}, sys; print(sorted({{m.split('.')[0] for m in sys.modules}} & {absent}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout.strip() == "[]"

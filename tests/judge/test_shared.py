@@ -18,6 +18,7 @@ from judge.reader import Reader
 from judge.serving import serve
 from judge.store import Store
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import PATIENCE
 from tests.judge.peers import SigningPeer, encode
 from tests.judge.test_serving import serving
 
@@ -39,7 +40,7 @@ class TwoJudges:
         return SigningPeer(self.peers)
 
     def post(self, judge: int, target: str, body: bytes, headers: dict[str, str]) -> Answered:
-        answer = httpx2.post(self.urls[judge] + target, content=body, headers=headers, timeout=60, trust_env=False)
+        answer = httpx2.post(self.urls[judge] + target, content=body, headers=headers, timeout=PATIENCE, trust_env=False)
         return answer.status_code, answer.json()
 
     def signed(self, peer: SigningPeer, target: str, document: Any) -> Callable[[int], Answered]:

@@ -55,10 +55,12 @@ async def serving(folder: Path) -> AsyncIterator[str]:
             options = uvicorn.Config(create_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False)
             server = JudgeServer(options, ready.set)
             running = asyncio.create_task(server.serve(sockets=[listener]))
-            await ready.wait()
-            yield url_of(listener)
-            server.should_exit = True
-            await running
+            try:
+                await ready.wait()
+                yield url_of(listener)
+            finally:
+                server.should_exit = True
+                await running
 
 
 @pytest.fixture(scope="module")

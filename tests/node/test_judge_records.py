@@ -30,7 +30,7 @@ from swarmd.daemon.judge_discovery import (
     usable,
 )
 from swarmd.errors import ConfigError
-from swarmd.testing import memory_member, until
+from swarmd.testing import PATIENCE, memory_member, until
 
 TOPIC = Topic("main", "0123456789abcdef")
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
@@ -171,7 +171,7 @@ async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkey
         assert search.document()["url"] == "auto" and "no peer of this swarm advertises" in search.document()["cause"]
         members[1].answers[PeerRequest.JUDGES] = advertiser.answer
         nursery.start_soon(advertiser.run)
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE):
             assert await search.run() == Found(url, (B,))
         assert [peer["id"] for peer in search.document()["advertised_by"]] == [B]
         nursery.cancel_scope.cancel()

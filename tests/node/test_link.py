@@ -10,7 +10,7 @@ import pytest
 
 from p2p.types import PeerId, Reason
 from swarmd import link
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 
 START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
 
@@ -28,7 +28,7 @@ class Ends(NamedTuple):
 def ends() -> Iterator[Ends]:
     before, gone = set(threading.enumerate()), threading.Event()
     ours, theirs = socket.socketpair()
-    ours.settimeout(10)
+    ours.settimeout(PATIENCE)
     trainer = link.TrainerLink(theirs, on_eof=gone.set)
     ours.sendall(link.pack(START))
     assert trainer.open() == START
@@ -49,7 +49,7 @@ def say(sock: socket.socket, trainer: link.TrainerLink, *messages: link.ToTraine
     for message in (*messages, link.Stop()):
         sock.sendall(link.pack(message))
     while not trainer.stopping:
-        trainer.wait(10)
+        trainer.wait(PATIENCE)
 
 
 def test_what_the_daemon_admits_the_round_receives_once_and_in_order(ends: Ends) -> None:
@@ -110,12 +110,12 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     daemon.sendall(link.pack(link.Pause(brief=True)))  # the pause is over, the CPU share is not
     assert read(daemon, 1) == [link.TrainerState("training")] and resting.is_alive()
     daemon.sendall(link.pack(link.Resume()))
-    resting.join(10)
+    resting.join(PATIENCE)
     assert not resting.is_alive() and not trainer.must_rest and trainer.rested > 0
     resting = during(link.Pause())
     assert read(daemon, 1) == [link.TrainerState("paused", "you paused it", "swarmd resume")]
     daemon.sendall(link.pack(link.Stop()))  # what is in hand is finished, and saved
-    resting.join(10)
+    resting.join(PATIENCE)
     assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState("training")]
     assert rests == [True, True, True, False, True, False]
 
@@ -123,7 +123,7 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
 def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
     daemon, _, gone, _ = ends
     daemon.close()
-    assert gone.wait(10)
+    assert gone.wait(PATIENCE)
 
 
 def test_a_flood_costs_frames_never_words_and_nobody_waits(ends: Ends) -> None:
@@ -169,7 +169,7 @@ def test_who_closes_is_not_told_that_the_other_is_gone(ends: Ends) -> None:
     trainer.close()
     assert read(daemon, 1) == [link.Stopped(1)] and daemon.recv(1) == b""
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert not gone.is_set()
 
 
@@ -181,11 +181,11 @@ def test_what_is_said_to_a_daemon_that_is_gone_is_lost_quietly(ends: Ends, monke
     trainer.publish("rollouts", b"unread")
     daemon.recv(1)
     daemon.close()
-    assert gone.wait(10)
+    assert gone.wait(PATIENCE)
     trainer.publish("rollouts", bytes(1 << 20))
     trainer.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert raised == []
 
 
@@ -194,8 +194,8 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: l
     daemon, trainer, *_ = ends
     threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
     begun = time.monotonic()
-    trainer.wait(30)
-    assert time.monotonic() - begun < 20
+    trainer.wait(PATIENCE)
+    assert time.monotonic() - begun < PATIENCE
     assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(
         isinstance(message, kind) for kind in (link.Stop, link.Pause, link.JudgeQuestion)
     )

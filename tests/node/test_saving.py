@@ -20,12 +20,11 @@ from swarmd.config.config import NodeConfig
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.scoring import Verifier
+from swarmd.testing import PATIENCE
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
 from swarmd.types import Generation
 from tests.node.test_checkpoint import policy, state, written
-
-PATIENCE = 20.0  # seconds, where something waits in vain
 
 
 class SlowDisk(Checkpoints):

@@ -13,6 +13,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck, StuckLimits, Watchdog
+from swarmd.testing import PATIENCE
 from swarmd.workers.restarts import HOPELESS, Death, Deaths, exit_words
 
 TRAINING, ALIVE, ROUND = link.TrainerState("training"), link.Alive(), link.RoundDone({"round": 1}, {}, None)
@@ -143,7 +144,7 @@ def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_rest
     child = TrainerChild(start, tmp_path / "trainer.log", print, died, module="tests.node.lingering", lingers=0.1)
 
     async def run() -> None:
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE):
             await child.run()
 
     trio.run(run)
@@ -173,7 +174,7 @@ def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> N
         child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)
-            with trio.fail_after(120):
+            with trio.fail_after(PATIENCE):
                 await done.wait()
             nursery.cancel_scope.cancel()
 

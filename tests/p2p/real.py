@@ -11,10 +11,10 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, Verdict
-from swarmd.testing import until
+from swarmd.testing import PATIENCE, until
 
 TOPIC = Topic("main", "0123456789abcdef")
-SECONDS = 30.0  # a failure, not a measure
+SECONDS = PATIENCE  # a failure, not a measure
 QUIET = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: b"")
 
 

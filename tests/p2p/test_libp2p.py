@@ -268,7 +268,7 @@ async def test_giving_up_on_one_who_does_not_answer_takes_no_time_and_leaves_not
         (connection,) = stack_of(a_engine).host.get_network().get_connections(stack.host.get_id())
         before = len(connection.get_streams())
         for _ in range(6):  # more than may be asked at once
-            with trio.fail_after(4), trio.move_on_after(0.1) as scope:
+            with trio.fail_after(9), trio.move_on_after(0.1) as scope:
                 await a_engine.request(me, b"x", 10)
             assert scope.cancelled_caught
         await until(lambda: asked == 6)

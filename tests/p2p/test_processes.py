@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.probes import ProbeProcess
+from swarmd.testing import PATIENCE
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
-SECONDS = 60.0  # patience; the machine may be busy
-
-
 ENGINES = ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd), pytest.param("libp2p hivemind", marks=pytest.mark.p2pd, id="mixed")]
 
 
@@ -44,7 +42,7 @@ def swarm(nodes: Nodes, folder: Path, count: int) -> list[ProbeProcess]:
     probes = [nodes.start(folder / "0")]
     probes += [nodes.start(folder / str(n), bootstrap=probes[0].addresses) for n in range(1, count)]
     for probe in probes:
-        probe.wait_for_peers(1, SECONDS)
+        probe.wait_for_peers(1, PATIENCE)
     return probes
 
 
@@ -54,7 +52,7 @@ def frames_from(probe: ProbeProcess, author: str) -> list[int]:
 
 def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> None:
     """Waits for so many frames of the author, numbered higher than `beyond`."""
-    probe.wait(lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, SECONDS)
+    probe.wait(lambda: len([number for number in frames_from(probe, author) if number > beyond]) >= count, PATIENCE)
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["the bootstrap node", "another node"])
@@ -67,18 +65,18 @@ def test_a_killed_node_is_back_within_ten_seconds_of_being_up(nodes: Nodes, tmp_
     probes[victim].order(publish=32 * 1024)
     for probe in others:
         hears(probe, peer_id)
-        probe.wait_for_peers_to_be(2, SECONDS)  # each other, too
+        probe.wait_for_peers_to_be(2, PATIENCE)  # each other, too
     last = probes[victim].said("sent")[-1]["sent"]
     probes[victim].kill()
     for probe, other in itertools.permutations(others):  # the rest go on without it, and know that it is gone
-        probe.wait_for_peers_to_be(1, SECONDS)
+        probe.wait_for_peers_to_be(1, PATIENCE)
         hears(probe, other.peer_id, beyond=other.said("sent")[-1]["sent"])
 
     bootstrap = [] if victim == 0 else probes[0].addresses  # the first one has only its address book
     back = nodes.start(tmp_path / str(victim), listen=port_of(address), bootstrap=bootstrap)
     assert back.peer_id == peer_id and back.addresses[0] == address
     up = time.monotonic()
-    back.wait_for_frames(1, SECONDS)
+    back.wait_for_frames(1, PATIENCE)
     received_after = time.monotonic() - up
     back.order(publish=1024, count=40, every=0.25)
     for probe in others:
@@ -95,9 +93,9 @@ def test_a_restart_in_full_flight_loses_nothing_later(nodes: Nodes, tmp_path: Pa
     sent: list[int] = []
     for _ in range(3 if nodes.mixed else 2):  # mixed: with the other engine, and back
         sender = nodes.start(tmp_path / "sender", bootstrap=hearer.addresses)
-        sender.wait_for_peers(1, SECONDS)
+        sender.wait_for_peers(1, PATIENCE)
         sender.order(publish=200, count=1000, every=0.05)
-        sender.wait_for("sent", rng.randint(20, 40), SECONDS)
+        sender.wait_for("sent", rng.randint(20, 40), PATIENCE)
         hears(hearer, sender.peer_id, beyond=sent[-1] if sent else 0)
         sender.kill()
         numbers = [message["sent"] for message in sender.said("sent")]
@@ -112,15 +110,15 @@ def test_of_two_with_one_key_the_later_one_stays_away_and_the_other_is_heard(tmp
     with ExitStack() as stack:
         hub = stack.enter_context(ProbeProcess(tmp_path / "hub", engine=engine))
         first = stack.enter_context(ProbeProcess(tmp_path / "first", engine=engine, bootstrap=hub.addresses))
-        first.wait_for_peers(1, SECONDS)
+        first.wait_for_peers(1, PATIENCE)
         first.order(publish=100, count=100_000, every=0.2)
         hears(hub, first.peer_id)
         (tmp_path / "second").mkdir()
         shutil.copy(tmp_path / "first" / "key", tmp_path / "second" / "key")
         second = stack.enter_context(ProbeProcess(tmp_path / "second", engine=engine, bootstrap=hub.addresses))
-        second.wait(lambda: second.last("twin") == {"twin": "later"}, SECONDS)
-        first.wait(lambda: first.last("twin") == {"twin": "earlier"}, SECONDS)
-        second.wait(lambda: second.peers() == [], SECONDS)
+        second.wait(lambda: second.last("twin") == {"twin": "later"}, PATIENCE)
+        first.wait(lambda: first.last("twin") == {"twin": "earlier"}, PATIENCE)
+        second.wait(lambda: second.peers() == [], PATIENCE)
         hears(hub, first.peer_id, beyond=first.said("sent")[-1]["sent"])
         second.order(publish=77)
         second.kill()

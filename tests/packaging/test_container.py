@@ -14,6 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from p2p.address import parse_bootstrap
 from swarmd.config.config import NodeConfig
 from swarmd.state.folder import IDENTITY_FILE
+from swarmd.testing import PATIENCE
 from tests.packaging.checkout import ROOT, entrypoint, node_config, parse
 
 DOCKERFILE = ROOT / "packaging" / "Dockerfile"
@@ -110,7 +111,7 @@ def test_no_service_may_more_than_it_needs() -> None:
 
 def docker_has_compose() -> bool:
     try:
-        return subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=30, check=False).returncode == 0
+        return subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=PATIENCE, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -119,7 +120,7 @@ def docker_has_compose() -> bool:
 @pytest.mark.skipif(not docker_has_compose(), reason="no docker compose here")
 def test_docker_compose_accepts_the_files() -> None:
     words = "docker compose -f packaging/compose.yaml -f packaging/compose.gpu.yaml config --quiet"
-    checked = subprocess.run(words.split(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(words.split(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert checked.returncode == 0, checked.stderr
 
 
@@ -172,7 +173,7 @@ def test_other_commands_are_left_as_they_are() -> None:
 @pytest.mark.net
 def test_what_an_operator_got_wrong_is_one_line(tmp_path: Path, words: str, environment: dict[str, str], said: str) -> None:
     ran = subprocess.run(
-        [*PROGRAM, *words.split()], cwd=tmp_path, env={**ENTRY, **environment}, capture_output=True, text=True, timeout=60, check=False
+        [*PROGRAM, *words.split()], cwd=tmp_path, env=ENTRY | environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ran.returncode == 1 and said in ran.stderr
     assert ran.stderr.count("\n") == 1, ran.stderr
@@ -186,5 +187,5 @@ def test_it_becomes_the_program_and_hands_it_the_address_that_it_waited_for(tmp_
     environment = {**ENTRY, "PATH": f"{tmp_path}:{os.environ['PATH']}", "MEETING_FILE": str(tmp_path / "bootstrap")}
     with subprocess.Popen([*PROGRAM, "swarmd", "join"], env=environment, stdout=subprocess.PIPE, text=True) as second:
         address = entrypoint().announce(tmp_path / "one", "/ip4/127.0.0.1/tcp/4001", tmp_path / "bootstrap")
-        said, _ = second.communicate(timeout=60)
+        said, _ = second.communicate(timeout=PATIENCE)
     assert (second.returncode, said) == (0, f"join --bootstrap {address}\n")

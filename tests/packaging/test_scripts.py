@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from p2p.engines.hivemind.p2pd import INSTALL
+from swarmd.testing import PATIENCE
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]
@@ -63,7 +64,7 @@ def run_setup(checkout: Path, **environment: str) -> subprocess.CompletedProcess
         env={name: value for name, value in {**os.environ, **own, **environment}.items() if value},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -79,7 +80,7 @@ def test_scripts_are_posix_shell_that_can_be_run(script: Path) -> None:
     assert script.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
     assert os.access(script, os.X_OK)
     for shell in filter(shutil.which, ("sh", "dash")):
-        subprocess.run([shell, "-n", str(script)], check=True, timeout=10)
+        subprocess.run([shell, "-n", str(script)], check=True, timeout=PATIENCE)
 
 
 def test_ci_runs_every_test_in_a_clone() -> None:
@@ -107,7 +108,7 @@ def test_what_scripts_test_runs(checkout: Path, words: str, lanes: list[str]) ->
     (checkout.parent / "fails").touch()
     for tool in ("ruff", "mypy", "pytest"):
         program(tools / tool, INSTALLER.format(folder=checkout.parent))
-    done = subprocess.run([checkout / "scripts" / "test", *words.split()], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([checkout / "scripts" / "test", *words.split()], capture_output=True, text=True, timeout=PATIENCE, check=False)
     ran = [re.sub(r"-n \d --dist worksteal | --durations \d+", "", line).strip() for line in asked(checkout)]
     assert (done.returncode, ran) == (1, lanes)
     assert done.stderr == ("failed: ruff mypy pytest\n" if len(lanes) > 1 else "")

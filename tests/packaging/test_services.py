@@ -13,6 +13,7 @@ import pytest
 
 from swarmd.daemon.daemon import GRACE
 from swarmd.state.service import UNITS
+from swarmd.testing import PATIENCE
 from tests.packaging.checkout import node_config
 
 UNIT, AGENT = UNITS / "swarmd.service", UNITS / "org.swarmd.node.plist"
@@ -66,7 +67,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path / "run"), "HOME": str(tmp_path)}
     command = ["systemd-analyze", "--user", "verify", str(copy)]
-    checked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    checked = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from swarmd.testing import PATIENCE
 from tests.packaging.checkout import ROOT
 
 PACKAGES = ("swarmd", "p2p", "judge")
@@ -32,7 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a `build` folder left in a checkout would end up in the wheel."""
     copy = tmp_path_factory.mktemp("source") / "swarmd"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    made = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=300, check=False)
+    made = subprocess.run([sys.executable, "-c", BUILD], cwd=copy, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert made.returncode == 0, made.stderr
     return copy / "built"
 

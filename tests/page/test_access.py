@@ -10,6 +10,7 @@ import trio
 
 from swarmd.daemon.page import access
 from swarmd.daemon.page.http import CONNECTIONS
+from swarmd.testing import PATIENCE
 from tests.page.served import Node, served
 
 pytestmark = pytest.mark.net
@@ -116,7 +117,7 @@ async def test_connections_that_say_nothing_leave_room_once_they_are_gone() -> N
         assert await node.send(b"GET / HTTP/1.1\r\n") == b""  # no room: hung up on
         for stream in silent:
             await stream.aclose()
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE):
             while not await node.send(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
                 await trio.sleep(0.01)
 

@@ -17,6 +17,7 @@ from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.hub import locate
 from swarmd.policy.models.tiny import WEIGHTS
 from swarmd.policy.models.tokenizer import PROBES, load_tokenizer
+from swarmd.testing import PATIENCE
 from swarmd.types import Scored
 from tests.policy.conftest import CHAT, SPECIALS, external, local, make_model, open_policy
 
@@ -146,7 +147,7 @@ def test_join_and_doctor_say_it_and_end_with_exit_code_3(tmp_path: Path, capsys:
     environment = os.environ | {"SWARMD_SWARM_ENGINE": "none"}
     common = ["--model", str(model), "--device", "cpu"]
     command = [sys.executable, "-m", "swarmd", "join", *common, "--state-dir", str(tmp_path / "state"), "--rounds", "1"]
-    joined = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    joined = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False)
     for status, said in ((joined.returncode, joined.stderr), (main(["doctor", "model", *common]), capsys.readouterr().err)):
         assert status == 3, said
         assert "cannot represent what is asked and answered here" in said and "Traceback" not in said

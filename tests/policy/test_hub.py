@@ -19,7 +19,7 @@ import pytest
 
 from swarmd.daemon import control
 from swarmd.policy.models.progress import Download, Progress
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 from tests.policy.conftest import make_model
 
 COMMIT = "c0ffee" + 34 * "0"
@@ -157,7 +157,7 @@ def find(server: ThreadingHTTPServer | None, home: Path, name: str, revision: st
     """In a process of its own: huggingface_hub reads its settings when it is imported."""
     done = subprocess.run(
         [sys.executable, "-c", FIND, name, revision], capture_output=True, text=True, env=surroundings(server, home) | environment,
-        timeout=180,
+        timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -245,7 +245,7 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
         assert (download["file"], download["done"], download["rate"], download["seconds_left"]) == ("model.safetensors", 0, 0, None)
         assert download["total"] > 1_000
         process.send_signal(signal.SIGINT)
-        _, rest = process.communicate(timeout=60)
+        _, rest = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "Traceback" not in rest
 
 

@@ -10,6 +10,7 @@ import torch
 
 from swarmd.config.config import ModelConfig
 from swarmd.policy.models import preflight
+from swarmd.testing import PATIENCE
 
 MODEL = {"model_type": "qwen2", "num_hidden_layers": 2}
 JOIN = "import sys, swarmd.cli.app; code = swarmd.cli.app.main(sys.argv[1:]); print(*{n.split('.')[0]for n in sys.modules}); sys.exit(code)"
@@ -17,7 +18,7 @@ JOIN = "import sys, swarmd.cli.app; code = swarmd.cli.app.main(sys.argv[1:]); pr
 
 def join(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", JOIN, "join", "--state-dir", str(state), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.parametrize(

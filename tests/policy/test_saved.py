@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointUnfit
+from swarmd.testing import PATIENCE
 from swarmd.types import UpdateReport
 from tests.policy.conftest import config_of, edit_json, external, local, make_model, open_policy
 
@@ -55,7 +56,7 @@ def test_next_round_in_another_process_is_the_same(folders: dict[str, Path], tmp
     one_round(policy, 2)
     save(policy, tmp_path / "two")
     command = [sys.executable, "-c", NEXT_ROUND, config.model_dump_json(), tmp_path / "two", tmp_path / "three elsewhere"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ, timeout=PATIENCE)
     assert done.stdout.strip() == repr(one_round(policy, 3))
     save(policy, tmp_path / "three")
     for name in ("weights.safetensors", "training.safetensors", "policy.json"):

@@ -10,6 +10,7 @@ import pytest
 from swarmd.cli.app import main
 from swarmd.lab.demo.figures import Curve, moving_mean, reward_figure
 from swarmd.state.metrics import read_metrics
+from swarmd.testing import PATIENCE
 
 ROUNDS = 12
 
@@ -18,7 +19,7 @@ ROUNDS = 12
 @pytest.mark.net
 def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["demo", "--nodes", "2", "--rounds", str(ROUNDS), "--out", str(tmp_path / "out"), "--json"]
-    done = subprocess.run([sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=400)
+    done = subprocess.run([sys.executable, "-m", "swarmd", *command], capture_output=True, text=True, timeout=3 * PATIENCE)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["schema"] == 1

@@ -19,7 +19,7 @@ from p2p.engines.hivemind.p2pd import missing
 from swarmd.daemon import control
 from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import wait_until
+from swarmd.testing import PATIENCE, wait_until
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
 from tests.swarm.waiting import until
 
@@ -30,7 +30,7 @@ COMMON = ["--model", "tiny", "--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/
 
 def swarmd(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "swarmd", *words], capture_output=True, text=True, timeout=180, env=os.environ | environment
+        [sys.executable, "-m", "swarmd", *words], capture_output=True, text=True, timeout=PATIENCE, env=os.environ | environment
     )
 
 
@@ -105,10 +105,10 @@ def test_status_peers_pause_resume_and_stop(running: subprocess.Popen[str], tmp_
     assert json.loads(swarmd("peers", "--json", *state).stdout)["peers"] == []
 
     address = swarmd("ui", "--no-browser", *state).stdout.strip()
-    with urllib.request.urlopen(address, timeout=30) as page:
+    with urllib.request.urlopen(address, timeout=PATIENCE) as page:
         assert page.status == 200 and status["peer_id"] in page.read().decode()
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(address.partition("?")[0], timeout=30)
+        urllib.request.urlopen(address.partition("?")[0], timeout=PATIENCE)
 
     assert swarmd("pause", *state).returncode == 0
     paused = until(tmp_path / "state", lambda s: s["state"] == "paused", running)
@@ -121,7 +121,7 @@ def test_status_peers_pause_resume_and_stop(running: subprocess.Popen[str], tmp_
     assert "another node" in second.stderr and "--state-dir" in second.stderr
 
     assert swarmd("stop", *state).returncode == 0
-    assert running.wait(60) == 0
+    assert running.wait(PATIENCE) == 0
     assert swarmd("status", *state).returncode == 6
     assert saved_all(tmp_path / "state")
 
@@ -133,7 +133,7 @@ def test_a_killed_trainer_comes_back_the_connection_stays_up_and_ctrl_c_saves(ru
     assert after["trainer"]["restarts"] == 1 and after["trainer"]["pid"] != before["trainer"]["pid"]
     assert (after["pid"], after["addresses"]) == (before["pid"], before["addresses"])
     running.send_signal(signal.SIGINT)
-    assert running.wait(60) == 130
+    assert running.wait(PATIENCE) == 130
     assert running.stderr is not None and "Traceback" not in running.stderr.read()
     assert saved_all(tmp_path / "state")
 
@@ -178,7 +178,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
                 (state / "ballast").unlink()
                 until(state, lambda s: s["state"] == "training", process)
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(60) == 0
+                assert process.wait(PATIENCE) == 0
             finally:
                 process.kill()
         found = Checkpoints(state / "checkpoints").newest()
@@ -210,7 +210,7 @@ def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_sigterm_saves
             assert status["exchange"]["fetched"] > 0 and status["exchange"]["bytes_in"] > 0
         for node in nodes:
             node.send_signal(signal.SIGTERM)
-        assert [node.wait(60) for node in nodes] == [0, 0]
+        assert [node.wait(PATIENCE) for node in nodes] == [0, 0]
     finally:
         for node in nodes:
             node.kill()

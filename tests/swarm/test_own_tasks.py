@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarmd.daemon import control
+from swarmd.testing import PATIENCE
 from tests.swarm.test_join import COMMON, until
 from tests.swarm.test_meeting import first_line, started
 
@@ -35,5 +36,5 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
 
         copy.write_text(copy.read_text() + "\n# edited")
         os.kill(control.call(tmp_path / "second", "status")["trainer"]["pid"], signal.SIGKILL)  # the next one reads the file again
-        assert nodes["second"].wait(timeout=120) == 2
+        assert nodes["second"].wait(timeout=PATIENCE) == 2
         assert "the tasks sums have changed since this node started" in (tmp_path / "second" / "swarmd.log").read_text()

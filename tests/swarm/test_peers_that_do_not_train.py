@@ -20,8 +20,8 @@ from swarmd.daemon import control
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import PATIENCE, wait_until
 from swarmd.testing import until as waited
-from swarmd.testing import wait_until
 from tests.p2p.real import real_member
 from tests.packaging.checkout import ROOT
 from tests.swarm.test_meeting import started
@@ -60,7 +60,7 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
 
 
 def until_it_runs(state: Path, process: "subprocess.Popen[Any]", holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    wait_until(lambda: (state / "run.json").exists() or process.poll() is not None, 120)
+    wait_until(lambda: (state / "run.json").exists() or process.poll() is not None)
     return until(state, holds, process)
 
 
@@ -87,7 +87,7 @@ class Terminal:
 
     def said_last(self) -> str:
         """What it said on standard error, once it is gone."""
-        return self.process.communicate(timeout=120)[1]
+        return self.process.communicate(timeout=PATIENCE)[1]
 
     def __enter__(self) -> "Terminal":
         return self
@@ -124,9 +124,9 @@ def converse(terminal: Terminal, learner: Learner) -> None:
             terminal.type("wrong\n\n")
         terminal.wait_for(f"{'A right answer' if len(truths) == 3 else 'Right'}: {truths[-1]}\n")
     assert "nobody learns from wrong answers alone. 3 answered, 2 right, 2 shared." in terminal.wait_for("2 shared.")
-    assert wait_until(lambda: (row := learner.peer(me))["frames"] == 2 and row, 120)["rejected"] == 0
+    assert wait_until(lambda: (row := learner.peer(me))["frames"] == 2 and row)["rejected"] == 0
     until(learner.state, lambda _: learner.trained_on() >= before + 2, learner.process)
-    wait_until(lambda: learner.peer(me)["model"] == "a person", 120)
+    wait_until(lambda: learner.peer(me)["model"] == "a person")
     terminal.wait_for("answer> ")
     terminal.type("/skip\n")
     terminal.wait_for("answer> ")
@@ -139,13 +139,13 @@ def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENGINE | {"PYTHONPATH": str(ROOT)}) as rule:
         try:
             status = until_it_runs(tmp_path, rule, lambda status: status["shared"] >= 3)
-            wait_until(lambda: learner.peer(status["peer_id"])["frames"] >= 3, 120)
+            wait_until(lambda: learner.peer(status["peer_id"])["frames"] >= 3)
             until(learner.state, lambda _: learner.trained_on() > before, learner.process)
             row = learner.peer(status["peer_id"])
             assert row["rejected"] == 0
-            wait_until(lambda: learner.peer(status["peer_id"])["model"] == "a rule", 120)
+            wait_until(lambda: learner.peer(status["peer_id"])["model"] == "a rule")
             done = subprocess.run([sys.executable, "-m", "swarmd", "stop", "--state-dir", str(tmp_path)], capture_output=True, text=True)
-            assert (done.returncode, rule.wait(30)) == (0, 0)
+            assert (done.returncode, rule.wait(PATIENCE)) == (0, 0)
         finally:
             rule.kill()
 
@@ -156,7 +156,7 @@ def test_a_frozen_model_shares_and_learns_nothing(learner: Learner, tmp_path: Pa
         words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "2", "--listen", LOOPBACK, "--no-train"]
         frozen = started(stack, *words, "--bootstrap", learner.address, "--state-dir", str(tmp_path), "--pace", "0.3", **ENGINE)
         me = until_it_runs(tmp_path, frozen, lambda status: status["round"] > 0)["peer_id"]
-        wait_until(lambda: learner.peer(me)["frames"] >= 3, 120)
+        wait_until(lambda: learner.peer(me)["frames"] >= 3)
         until(learner.state, lambda _: learner.trained_on() > before, learner.process)
         until(tmp_path, lambda status: status["peers"] >= 1, frozen)  # it hears the other, and trains on nothing
         lines = read_metrics(tmp_path / "metrics.jsonl")

@@ -10,11 +10,11 @@ from swarmd.testing import wait_until
 
 
 def until(state: Path, holds: Callable[[dict[str, Any]], bool], node: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The first status document for which it holds, while the node lives; two minutes at most."""
+    """The first status document for which it holds, while the node lives."""
 
     def found() -> dict[str, Any] | None:
         assert node.poll() is None, "the node ended"
         status = control.call(state, "status")
         return status if holds(status) else None
 
-    return dict(wait_until(found, 120))
+    return dict(wait_until(found, every=0.2))  # each look is work for the node

@@ -15,6 +15,7 @@ from reasoning_gym.arithmetic import basic_arithmetic
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, curriculum
 from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
+from swarmd.testing import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 COSTLY = TaskRef("basic_arithmetic", 2434)  # of sapo-9; upstream counts to the root of a number above 10**10
@@ -174,7 +175,7 @@ def test_what_reasoning_gym_imports_late_is_there_when_it_is_asked_for() -> None
         "import sys; from swarmd.tasks.gym import reasoning_gym; assert 'matplotlib' not in sys.modules; "
         "print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
     )
-    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     plain = "import reasoning_gym; print(reasoning_gym.create_dataset('game_of_life', seed=3, size=1)[0]['answer'])"
-    theirs = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=120)
+    theirs = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert ours.stdout == theirs.stdout != ""

@@ -18,6 +18,7 @@ from swarmd.tasks.grading import solution
 from swarmd.tasks.pipe import Judgements, Made, Reply, Request, ScoreItem, VerifierReady, VerifierRefused
 from swarmd.tasks.scoring import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import tasks_of
+from swarmd.testing import PATIENCE
 from tests.tasks.watched import descendants
 
 pytestmark = pytest.mark.net
@@ -105,8 +106,8 @@ def test_it_leaves_when_its_input_closes_and_ignores_the_terminal(raw: Raw) -> N
     raw.send(msgspec.msgpack.encode(Request("tiny-9", ())))
     assert raw.reply() == Judgements(())
     raw.stdin.close()
-    assert raw.process.wait(timeout=10) == 0
-    psutil.wait_procs([worker], timeout=10)
+    assert raw.process.wait(timeout=PATIENCE) == 0
+    psutil.wait_procs([worker], timeout=PATIENCE)
     assert not worker.is_running()
 
 
@@ -122,7 +123,7 @@ def test_it_leaves_when_its_client_is_killed() -> None:
     assert len(family) == 2
     client.kill()
     client.communicate()
-    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
 
 
 def test_it_is_alone_in_an_empty_environment(verifier: Verifier) -> None:

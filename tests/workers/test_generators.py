@@ -14,6 +14,7 @@ from swarmd.errors import ConfigError
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.testing import PATIENCE
 from swarmd.trainer.workers import check_workers, open_workers, processes_on
 from swarmd.types import Generation, Rollout, Scored, Task
 from swarmd.workers.generator_pool import Generators, WorkerFailed
@@ -41,7 +42,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
     with open_workers(settings, policy, 1, tmp_path, lambda count: tasks.draw(count, rng)) as crew:
         newest: list[int] = []
         within = False
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not (within and crew.generators.alive == 2 and len(newest) > 8):
             assert time.monotonic() < deadline, crew.report(time.monotonic())
             if not crew.generators.wait(2, 1.0):
@@ -64,7 +65,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
         there = crew.generators.flow.finished
         assert not crew.generators.wait(there + 3, 0.5), "what was on its way when they heard of it, at most"
         crew.generators.rest(False)
-        assert crew.generators.wait(2, 60)
+        assert crew.generators.wait(2, PATIENCE)
         pids = crew.generators.pids
     for pid in pids:
         with pytest.raises(ProcessLookupError):
@@ -85,7 +86,7 @@ def test_a_generator_that_cannot_work_ends_the_run_with_its_own_reason(flow: Que
         Generators(1, lambda number, life: WorkerProcess("swarmd.policy.parallel.generator", begin, {}), flow, lambda: None) as working,
         pytest.raises(WorkerFailed, match="/no/such/model") as failure,
     ):
-        working.wait(1, 60)
+        working.wait(1, PATIENCE)
     assert failure.value.exit_code == 3
 
 
@@ -99,7 +100,7 @@ def test_a_generator_that_always_dies_is_given_up(flow: QuestionQueue, tmp_path:
 
     said = r"died 5 times in a row.*workers\.generators"
     with Generators(1, start, flow, lambda: None, longest_backoff=0.0) as working, pytest.raises(WorkerFailed, match=said):
-        working.wait(1, 60)
+        working.wait(1, PATIENCE)
     assert lives == [0, 1, 2, 3, 4]
 
 
@@ -117,7 +118,7 @@ def test_what_goes_wrong_while_questions_are_drawn_is_heard(tmp_path: Path, monk
         Generators(1, start, QuestionQueue(draw, 2, 4), lambda: None) as working,
         pytest.raises(RuntimeError, match="keeps a generator busy"),
     ):
-        working.wait(1, 60)
+        working.wait(1, PATIENCE)
 
 
 def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from swarmd.state.metrics import read_metrics
+from swarmd.testing import PATIENCE
 from tests.swarm.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
@@ -69,7 +70,7 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
             again = until(state, lambda s: s["last"] and s["trainer"]["restarts"] == 1 and s["round"] > after["round"] + 1, node)
             assert workers(again)["version"] > 0 and not any(alive(pid) for pid in pids), "workers end with their trainer"
             node.send_signal(signal.SIGTERM)
-            assert node.wait(60) == 0
+            assert node.wait(PATIENCE) == 0
         finally:
             node.kill()
     lines = read_metrics(state / "metrics.jsonl")

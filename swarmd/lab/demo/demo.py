@@ -24,7 +24,7 @@ from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_j
 MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to gain
 PACE = 0.8  # seconds a round takes at least, so that all are at about the same round, and the killed node catches the others
 CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two
-PATIENCE = 120.0  # seconds without any node finishing a round before the demo gives up
+PATIENCE = 300.0  # seconds without any node finishing a round before the demo gives up
 LOOK = 0.25  # seconds between two refreshes
 
 
