@@ -112,6 +112,12 @@ def serve(
     verified_questions: Annotated[
         int, typer.Option(envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS", min=1, max=100, help="Asked of each specialty for an upload.")
     ] = 20,
+    verified_hub: Annotated[
+        str,
+        typer.Option(
+            envvar="SWARMD_JUDGE_VERIFIED_HUB", help="Fetch weights that peers name, from this hub alone, as https://huggingface.co."
+        ),
+    ] = "",
     shared: Annotated[
         bool, typer.Option(envvar="SWARMD_JUDGE_SHARED", help="Other judges use this database too: PostgreSQL, and all started so.")
     ] = False,
@@ -148,6 +154,7 @@ def serve(
         verified_bytes=verified_bytes,
         verified_models=tuple(verified_model or ("tiny",)),
         verified_questions=verified_questions,
+        verified_hub=verified_hub,
     )
 
     if only_check:

@@ -48,6 +48,8 @@ VERIFIED_RATE = 32 * 1024  # bytes a second
 VERIFIED_SECONDS = 1_800.0  # for an evaluation, by the clock on the wall,
 VERIFIED_CPU = 900  # and of processor time
 VERIFIED_MEMORY = 512 * 2**20  # bytes beyond the base model, and three times the weights
+HUB_SECONDS = 20.0  # until the hub sends the first byte of a file,
+FETCH_SECONDS = 900.0  # and the last
 VERIFIED_RETRY = 5.0  # seconds until an outcome that could not be written is written again
 
 
@@ -65,6 +67,7 @@ class JudgeSettings:
     verified_bytes: int = 0  # of one upload of weights; 0: none is taken
     verified_models: tuple[str, ...] = ("tiny",)  # whose weights are evaluated
     verified_questions: int = 20  # of each specialty
+    verified_hub: str = ""  # address of a hub whose repositories may be named instead of an upload; empty: none
     verified_folder: Path | None = None  # of uploads; None: default_folder
     shared: bool = False  # other judges use this database too
     invitation: str = ""  # to the swarm, shown on the page "Join"

@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 
-HEAD = "0009"  # the newest migration
+HEAD = "0010"  # the newest migration
 OLDER = frozenset(f"{number:04}" for number in range(1, int(HEAD)))  # those that are moved
 BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migration that it stands for
 FAILURES = (SQLAlchemyError, JudgeError)  # what a step on the database may raise

@@ -169,6 +169,7 @@ verifications = Table(
     Column("signature", Text),
     Column("correct", NUMBER),
     Column("questions", NUMBER),
+    Column("source", NAME),  # on the hub; empty: uploaded
     Column("found", AnyText),  # each question and its greedy answer, as JSON
 )
 

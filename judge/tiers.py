@@ -9,8 +9,8 @@ TIERS = MappingProxyType(
             "It proves nothing about a model: a node can work the right answers out without one."
         ),
         "verified": (
-            "Verified: the node uploaded its weights, and the judge ran them itself. These weights, named by their SHA-256, scored so on "
-            "these questions, which were drawn after the upload. It does not prove that this node trained them."
+            "Verified: the node uploaded its weights, or named them on a hub, and the judge ran them itself. These weights, named by their "
+            "SHA-256, scored so on these questions, which were drawn afterwards. It does not prove that this node trained them."
         ),
     }
 )

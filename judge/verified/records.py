@@ -36,7 +36,7 @@ class VerificationRecords:
         """After a start: what waits, the oldest first. `whole`: ids of the files that are there. Refuses what cannot go on."""
         with self._begin() as db:
             waiting = table.c.state.in_(("queued", "running"))
-            for why, lost in ((STOPPED, table.c.tries >= MOST_TRIES), (LOST, table.c.id.not_in(whole))):
+            for why, lost in ((STOPPED, table.c.tries >= MOST_TRIES), (LOST, table.c.id.not_in(whole) & (table.c.digest != ""))):
                 db.execute(update(table).where(waiting, lost).values(state="refused", ended=at, error=why[0], remedy=why[1]))
             db.execute(update(table).where(waiting).values(state="queued"))
             return [_upload(row) for row in db.execute(select(table).where(waiting).order_by(table.c.at))]
@@ -44,6 +44,10 @@ class VerificationRecords:
     def running(self, id: str) -> None:
         with self._begin() as db:
             db.execute(update(table).where(table.c.id == id).values(state="running", tries=table.c.tries + 1))
+
+    def fetched(self, upload: Upload) -> None:
+        with self._begin() as db:
+            db.execute(update(table).where(table.c.id == upload.id).values(digest=upload.digest, size=upload.size))
 
     def refused(self, upload: Upload, at: float, error: str, remedy: str) -> None:
         self._end(upload, {"state": "refused", "ended": at, "error": error, "remedy": remedy})
@@ -77,7 +81,7 @@ def newest(db: Connection, peers: Sequence[str]) -> Mapping[str, Verification]:
 
 
 def _upload(row: Row[Any]) -> Upload:
-    return Upload(row.id, PeerId(row.peer), row.model, row.lora_rank, row.digest, row.size, row.answers)
+    return Upload(row.id, PeerId(row.peer), row.model, row.lora_rank, row.digest, row.size, row.answers, row.source)
 
 
 def _verification(row: Row[Any]) -> Verification:

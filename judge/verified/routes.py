@@ -12,7 +12,7 @@ from judge import config
 from judge.refusals import TOO_SLOW, Refusal, Refused
 from judge.requests import signing_headers
 from judge.service import JudgeService
-from judge.signing import verify_request
+from judge.signing import Signed, verify_request
 from judge.verified.tier import OFF, VerifiedTier
 from judge.verified.verification import found
 from judge.verified.weights_check import MAX_HEADER
@@ -23,18 +23,28 @@ PAGE_BYTES = 192 * 1024  # of the answers' JSON
 router = APIRouter()
 
 
-class UploadQuery(BaseModel):
+class WeightsQuery(BaseModel):
     """What is declared of the weights: in the address, so it is signed, and checked before a byte of the body is read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
     curriculum: Annotated[str, Field(min_length=1, max_length=64)]
-    bytes: Annotated[int, Field(ge=1, lt=2**53)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     lora_rank: Annotated[int, Field(ge=1, le=MAX_LORA_RANK)] | None = None
     base: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = None
     answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1
+
+
+class UploadQuery(WeightsQuery):
+    bytes: Annotated[int, Field(ge=1, lt=2**53)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class RevisionQuery(WeightsQuery):
+    """Of an adapter, which has a rank, adapter_model.safetensors is fetched, else model.safetensors."""
+
+    repo: Annotated[str, Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
+    commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
 @router.get("/v2/verified")
@@ -44,7 +54,8 @@ async def models(request: Request) -> Response:
     tier = _tier(service)
     known = {name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()}
     limits = {"bytes": service.settings.verified_bytes, "header": MAX_HEADER, "questions": service.settings.verified_questions}
-    return JSONResponse({"schema": 1, "judge": service.key, "models": known, **limits})
+    hub = tier.hub.address if tier.hub else None
+    return JSONResponse({"schema": 1, "judge": service.key, "models": known, "hub": hub, **limits})
 
 
 @router.post("/v2/verified", status_code=202, openapi_extra=signing_headers())
@@ -52,17 +63,20 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
     """Upload weights: the body is a safetensors file."""
     service: JudgeService = request.app.state.service
     tier = _tier(service)
-    scope = request.scope
-    target = scope["raw_path"].decode("latin-1") + "?" + scope["query_string"].decode("latin-1")
-    signed = verify_request("POST", target, scope["headers"], declared.sha256, service.settings.origins)
-    if isinstance(signed, Refusal):
-        raise Refused(signed)
+    signed = _signer(request, declared.sha256)
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))
     if request.headers.get("content-length", f"{declared.bytes}") != f"{declared.bytes}":
         raise Refused(Refusal(422, "the request has another length than was declared", "Declare the size of the file that you send."))
-    host = request.client.host if request.client else ""
-    queued = await tier.receive(signed, host, declared, _parts(request, declared.bytes))
+    queued = await tier.receive(signed, _host(request), declared, _parts(request, declared.bytes))
+    return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
+
+
+@router.post("/v2/verified/hub", status_code=202, openapi_extra=signing_headers())
+async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) -> Response:
+    """Name weights on the hub, which the judge fetches. There is no body."""
+    tier = _tier(request.app.state.service)
+    queued = await tier.name(_signer(request, b""), _host(request), declared)
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
@@ -77,6 +91,7 @@ async def verification(
         raise Refused(Refusal(404, "no upload of this id is known", "The judge keeps a peer's last few; upload the weights again."))
     one, answers = kept
     document: dict[str, Any] = {"schema": 1, **one.document(), "place": service.verified.place(id) if service.verified else None}
+    document |= {"source": one.upload.source} if one.upload.source else {}
     if one.state == "done":
         figures = {name: value for name, value in found(one.upload, answers).items() if name in ("specialties", "pass_at")}
         document |= {**figures, "receipt": one.receipt, "signature": one.signature}
@@ -90,6 +105,19 @@ async def verification(
         end = after + len(page)
         document |= {"questions": page, "more_after": end if page and end < len(answers) else None}
     return JSONResponse(document)
+
+
+def _signer(request: Request, body: bytes | str) -> Signed:
+    scope = request.scope
+    target = scope["raw_path"].decode("latin-1") + "?" + scope["query_string"].decode("latin-1")
+    signed = verify_request("POST", target, scope["headers"], body, request.app.state.service.settings.origins)
+    if isinstance(signed, Refusal):
+        raise Refused(signed)
+    return signed
+
+
+def _host(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _tier(service: JudgeService) -> VerifiedTier:

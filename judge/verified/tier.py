@@ -1,7 +1,8 @@
 """The verified tier: takes uploaded weights, has a contained process answer fresh held-out questions with them, scores the answers itself.
 
-One upload is evaluated at a time; the others wait in a bounded queue. The questions are drawn after the upload has arrived. The model's
-configuration, tokenizer and template are the judge's own: a stranger sends numbers and nothing else, so nothing but the numbers can answer.
+One upload is evaluated at a time; the others wait in a bounded queue. Weights that a peer names on the hub wait there too, and are fetched
+when their turn has come. The questions are drawn after the weights have arrived. The model's configuration, tokenizer and template are the
+judge's own: a stranger sends numbers and nothing else, so nothing but the numbers can answer.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from judge import config, receipts
@@ -19,6 +20,7 @@ from judge.limits import network_of
 from judge.refusals import BUSY, FAULT, TOO_SLOW, Refusal, Refused
 from judge.signing import Signed
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
+from judge.verified.hub import Hub
 from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.records import VerificationRecords
 from judge.verified.upload_folder import UploadFolder
@@ -35,28 +37,41 @@ from swarmd.types import Completion, Task, TaskRef
 log = logging.getLogger("judge")
 
 OFF = Refusal(404, "this judge evaluates no uploaded weights", "Use another judge; its operator can allow it with --verified-bytes.")
+NO_HUB = Refusal(404, "this judge fetches no weights", "Upload the file; a judge's operator can allow it with --verified-hub.")
+HUB_SLOW = ("the hub does not send the file in time", "Name it again later, or upload it.")
+OTHER_HUB = ("the judge fetches nothing from there any more", "Name the weights again, or upload them.")
 ONE_AT_A_TIME = Refusal(409, "weights of yours wait or are being evaluated already", "Look at them, and upload others when they are done.")
 CROWDED_UPLOADS = Refusal(429, "too many uploads of your network wait", "Upload again later.", retry_after=60)
 FAILED = "Check the weights with `swarmd task` first; tell the judge's operator if others are refused like this."
 
 
-class Announced(Protocol):
-    """What is declared of an upload: judge/verified/routes.py has its form."""
+class AnnouncedWeights(Protocol):
+    """What is declared of weights: judge/verified/routes.py has its form."""
 
     @property
     def model(self) -> str: ...
     @property
     def curriculum(self) -> str: ...
     @property
-    def bytes(self) -> int: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
     def lora_rank(self) -> int | None: ...
     @property
     def base(self) -> str | None: ...
     @property
     def answers(self) -> int: ...
+
+
+class AnnouncedUpload(AnnouncedWeights, Protocol):
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def sha256(self) -> str: ...
+
+
+class NamedRevision(AnnouncedWeights, Protocol):
+    @property
+    def repo(self) -> str: ...
+    @property
+    def commit(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +117,7 @@ class VerifiedTier:
         """`models`: those that can be verified. `rng`: unpredictable outside tests."""
         self._settings, self._court, self._records, self._folder = settings, court, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
+        self.hub = Hub(settings.verified_hub) if settings.verified_hub else None
         self._peers = TokenBuckets[PeerId](1 / config.VERIFIED_PAUSE, config.VERIFIED_BURST, config.REMEMBERED_PEERS)
         rate, burst = 1 / config.VERIFIED_NETWORK_PAUSE, config.VERIFIED_NETWORK_BURST
         self._rates = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
@@ -125,41 +141,70 @@ class VerifiedTier:
         """1: the next to be evaluated. None: it does not wait."""
         return next((place for place, (upload, _) in enumerate(self._queue, 1) if upload.id == id), None)
 
-    async def receive(self, signed: Signed, host: str, announced: Announced, parts: AsyncIterator[bytes]) -> Upload:
+    async def receive(self, signed: Signed, host: str, said: AnnouncedUpload, parts: AsyncIterator[bytes]) -> Upload:
         """Check weights while they arrive, and queue them. Raises Refused. What is refused leaves nothing behind."""
         await self._court.claim(signed)
-        check = self._admitted(announced)
-        network = network_of(host)
-        self._make_room(signed.peer, network)
-        id = f"{self._rng.getrandbits(128):032x}"
-        said = announced
-        upload = Upload(id, signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
-        self._held[signed.peer] = network
-        try:
+        self._check_announced(said)
+        upload = Upload(self._new_id(), signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
+        check = self._check_of(upload)
+        with self._place_of(upload, host) as network:
             await self._store(upload, check, parts)
             await self._court.write(self._records.queued, upload, signed.sequence, self._court.wall())
-        except BaseException:
-            del self._held[signed.peer]
-            self._folder.remove(id)
-            raise
         self._enqueue(upload, network)
         return upload
 
-    def _admitted(self, announced: Announced) -> WeightsCheck:
-        """Raises Refused where what is declared cannot be evaluated here: before a byte of it is read."""
-        model = self.models.get(announced.model)
-        if announced.curriculum != self._court.curriculum.digest:
+    async def name(self, signed: Signed, host: str, said: NamedRevision) -> Upload:
+        """Queue weights that are to be fetched from the hub. Raises Refused."""
+        if self.hub is None:
+            raise Refused(NO_HUB)
+        await self._court.claim(signed)
+        self._check_announced(said)
+        source = self.hub.source(said.repo, said.commit, said.lora_rank is not None)
+        upload = Upload(self._new_id(), signed.peer, said.model, said.lora_rank, "", 0, said.answers, source)
+        with self._place_of(upload, host) as network:
+            await self._court.write(self._records.queued, upload, signed.sequence, self._court.wall())
+        self._enqueue(upload, network)
+        return upload
+
+    def _new_id(self) -> str:
+        return f"{self._rng.getrandbits(128):032x}"
+
+    @contextlib.contextmanager
+    def _place_of(self, upload: Upload, host: str) -> Iterator[str]:
+        """Keeps a place of the queue while the weights arrive; gives the peer's network. Raises Refused where there is none."""
+        network = network_of(host)
+        self._make_room(upload.peer, network)
+        self._held[upload.peer] = network
+        try:
+            yield network
+        except BaseException as error:
+            del self._held[upload.peer]
+            self._folder.remove(upload.id)
+            if isinstance(error, TimeoutError):
+                raise Refused(TOO_SLOW) from None
+            raise
+
+    def _check_announced(self, said: AnnouncedWeights) -> None:
+        """Raises Refused where what is declared cannot be evaluated here."""
+        if said.curriculum != self._court.curriculum.digest:
             raise Refused(Refusal(409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."))
-        if model is None:
+        model = self._model(said.model)
+        if said.lora_rank is not None and said.base not in (None, model.fingerprint):
+            raise Refused(Refusal(409, "the adapter is of another base model", "Use the judge's: GET /v2/verified names its base."))
+
+    def _model(self, name: str) -> ModelTensors:
+        if name not in self.models:
             known = ", ".join(self.models)
             raise Refused(Refusal(422, "this judge has no model of this name", f"It evaluates weights of {known}."))
-        if announced.lora_rank is not None and announced.base != model.fingerprint:
-            raise Refused(Refusal(409, "the adapter is of another base model", "Use the judge's: GET /v2/verified names its base."))
-        if announced.bytes > self._settings.verified_bytes:
+        return self.models[name]
+
+    def _check_of(self, upload: Upload) -> WeightsCheck:
+        """Raises Refused where no weights of this size are taken: before a byte is read."""
+        if upload.size > self._settings.verified_bytes:
             most = self._settings.verified_bytes
             raise Refused(Refusal(413, "the weights are too large for this judge", f"It takes {most:,} bytes. Send an adapter."))
         with _unfit_refused():
-            return WeightsCheck(announced.bytes, announced.sha256, model.shapes(announced.lora_rank))
+            return WeightsCheck(upload.size, upload.digest or None, self._model(upload.model).shapes(upload.lora_rank))
 
     def _make_room(self, peer: PeerId, network: str) -> None:
         """Raises Refused where the peer, its network or everybody has too many uploads."""
@@ -175,6 +220,7 @@ class VerifiedTier:
             raise Refused(Refusal(429, "you or your network upload too often", f"Upload again in {seconds} s.", retry_after=seconds))
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
+        """Raises Refused, TimeoutError."""
         loop = asyncio.get_running_loop()
         begun, received = loop.time(), 0
         try:
@@ -187,7 +233,7 @@ class VerifiedTier:
                         patience.reschedule(min(late, loop.time()) + config.VERIFIED_STALL_SECONDS)
                 await asyncio.to_thread(file.finish)
         except TimeoutError:
-            raise Refused(TOO_SLOW) from None
+            raise
         except OSError:
             log.exception("cannot keep uploaded weights")
             raise Refused(FAULT) from None
@@ -204,7 +250,11 @@ class VerifiedTier:
     async def _evaluate(self, upload: Upload) -> None:
         await self._written(self._records.running, upload.id)
         try:
+            upload = upload if upload.digest else await self._fetched(upload)
             answers = await self._answered(upload)
+        except Refused as why:
+            self._let_go(upload)
+            await self._written(self._records.refused, upload, self._court.wall(), why.refusal.error, why.refusal.remedy)
         except (EvaluationFailed, VerifierFailed, OSError) as why:
             log.warning("the weights %s of %s were not evaluated: %s", upload.digest, upload.peer, why)
             told = str(why) if isinstance(why, EvaluationFailed) else "the judge failed; this is its own fault"
@@ -214,6 +264,22 @@ class VerifiedTier:
             at = self._court.wall()
             self._let_go(upload)
             await self._written(self._records.done, upload, at, answers, self._receipt(upload, answers, at))
+
+    async def _fetched(self, upload: Upload) -> Upload:
+        """The same with its weights on disk. Raises Refused."""
+        try:
+            async with asyncio.timeout(config.FETCH_SECONDS):
+                with _unfit_refused():
+                    if self.hub is None or not upload.source.startswith(self.hub.address + "/"):
+                        raise UnfitWeights(*OTHER_HUB)
+                    async with self.hub.opened(upload.source) as (size, parts):
+                        check = self._check_of(replace(upload, size=size))
+                        await self._store(upload, check, parts)
+        except TimeoutError:
+            raise Refused(Refusal(504, *HUB_SLOW)) from None
+        upload = replace(upload, digest=check.digest, size=size)
+        await self._written(self._records.fetched, upload)
+        return upload
 
     def _let_go(self, upload: Upload) -> None:
         """Before the outcome is told: who reads it may upload again. A judge that is killed in between refuses it as lost."""
@@ -249,6 +315,7 @@ class VerifiedTier:
     def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:
         said = Verification(upload, "done", at).document()
         fields = {name: said[name] for name in ("tier", "verification", "peer", "at", "model", "lora_rank", "weights", "bytes", "answers")}
+        fields |= {"source": upload.source} if upload.source else {}
         return receipts.signed(self._court.key, {**fields, "curriculum": self._court.curriculum.digest, **found(upload, answers)})
 
     async def _written(self, step: Callable[..., None], *arguments: object) -> None:

@@ -13,7 +13,7 @@ State = Literal["queued", "running", "done", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Weights as their owner declares them."""
+    """Weights that a peer has uploaded, or has named on the hub. Of the latter digest and size are empty until they are fetched."""
 
     id: str  # 32 hex digits, unguessable
     peer: PeerId
@@ -22,6 +22,7 @@ class Upload:
     digest: str  # SHA-256
     size: int  # bytes
     answers: int  # to each question; the first is greedy, and counts
+    source: str = ""  # the file's address on the hub; empty: uploaded
 
 
 class VerifiedAnswer(NamedTuple):

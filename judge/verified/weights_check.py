@@ -6,6 +6,7 @@ a gap.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, Final, Literal
@@ -47,17 +48,31 @@ def check_size(size: int, shapes: Shapes) -> None:
         raise UnfitWeights(f"{size:,} bytes are no weights of this model, which take {least:,} to {most:,}", _OTHER_MODEL)
 
 
+def checkpoint_name(name: str) -> str:
+    """`….lora_A.default.weight` for what an adapter file of peft calls `base_model.model.….lora_A.weight`; any other name as it is."""
+    return re.sub(r"\Abase_model\.model\.(.+\.lora_[AB])\.weight\Z", r"\1.default.weight", name)
+
+
+def with_checkpoint_names(file: bytes) -> bytes:
+    """A file that was checked."""
+    end = 8 + int.from_bytes(file[:8], "little")
+    entries = msgspec.json.decode(file[8:end], type=dict[str, msgspec.Raw])
+    header = msgspec.json.encode({checkpoint_name(name): entry for name, entry in entries.items()})
+    return len(header).to_bytes(8, "little") + header + file[end:]
+
+
 def check_header(header: bytes, data: int, shapes: Shapes) -> str:
     """Raises UnfitWeights unless the header describes exactly these tensors in `data` bytes. Returns their number format."""
     try:
         parts = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         if "__metadata__" in parts:
             msgspec.json.decode(parts.pop("__metadata__"), type=_Metadata)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in parts.items()}
+        entries = {checkpoint_name(name): msgspec.json.decode(raw, type=_Entry) for name, raw in parts.items()}
     except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
         raise UnfitWeights("the header is not that of a safetensors file of F32 or BF16 tensors", _SAVE_AGAIN) from None
-    if other := sorted(entries.keys() ^ shapes.keys()):
-        raise UnfitWeights(f"{len(other)} tensors are missing or of another model", _OTHER_MODEL)
+    other = len(entries.keys() ^ shapes.keys()) + len(parts) - len(entries)
+    if other:
+        raise UnfitWeights(f"{other} tensors are missing or of another model, or there twice", _OTHER_MODEL)
     if any(tuple(entry.shape) != shapes[name] for name, entry in entries.items()):
         raise UnfitWeights("tensors have other shapes than those of the model", _OTHER_MODEL)
     formats = {entry.dtype for entry in entries.values()}
@@ -76,8 +91,8 @@ def check_header(header: bytes, data: int, shapes: Shapes) -> str:
 class WeightsCheck:
     """Give it the file in pieces of any size, then call `end`. Either raises UnfitWeights at the first fault."""
 
-    def __init__(self, size: int, digest: str, shapes: Shapes) -> None:
-        """`size` and `digest`: bytes and SHA-256 as they were declared. `shapes`: by tensor."""
+    def __init__(self, size: int, digest: str | None, shapes: Shapes) -> None:
+        """`size` and `digest`: bytes and SHA-256 as they were declared; None: it was not. `shapes`: by tensor."""
         check_size(size, shapes)
         self._size, self._declared, self._shapes = size, digest, shapes
         self._digest = sha256()
@@ -105,6 +120,11 @@ class WeightsCheck:
             self._format = check_header(head[8 : 8 + length], self._size - 8 - length, self._shapes)
             self._check_numbers(head[8 + length :])
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what came."""
+        return self._digest.hexdigest()
+
     def _check_numbers(self, piece: bytes) -> None:
         piece = self._rest + piece
         whole = len(piece) - len(piece) % _BYTES[self._format]
@@ -120,7 +140,7 @@ class WeightsCheck:
     def end(self) -> None:
         if self._received != self._size:
             raise UnfitWeights(f"{self._received:,} bytes arrived of {self._size:,} that were declared", "Send the whole file.")
-        if self._digest.hexdigest() != self._declared:
+        if self._declared not in (None, self.digest):
             raise UnfitWeights("the bytes have another SHA-256 than was declared", "Send the file that you signed.")
 
 

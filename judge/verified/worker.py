@@ -22,6 +22,7 @@ from judge.verified.messages import (
     Reply,
     WorkerRefusal,
 )
+from judge.verified.weights_check import with_checkpoint_names
 from p2p.errors import OperatorError
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
@@ -67,7 +68,7 @@ def answered(request: AnswerRequest, weights: int, replies: int) -> Reply:
     data = b"".join(iter(lambda: os.read(weights, PIECE), b""))
     if sha256(data).hexdigest() != request.digest:
         return WorkerRefusal("the weights on the judge's disk are damaged")
-    policy.take(data)
+    policy.take(with_checkpoint_names(data))
     del data
     answers: list[list[GivenAnswer]] = []
     for start in range(0, len(request.questions), BATCH):

@@ -1,6 +1,7 @@
 """`swarmd verify`: checks an evaluation, or has a judge evaluate this node's weights itself and shows what it found."""
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,21 +18,25 @@ if TYPE_CHECKING:
     from swarmd.daemon.weights_upload import UploadedWeights, VerifiedOutcome
 
 POLL = 2.0  # seconds
-WEIGHTS = ("weights.safetensors", "model.safetensors")  # of a checkpoint, of an exported model
+WEIGHTS = ("weights.safetensors", "model.safetensors", "adapter_model.safetensors")  # of a checkpoint; of what was exported
+NAMED = r"[\w.-]+/[\w.-]+@\S*"  # on a hub
+COMMIT = r"\S+@[0-9a-f]{40}"
 
 
 def verify(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[ID | PATH]",
-            help="An evaluation to check, or an upload to see what became of it; with --upload, a safetensors file or a folder with one.",
+            metavar="[ID | PATH | REPO@COMMIT]",
+            help="An evaluation to check, or an upload to see what became of it. With --upload: a safetensors file, a folder with one, or "
+            "a commit on the judge's hub, which the judge fetches.",
             show_default="the newest checkpoint",
         ),
     ] = None,
     upload: Annotated[bool, typer.Option("--upload", help="Upload weights for the judge to evaluate.")] = False,
     judge: Annotated[str | None, typer.Option(help="URL of the judge.", show_default="the node's")] = None,
     answers: Annotated[int, typer.Option(help="Answers to each question: the first greedy, the others for pass@k.", min=1, max=16)] = 1,
+    lora_rank: Annotated[int | None, typer.Option(help="Rank of an adapter on the hub: r in its adapter_config.json.")] = None,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result.")] = True,
     curriculum: Annotated[str | None, typer.Option(help="The judge's, where it asks own tasks: a .py or .jsonl file.")] = None,
     model: ModelName = None,
@@ -71,7 +76,7 @@ def verify(
         raise ConfigError("which judge? Name it with --judge, as in --judge https://judge.example.")
     if not upload:
         raise ConfigError("give --upload to have weights evaluated, or the id of an evaluation or of an earlier upload.")
-    found = _uploaded(node, folder, what, answers, wait=wait, quiet=as_json)
+    found = _uploaded(node, folder, _weights(node, folder, what, answers, lora_rank), wait=wait, quiet=as_json)
     if found.state == "done":
         ReceiptFile(folder / RECEIPTS_FILE).add(weights_upload.receipt_of(found))
     _tell(found, as_json)
@@ -83,12 +88,10 @@ def _tell(found: "VerifiedOutcome", as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _uploaded(node: "NodeConfig", folder: Path, path: str | None, answers: int, *, wait: bool, quiet: bool) -> "VerifiedOutcome":
+def _uploaded(node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, wait: bool, quiet: bool) -> "VerifiedOutcome":
     from p2p.identity import Identity
     from swarmd.daemon import weights_upload
     from swarmd.state.folder import IDENTITY_FILE
-
-    weights = _weights(node, folder, None if path is None else Path(path).expanduser(), answers)
 
     def say(text: str) -> None:
         if not quiet:
@@ -99,7 +102,7 @@ def _uploaded(node: "NodeConfig", folder: Path, path: str | None, answers: int, 
             print(f"\rsending {sent / 1e6:.1f} of {len(weights.data) / 1e6:.1f} MB", end="", file=sys.stderr, flush=True)
 
     id = weights_upload.upload(node.judge.url, Identity.load(folder / IDENTITY_FILE), weights, told)
-    say(f"\nuploaded; `swarmd verify {id}` shows what becomes of it")
+    say(f"\n{'named' if weights.revision else 'uploaded'}; `swarmd verify {id}` shows what becomes of it")
     found = weights_upload.outcome(node.judge.url, id)
     while wait and not found.over:
         before = found.state, found.place
@@ -110,8 +113,8 @@ def _uploaded(node: "NodeConfig", folder: Path, path: str | None, answers: int, 
     return found
 
 
-def _weights(node: "NodeConfig", folder: Path, path: Path | None, answers: int) -> "UploadedWeights":
-    """What to upload. Raises ConfigError, SwarmdError."""
+def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int, lora_rank: int | None) -> "UploadedWeights":
+    """What to upload, or to name. Raises ConfigError, SwarmdError."""
     import msgspec
 
     from swarmd.daemon.weights_upload import UploadedWeights
@@ -120,6 +123,11 @@ def _weights(node: "NodeConfig", folder: Path, path: Path | None, answers: int) 
     from swarmd.trainer.snapshot import read_snapshot
 
     origin: dict[str, Any] = {}
+    path, about = None if what is None else Path(what).expanduser(), Path("policy.json")
+    if what and re.fullmatch(NAMED, what) and not Path(what).exists():
+        if not re.fullmatch(COMMIT, what):
+            raise ConfigError(f"{what}: name the whole commit, 40 hex digits: a branch may be another tomorrow.")
+        return UploadedWeights(b"", node.model.name, curriculum_of(node).digest, lora_rank, None, answers, what)
     try:
         if path is None:
             files = read_snapshot(folder, ("policy.json", WEIGHTS[0])).files
@@ -129,14 +137,25 @@ def _weights(node: "NodeConfig", folder: Path, path: Path | None, answers: int) 
             data = file.read_bytes()
             if (about := file.with_name("policy.json")).is_file():
                 origin = msgspec.json.decode(about.read_bytes())["base"]
+            elif (about := file.with_name("adapter_config.json")).is_file():
+                origin = _of_adapter(msgspec.json.decode(about.read_bytes()))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}. Give a safetensors file, or a folder with one.") from None
     except (msgspec.MsgspecError, KeyError, TypeError):
-        raise ConfigError("the checkpoint's policy.json cannot be read. Use the version of swarmd that wrote it.") from None
+        raise ConfigError(f"{about} cannot be read. Use the version of swarmd that wrote it.") from None
     name, rank = str(origin.get("source", node.model.name)), origin.get("lora_rank")
     of = node.model_copy(update={"model": node.model.model_copy(update={"name": name})})
     base = None if rank is None else origin.get("fingerprint")
     return UploadedWeights(data, name, curriculum_of(of).digest, rank, base, answers)
+
+
+def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
+    """Of an adapter_config.json. Raises ConfigError, KeyError, TypeError."""
+    from swarmd.errors import ConfigError
+
+    if config["lora_alpha"] != 2 * config["r"]:
+        raise ConfigError("the adapter's lora_alpha is not twice its rank r, as swarmd's is: the judge cannot evaluate it.")
+    return {"lora_rank": int(config["r"])}
 
 
 def _document(found: "VerifiedOutcome") -> dict[str, Any]:
@@ -151,7 +170,7 @@ def _words(found: "VerifiedOutcome") -> str:
     if found.state == "queued":
         return f"waiting, number {found.place or '?'} in the queue"
     if found.state == "running":
-        return "the judge evaluates the weights"
+        return f"the judge {'evaluates' if found.weights else 'fetches'} the weights"
     if found.state == "refused":
         return printable(f"not evaluated: {found.error.rstrip('.')}. {found.remedy}")
     return (

@@ -34,7 +34,7 @@ class JudgeLied(SwarmdError):
 
 @dataclass(frozen=True, slots=True)
 class UploadedWeights:
-    """A safetensors file, and what it is of."""
+    """A safetensors file or a commit on a hub, and what it is of."""
 
     data: bytes
     model: str
@@ -42,6 +42,7 @@ class UploadedWeights:
     lora_rank: int | None = None  # None: all weights
     base: str | None = None  # fingerprint of an adapter's base weights
     answers: int = 1  # to each question
+    revision: str = ""  # REPO@COMMIT of the judge's hub, instead of data
 
     @property
     def digest(self) -> str:
@@ -50,9 +51,12 @@ class UploadedWeights:
     @property
     def target(self) -> str:
         """Path and query of the request."""
-        said = {"model": self.model, "curriculum": self.curriculum, "bytes": len(self.data), "sha256": self.digest}
+        said: dict[str, str | int] = {"model": self.model, "curriculum": self.curriculum, "answers": self.answers}
         said |= {name: value for name, value in (("lora_rank", self.lora_rank), ("base", self.base)) if value is not None}
-        return "/v2/verified?" + urlencode(said | {"answers": self.answers})
+        if self.revision:
+            repo, _, commit = self.revision.partition("@")
+            return "/v2/verified/hub?" + urlencode(said | {"repo": repo, "commit": commit})
+        return "/v2/verified?" + urlencode(said | {"bytes": len(self.data), "sha256": self.digest})
 
 
 class _Queued(msgspec.Struct, frozen=True):
@@ -103,7 +107,7 @@ class _Receipt(msgspec.Struct, frozen=True):
 def upload(
     url: str, identity: Identity, weights: UploadedWeights, told: Callable[[int], None], nanoseconds: Callable[[], int] = time.time_ns
 ) -> str:
-    """Send the weights; the id of their verification. `told`: called with the bytes sent so far.
+    """Send the weights, or name them; the id of their verification. `told`: called with the bytes sent so far.
 
     Raises BadJudgeUrl, Unreachable, UploadRefused, JudgeLied.
     """

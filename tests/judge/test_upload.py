@@ -47,7 +47,8 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         readers = SlowReaders(16, 256)
 
     settings = JudgeSettings(
-        str(folder / "judge.sqlite3"), "tiny-9", verified_bytes=10**6, verified_models=MODELS, verified_questions=1
+        str(folder / "judge.sqlite3"), "tiny-9", verified_bytes=10**6, verified_models=MODELS, verified_questions=1,
+        verified_hub="http://127.0.0.1:9",
     )  # fmt: skip
     ready = asyncio.Event()
     async with open_service(settings, random.Random(1), evaluator=Evaluator(60.0, STANDIN)) as service:
@@ -116,6 +117,33 @@ async def test_a_file_and_a_refusal(url: str, node: Path, tmp_path: Path, capsys
     assert "no safetensors file" in capsys.readouterr().err
     assert await run("--upload", str(tmp_path / "nothing"), *options) == 2
     assert "Give a safetensors file" in capsys.readouterr().err
+
+
+async def test_an_exported_adapter(url: str, node: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the names that peft gives its tensors."""
+    file, about = tmp_path / "mine" / "adapter_model.safetensors", tmp_path / "mine" / "adapter_config.json"
+    file.parent.mkdir()
+    file.write_bytes(file_of({"base_model.model.a.lora_A.weight": (2, 3), "base_model.model.a.lora_B.weight": (4, 2)}))
+    options = ("--upload", str(file.parent), "--judge", url, "--state-dir", str(node), "--json")
+    about.write_text(json.dumps({"r": 2, "lora_alpha": 4}))
+    assert await run(*options) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == sha256(file.read_bytes()).hexdigest()
+    about.write_text(json.dumps({"r": 2, "lora_alpha": 2}))
+    assert await run(*options) == 2
+    assert "not twice its rank" in capsys.readouterr().err
+    about.write_text("[]")
+    assert await run(*options) == 2
+    assert "adapter_config.json cannot be read" in capsys.readouterr().err
+
+
+async def test_a_commit_on_the_hub(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a judge whose hub is out of reach."""
+    options = ("--judge", url, "--state-dir", str(node), "--model", "tiny")
+    assert await run("--upload", f"me/x@{'c' * 40}", "--lora-rank", "4", *options) == 1
+    said = capsys.readouterr()
+    assert "named; " in said.err and "the hub cannot be reached" in said.out
+    assert await run("--upload", "me/x@main", *options) == 2
+    assert "40 hex digits" in capsys.readouterr().err
 
 
 async def test_what_cannot_be_asked_for(url: str, node: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: 
     [
         ({"model": "other"}, 422, "no model of this name"),
         ({"curriculum": "0" * 16}, 409, "another curriculum"),
-        ({"lora_rank": 4}, 409, "another base model"),
+        ({"lora_rank": 4, "base": "f" * 16}, 409, "another base model"),
         ({"lora_rank": 4, "base": BASE}, 422, "no weights of this model|missing or of another"),
         ({"lora_rank": 0}, 422, "another form"),
         ({"lora_rank": 10**9, "base": BASE}, 422, "another form"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from judge.verified.weights_check import MAX_HEADER, UnfitWeights, WeightsCheck, check_header
+from judge.verified.weights_check import MAX_HEADER, UnfitWeights, WeightsCheck, check_header, with_checkpoint_names
 from tests.judge.standin_worker import SHAPES
 from tests.judge.weights import SIZES, file_of, parts_of, whole
 
@@ -110,6 +110,21 @@ def test_longer_or_shorter_than_declared() -> None:
         checked(GOOD + b"xxxx")
     with pytest.raises(UnfitWeights, match="another SHA-256"):
         checked(GOOD, digest="0" * 64)
+
+
+def test_names_of_peft() -> None:
+    own = {"x.lora_A.default.weight": (2, 3), "x.lora_B.default.weight": (4, 2)}
+    peft = {f"base_model.model.{name.replace('.default', '')}": shape for name, shape in own.items()}
+    file = file_of(peft)
+    check = WeightsCheck(len(file), None, own)
+    check.feed(file)
+    check.end()
+    assert check.digest == sha256(file).hexdigest()
+    assert parts_of(with_checkpoint_names(file)) == parts_of(with_checkpoint_names(file_of(own))) == parts_of(file_of(own))
+    header, data = parts_of(file)
+    twice = whole(header | {"x.lora_A.default.weight": header["base_model.model.x.lora_A.weight"]}, data)
+    with pytest.raises(UnfitWeights, match="there twice"):
+        check_header(twice[8 : -len(data)], len(data), own)
 
 
 def test_sizes_are_refused_before_a_byte_is_read() -> None:
