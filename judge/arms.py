@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
+from judge import moderation
 from judge.attributes import Attributes
 from judge.comparison import BinSums
 from judge.rounds import HORIZONS, ClosedBin, PeerProgress, advance, bin_of
@@ -41,6 +42,7 @@ _ADDED = (
     )
 )
 _PLACE = select(arm_bins.c.peers).where(*_BIN)
+_SHOWN = select(progress.c.model).where(moderation.not_hidden(progress.c.peer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +98,16 @@ def _close(db: Connection, model: str, sharing: str, closed: ClosedBin) -> None:
 
 
 def view(db: Connection, model: str | None) -> ArmsView:
-    """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
+    """Swarm and solo of a model; None: of the one with most peers on its smaller side. A model whose peers are all hidden is none."""
     largest = _sizes(db)
-    chosen = _most_compared(largest) if model is None else model
+    chosen = _most_compared(largest) if model is None else db.scalar(_SHOWN.where(progress.c.model == model).limit(1))
     return ArmsView(largest, chosen, *(_read(db, chosen or "", sharing) for sharing in SHARINGS))
 
 
 def _sizes(db: Connection) -> Sequence[ArmSize]:
     """The largest."""
     c = arm_bins.c
-    largest = select(c.model, c.sharing, c.peers).where(c.bin == 0).order_by(c.peers.desc(), c.model).limit(2 * MODELS)
+    largest = select(c.model, c.sharing, c.peers).where(c.bin == 0, c.model.in_(_SHOWN)).order_by(c.peers.desc(), c.model).limit(2 * MODELS)
     return [ArmSize(*row) for row in db.execute(largest)]
 
 

@@ -200,10 +200,13 @@ class Reader:
 def _wanted(view: BoardView) -> list[ColumnElement[bool]]:
     wanted: list[ColumnElement[bool]] = []
     if view.search:
-        columns = (peers.c.nickname, peers.c.peer, peers.c.name, peers.c.model)
-        wanted.append(or_(*(column.icontains(view.search, autoescape=True) for column in columns)))
+        found, said = (
+            or_(*(column.icontains(view.search, autoescape=True) for column in columns))
+            for columns in ((peers.c.nickname, peers.c.peer), (peers.c.name, peers.c.model))
+        )
+        wanted.append(found | (said & _SHOWN_NAMES))
     if view.model:
-        wanted.append(peers.c.model == view.model)
+        wanted += [peers.c.model == view.model, _SHOWN_NAMES]
     if view.tier:
         done = exists().where(verifications.c.peer == peers.c.peer, verifications.c.state == "done")
         wanted.append(done if view.tier == "verified" else ~done)

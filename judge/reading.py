@@ -10,10 +10,11 @@ from pydantic import BaseModel, Field
 from judge import config
 from judge.anytime import always
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, LeaderboardPage, Record, ScoreTally, Standing, by_specialty
+from judge.moderation import HIDDEN
 from judge.overlap import new_texts
 from judge.ranks import RankRange
 from judge.reader import DAY
-from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, Refused
+from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refused
 from judge.responses import readable
 from judge.service import JudgeService
 from judge.statistics import Interval
@@ -99,8 +100,11 @@ def add_reading_routes(app: FastAPI) -> None:
     async def evaluation(request: Request, id: PeerName) -> Response:
         service = service_of(request)
         found = await service.evaluation(id)
-        if found is None:
+        shown = await service.graded(id)
+        if found is None or shown is None:
             raise Refused(NO_SUCH_ANSWER)
+        if shown["model"] == HIDDEN:
+            raise Refused(RECEIPT_HIDDEN)
         window = found.question.window
         answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
         known = {"answers": answers, "window": window.told() if window else None}

@@ -1,11 +1,14 @@
 """Hidden names and banned keys, on SQLite and PostgreSQL, while the judge runs."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
 from typer.testing import CliRunner
 
 from judge import moderation
+from judge.app import create_app
 from judge.cli import app
 from judge.config import EXPIRE_SECONDS
 from judge.moderation import NothingToModerate
@@ -19,14 +22,39 @@ pytestmark = pytest.mark.anyio
 async def listed_by(court: Court, name: str) -> SigningPeer:
     """A peer of this name that has ten answers."""
     peer = court.peer()
-    asker = {"model": f"model of {name}", "name": name, "strategy": f"strategy of {name}", "version": f"version of {name}"}
-    wish = {"round": 1, "curriculum": TINY_9.digest, "asker": asker}
-    for _ in range(10):
+    said = {"name": name, "strategy": f"strategy of {name}", "version": f"version of {name}", "sharing": "swarm"}
+    for number in range(10):
         court.monotonic.now += 1.0
+        wish = {"round": number, "curriculum": TINY_9.digest, "asker": {"model": f"model of {name}", **said}}
         asked = (await court.post(peer, "/v2/evaluations", wish)).json()["evaluations"][0]
         graded = await court.post(peer, f"/v2/evaluations/{asked['evaluation']}/answers", {"answers": [{"text": "x", "ended": True}]})
         assert graded.status_code == 200, graded.text
     return peer
+
+
+async def everything(court: Court, peer: str, evaluation: str) -> AsyncIterator[tuple[str, str]]:
+    """Every address that anyone may read, and what it answers."""
+    paths = {route.path for route in create_app(court.service).routes if isinstance(route, APIRoute) and "GET" in route.methods}
+    for path in sorted(paths):
+        for name, value in {"{peer}": peer, "{id}": evaluation, "{name}": "style.css"}.items():
+            path = path.replace(name, value)
+        yield path, (await court.http.get(path)).text
+
+
+async def assert_hidden(court: Court, rude: str, *, listed: bool) -> None:
+    """Nothing shows what it calls itself, and no search finds it by that."""
+    court.monotonic.now += 11.0  # longer than a comparison is kept
+    answered = (await court.http.get(f"/v1/peers/{rude}")).json()["evaluations"][0]["evaluation"]
+    async for path, text in everything(court, rude, answered):
+        assert "rude-words" not in text, path
+        assert rude not in text or listed or rude in path or answered in path, path
+    for path in ("/", "/v1/leaderboard", "/leaderboard.csv"):
+        for asked in ({"q": "RUDE-words"}, {"model": "model of rude-words"}):
+            assert rude not in (await court.http.get(path, params=asked)).text, (path, asked)
+        assert (rude in (await court.http.get(path, params={"q": rude})).text) == listed or path == "/"  # which repeats what was asked
+    for path in ("/compare", "/v2/comparison"):
+        assert "rude-words" not in (await court.http.get(path, params={"model": "model of rude-words"})).text
+    assert (await court.http.get(f"/v2/evaluations/{answered}")).status_code == 403
 
 
 async def board(court: Court) -> list[str]:
@@ -46,12 +74,9 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         assert set(await board(court)) == {rude.identity.peer_id, other.identity.peer_id}
 
         moderation.act(database, "hide", rude.identity.peer_id, "rude\nname", 1_800_000_000.0)
-        court.forget_leaderboard()
-        pages = ("/", "/?sort=seen", "/v1/leaderboard", "/swarm", "/leaderboard.csv")
-        answered = (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["evaluations"][0]["evaluation"]
-        for page in (*pages, f"/evaluations/{answered}", f"/v1/peers/{rude.identity.peer_id}", f"/nodes/{rude.identity.peer_id}"):
-            text = (await court.http.get(page)).text
-            assert "rude-words" not in text, page
+        await assert_hidden(court, rude.identity.peer_id, listed=True)
+        models = [model["model"] for model in (await court.http.get("/v2/comparison")).json()["models"]]
+        assert models == ["model of otter"]
         assert (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["model"] == "hidden"
         assert "otter" in (await court.http.get(f"/v1/peers/{other.identity.peer_id}")).text
         court.monotonic.now += 10.0
@@ -65,6 +90,7 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         assert refused.status_code == 403 and "banned your key" in refused.json()["error"]
         assert (await court.ask(other)).status_code == 201
         assert await board(court) == [other.identity.peer_id]
+        await assert_hidden(court, rude.identity.peer_id, listed=False)
         assert (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).json()["answered"] == 10
 
         moderation.act(database, "undo", rude.identity.peer_id, "was a mistake", 1_800_000_120.0)
@@ -72,6 +98,8 @@ async def test_hide_ban_undo_and_their_log(database: str, tmp_path: Path) -> Non
         assert (await court.ask(rude)).status_code == 201
         assert set(await board(court)) == {rude.identity.peer_id, other.identity.peer_id}
         assert "rude-words" in (await court.http.get(f"/v1/peers/{rude.identity.peer_id}")).text
+        court.monotonic.now += 11.0
+        assert "model of rude-words" in (await court.http.get("/v2/comparison")).text
 
     with pytest.raises(NothingToModerate, match="neither hidden nor banned"):
         moderation.act(database, "undo", rude.identity.peer_id, "again", 1_800_000_130.0)
