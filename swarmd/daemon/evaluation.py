@@ -14,6 +14,7 @@ from swarmd.types import Completion
 log = logging.getLogger(__name__)
 
 RECEIPTS_FILE = "receipts.jsonl"
+LOST_AFTER = 4  # failures in a row; by the waits between them, 35 s at least
 RECEIPTS = 1_000  # kept; the file holds twice as many at most
 
 
@@ -61,6 +62,15 @@ class Evaluation:
         self._open: Question | None = None
         self._last: Graded | None = None
         self._silence: NotJudged | None = None
+
+    @property
+    def url(self) -> str:
+        return self._client.origin
+
+    @property
+    def lost(self) -> bool:
+        """Whether the judge has failed so often that another one would be better."""
+        return self._client.failures >= LOST_AFTER
 
     async def check(self) -> None:
         """See whether the judge asks what we train on. What it says of that is told at once."""

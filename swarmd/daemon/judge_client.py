@@ -208,6 +208,11 @@ class JudgeClient:
     def now(self) -> float:
         return self._clock()
 
+    @property
+    def failures(self) -> int:
+        """In a row."""
+        return self._failures
+
     def wait(self) -> float:
         """Seconds until it is worth asking again; 0.0: now."""
         return max(0.0, self._again_at - self._clock())

@@ -149,19 +149,23 @@ def choose(told: Iterable[tuple[PeerId, str]], trusted: Collection[PeerId]) -> F
 
 
 class JudgeSearch:
-    """Looks for a judge until there is one. trusted: the bootstrap peers that the operator named."""
+    """Looks for a judge until one is found. trusted: the bootstrap peers that the operator named."""
 
     def __init__(self, member: Member, trusted: Collection[PeerId]) -> None:
         self._member, self._trusted = member, trusted
         self.found: Found | None = None
 
-    async def run(self) -> Found:
+    async def run(self, lost: Sequence[str] = ()) -> Found:
+        """lost: judges that failed, the last one last. That one is not taken, and the others only where nobody tells of a new one."""
         wait = FIRST
-        while self.found is None:
+        while True:
             await trio.sleep(wait)
             wait = min(2 * wait, SEEK_EVERY)
-            self.found = choose(await self._ask(), self._trusted)
-        return self.found
+            told = await self._ask()
+            for without in (lost, lost[-1:]):
+                if found := choose([(peer, url) for peer, url in told if url not in without], self._trusted):
+                    self.found = found
+                    return found
 
     async def _ask(self) -> list[tuple[PeerId, str]]:
         try:

@@ -1,6 +1,6 @@
 """The node's judge: configured or found in the swarm, its questions on their way to the trainer, and its grades."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +18,7 @@ from swarmd.daemon.judge_client import Resolve
 from swarmd.daemon.judge_discovery import AUTO, JudgeSearch, public_addresses
 from swarmd.tasks.curriculum import Curriculum
 
+LOST_JUDGES = 8  # remembered
 CHECK_EVERY = 600.0  # seconds between two questions whether the judge is of our curriculum
 
 
@@ -47,22 +48,35 @@ class Judging:
         )
         named = {parse_bootstrap(text)[0] for text in config.swarm.bootstrap}
         self._search = JudgeSearch(member, named) if config.judge.url == AUTO else None
+        self._lost = trio.Event()  # the judge
         self._evaluation = self._by(config.judge.url) if config.judge.url and self._search is None else None
 
     async def run(self) -> None:
-        """Find the judge, where it is to be found, and see now and then whether it asks what we train on."""
-        if self._search is not None:
-            found = await self._search.run()
+        """Find the judge, where it is to be found, and another when it is lost; see now and then whether it asks what we train on."""
+        lost: list[str] = []
+        while self._search is not None or self._evaluation is not None:
+            if self._search is not None and (self._evaluation is None or self._evaluation.lost):
+                if self._evaluation is not None:
+                    lost = [*(url for url in lost if url != self._evaluation.url), self._evaluation.url][-LOST_JUDGES:]
+                await self._find(self._search, lost)
+            if self._evaluation is not None:
+                await self._evaluation.check()
+            with trio.move_on_after(CHECK_EVERY):
+                await self._lost.wait()
+            self._lost = trio.Event()
+
+    async def _find(self, search: JudgeSearch, lost: Sequence[str]) -> None:
+        found = await search.run(lost)
+        if self._evaluation is None or self._evaluation.lost:  # it may have come back meanwhile
             self._talk(f"found the judge {found.url}, advertised by {', '.join(map(nickname, found.by))}")
             self._evaluation = self._by(found.url, public_addresses)
-        while self._evaluation is not None:
-            await self._evaluation.check()
-            await trio.sleep(CHECK_EVERY)
 
     async def ask(self, round_number: int) -> None:
         """Have it ask a question, where a round calls for one."""
         if self._evaluation is not None and round_number % self._config.judge.every == 0:
             await self._evaluation.ask(round_number, self._config.model.name)
+            if self._evaluation.lost:
+                self._lost.set()
 
     async def answer(self, answer: link.JudgeAnswer) -> None:
         if self._evaluation is not None:
