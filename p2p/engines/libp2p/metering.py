@@ -21,7 +21,7 @@ class MeteredStream:
     the peer after each of these reads.
     """
 
-    def __init__(self, stream: Any, on_read: Callable[[Any], None]) -> None:
+    def __init__(self, stream: Any, on_read: Callable[[Any], object]) -> None:
         self._stream, self._on_read = stream, on_read
         self._ahead = b""
 

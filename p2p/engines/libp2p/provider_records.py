@@ -8,6 +8,7 @@ from libp2p.kad_dht.provider_store import ProviderStore
 
 from p2p.engines.common.discovery import AddressRecord
 from p2p.engines.libp2p.network import direct
+from p2p.engines.libp2p.peerstore import bounded
 from p2p.engines.libp2p.stack import Stack
 from p2p.topic import Topic
 from p2p.types import PeerId, Unanswered
@@ -38,7 +39,7 @@ class Libp2pProviderRecords:
         await lookup.find_providers(key)
         told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
         records = [
-            AddressRecord(PeerId(str(info.peer_id)), [str(a) for a in info.addrs], PeerId(str(teller)), self._group_of(teller))
+            AddressRecord(PeerId(str(info.peer_id)), [str(a) for a in bounded(info.addrs)], PeerId(str(teller)), self._group_of(teller))
             for teller, info in told
         ]
         for record in records:

@@ -23,9 +23,7 @@ from libp2p import generate_peer_id_from
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
 from libp2p.host.basic_host import BasicHost
-from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.network.config import ConnectionConfig, RetryConfig
-from libp2p.peer.peerstore import PeerStore
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.transport.upgrader import TransportUpgrader
@@ -33,7 +31,9 @@ from libp2p.transport.upgrader import TransportUpgrader
 from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
 from p2p.engines.common.traffic import Traffic
+from p2p.engines.libp2p.dht import Dht
 from p2p.engines.libp2p.network import MUXERS, CountedTcp, MuxerChoice, Network
+from p2p.engines.libp2p.peerstore import BoundedPeerStore
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
 from p2p.engines.libp2p.services import keep_running, running
 from p2p.errors import CannotListen
@@ -112,7 +112,7 @@ class Stack:
     host: Host
     pubsub: TopicPubsub
     router: Router
-    dht: Any  # KadDHT
+    dht: Dht
 
 
 @contextlib.asynccontextmanager
@@ -142,7 +142,7 @@ async def open_stack(
         async with host.run(listen_addrs=wanted):
             if len(host.get_transport_addrs()) < len(wanted):
                 raise CannotListen(f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen")
-            dht = KadDHT(host, DHTMode.SERVER)
+            dht = Dht(host, pubsub.meter.charge_other)
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
                 subscriptions = [await pubsub.enter(topic) for topic in topics]
@@ -164,7 +164,7 @@ def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
     traffic = traffic or Traffic()
     keys = create_new_key_pair(identity.seed)
     noise = NoiseTransport(keys, noise_privkey=create_new_noise_key_pair().private_key)
-    store = PeerStore()
+    store = BoundedPeerStore()
     me = generate_peer_id_from(keys)
     store.add_key_pair(me, keys)
     upgrader = TransportUpgrader({NOISE: noise}, MUXERS)

@@ -1,0 +1,66 @@
+"""py-libp2p's Kademlia for provider records, with bounds on what one peer may ask and on what is kept for others."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from libp2p.kad_dht import kad_dht, peer_routing, provider_store
+from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.kad_dht.provider_store import ProviderStore
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.records.validator import NamespacedValidator
+
+from p2p.engines.libp2p.metering import MeteredStream
+from p2p.engines.libp2p.peerstore import bounded
+
+MAX_MESSAGE = 192 * 1024  # bytes: 20 providers and 20 closer peers with all that `peerstore` keeps of each
+STREAMS, STREAMS_EACH = 64, 4  # served at once, in all and of one peer
+SECONDS = 30.0  # of one stream; p2pd keeps its own open for the next question, and opens another when it ends
+READ = 20.0  # what a read costs (`metering`): a question takes three, so a peer may ask 50 a second
+KEYS = 1024  # of provider records
+
+for module in (kad_dht, peer_routing, provider_store):
+    module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE  # the library takes 4 MiB
+
+
+class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
+    """charge: called with a peer and the cost of what it sent; cuts it off where that is too much.
+
+    The library takes any value under any key, 50,000 of 1 MiB: here none, as nothing of ours uses them. It serves 12 streams at once,
+    however long nothing comes on them.
+    """
+
+    def __init__(self, host: Any, charge: Callable[[Any, float], object]) -> None:
+        nothing = NamespacedValidator({}, strict_validation=True)
+        super().__init__(host, DHTMode.SERVER, validator=nothing, validator_changed=True, strict_validation=True)
+        self.provider_store = BoundedProviders(host=host, peer_routing=self.peer_routing)
+        self._inbound_limiter = trio.CapacityLimiter(STREAMS)
+        self._charge = charge
+        self._served: Counter[Any] = Counter()  # peer -> streams
+
+    async def handle_stream(self, stream: Any) -> None:
+        peer = stream.muxed_conn.peer_id
+        if self._served[peer] >= STREAMS_EACH:
+            await stream.reset()
+            return
+        self._served[peer] += 1
+        try:
+            with trio.move_on_after(SECONDS):
+                await super().handle_stream(MeteredStream(stream, lambda peer: self._charge(peer, READ)))
+                return
+            await stream.reset()
+        finally:
+            self._served[peer] -= 1
+            if not self._served[peer]:
+                del self._served[peer]
+
+
+class BoundedProviders(ProviderStore):  # type: ignore[misc]
+    """Of too many keys, those go that nobody has announced for longest: members announce theirs again and again."""
+
+    def add_provider(self, key: bytes, provider: Any) -> None:
+        self.providers[key] = self.providers.pop(key, {})  # now the newest
+        super().add_provider(key, PeerInfo(provider.peer_id, bounded(provider.addrs)))
+        while len(self.providers) > KEYS:
+            del self.providers[next(iter(self.providers))]

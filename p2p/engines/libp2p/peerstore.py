@@ -1,0 +1,26 @@
+"""py-libp2p's peer store with bounds on what is kept of one peer: anybody may tell of anyone, in messages of megabytes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from libp2p.peer.peerstore import PeerStore
+
+ADDRESSES = 16  # of one peer; ours announce fewer than ten
+LONGEST = 128  # bytes of one address; one through a relay has 104 at most
+MAX_RECORD = 2048  # bytes of a peer's signed addresses
+
+
+class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
+    """The library keeps all addresses, and compares each with all others."""
+
+    def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
+        """Of too many the newest stay."""
+        super().add_addrs(peer_id, bounded(addrs), ttl)
+        del self.peer_data_map[peer_id].addrs[:-ADDRESSES]
+
+    def consume_peer_record(self, envelope: Any, ttl: int) -> bool:
+        return len(envelope.raw_payload) <= MAX_RECORD and super().consume_peer_record(envelope, ttl)
+
+
+def bounded(addresses: Sequence[Any]) -> list[Any]:
+    return [address for address in addresses[:ADDRESSES] if len(address.to_bytes()) <= LONGEST]
