@@ -27,7 +27,7 @@ from swarmd.daemon.judge_client import JudgeClient, NotJudged
 from swarmd.daemon.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.demo.processes import LabFailed, local_judge
-from swarmd.lab.experiment import BadExperiment, Setting
+from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
 from swarmd.lab.saving import Said
@@ -91,12 +91,19 @@ def _comparisons(url: str) -> list[Any]:
         return [http.get("/v2/comparison", params={"model": model}).json() for model in sorted(models)]
 
 
+def judged_beside(experiment: Experiment, setting: Setting) -> str:
+    """Name of the setting that this one shares a figure with: its own, where others are compared with it."""
+    if any(other.against == setting.name for other in experiment.settings):
+        return setting.name
+    return experiment.baseline_of(setting).name
+
+
 def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
     url, folder, name, seed = arguments
     try:
         results = Results.open(Path(folder))
-        baseline = results.experiment.baseline_of(results.experiment.setting(name))
-        made = partial(JudgedSwarm, url=url, compared=f"over {baseline.name}")
+        beside = judged_beside(results.experiment, results.experiment.setting(name))
+        made = partial(JudgedSwarm, url=url, compared=f"over {beside}")
         play(results, Run(name, int(seed)), lambda number: print(number, flush=True), made=made)
     except OperatorError as error:
         print(error, file=sys.stderr)

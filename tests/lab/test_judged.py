@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from swarmd.lab.experiment import parse_experiment
-from swarmd.lab.judged import JudgedSwarm, judging
+from swarmd.lab import EXPERIMENTS
+from swarmd.lab.experiment import parse_experiment, read_experiment
+from swarmd.lab.judged import JudgedSwarm, judged_beside, judging
 from swarmd.lab.play import play
 from swarmd.lab.report import write_report
 from swarmd.lab.results import JUDGE, BadResults, Results, Run, judged
@@ -40,3 +41,10 @@ def test_played_nodes_are_judged_and_play_on_as_without(tmp_path: Path) -> None:
     (results.folder / JUDGE).write_text("[")
     with pytest.raises(BadResults, match="damaged"):
         judged(results)
+
+
+def test_each_pair_is_judged_apart() -> None:
+    """Also where the baseline of a pair is itself compared with the experiment's."""
+    experiment = read_experiment(EXPERIMENTS / "churn.toml")
+    pairs = [judged_beside(experiment, setting) for setting in experiment.settings]
+    assert pairs == ["8/0", "8/0", "8/0, a fifth away", "8/0, a fifth away", "8/0, half away", "8/0, half away"]
