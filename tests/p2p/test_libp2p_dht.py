@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import trio
-import varint
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
@@ -13,7 +12,7 @@ from libp2p.peer.envelope import seal_record
 from libp2p.peer.id import ID
 from libp2p.peer.peer_record import PeerRecord
 from libp2p.peer.peerinfo import PeerInfo
-from libp2p.utils.varint import read_varint_prefixed_bytes_limited
+from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
@@ -38,7 +37,7 @@ async def ask(stack: Stack, target: Any, message: Message) -> Message | None:
     stream = await stack.host.new_stream(target, [PROTOCOL_ID])
     try:
         with trio.fail_after(SECONDS):
-            await stream.write(varint.encode(message.ByteSize()) + message.SerializeToString())
+            await stream.write(encode_varint_prefixed(message.SerializeToString()))
             answer = Message()
             answer.ParseFromString(await read_varint_prefixed_bytes_limited(stream, 1 << 20))
             return answer
@@ -110,7 +109,7 @@ async def test_a_peer_that_asks_without_end_is_cut_off(nursery: trio.Nursery) ->
         ping = Message(type=Message.MessageType.PING).SerializeToString()
         for _ in range(1000):
             try:
-                await stream.write(varint.encode(len(ping)) + ping)
+                await stream.write(encode_varint_prefixed(ping))
             except Exception:
                 break
         await until(lambda: not stack.host.get_network().get_connections(target), SECONDS)
