@@ -22,6 +22,7 @@ from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from libp2p.tools.anyio_service import background_trio_service
 
 from p2p.address import parse_listen
+from p2p.engines.libp2p.circuits import INBOUND, LASTS, RESERVATIONS, reserved_for
 from p2p.engines.libp2p.hole_punching import DCUTR, NAMED, HolePunching, dialable
 from p2p.engines.libp2p.network import Circuit
 from p2p.engines.libp2p.relay import ASKS_AT_ONCE, HOP, STOP, Relay, RelayLimits, receive, send
@@ -138,7 +139,7 @@ async def test_reservations_are_limited(limit: str) -> None:
         assert await those.reserve(other) is OK
 
 
-@pytest.mark.parametrize("limit", ["circuits", "circuits_to_peer", "circuits_of_machine"])
+@pytest.mark.parametrize("limit", ["circuits", "circuits_to_peer", "circuits_of_machine", "circuits_of_machine_to_peer"])
 async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str) -> None:
     async with net(**{limit: 2}) as those:
         home, asker, another = [await those.peer() for _ in range(3)]
@@ -149,6 +150,21 @@ async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str
         while (found := await those.connect(another, home))[0] is FULL:
             await trio.sleep(0.01)
         assert found[0] is OK
+
+
+async def test_one_machine_does_not_take_all_circuits_of_a_peer() -> None:
+    assert RESERVATIONS * RelayLimits().circuits_of_machine_to_peer < INBOUND
+    async with net(circuits_of_machine_to_peer=1) as those:
+        home, other, asker = [await those.peer() for _ in range(3)]
+        for host in (home, other):
+            await those.reserve(host)
+        assert [(await those.connect(asker, host))[0] for host in (home, home, other)] == [OK, FULL, OK]
+
+
+def test_a_reservation_counts_for_an_hour_at_most_whatever_the_relay_says() -> None:
+    now = 1_800_000_000.0
+    assert reserved_for(now + 60, now) == 60 and reserved_for(now - 1, now) < 0
+    assert reserved_for(2**64 - 1, now) == LASTS <= RelayLimits().lasts
 
 
 @pytest.mark.parametrize("limit", ["seconds", "idle"])

@@ -33,6 +33,7 @@ FIRST, AGAIN, EVERY = 3.0, 30.0, 600.0  # seconds until members are asked whethe
 TICK = 5.0  # seconds between looks at our reservations
 RESERVATIONS = 2
 RENEW = 0.5  # of a reservation's time
+LASTS = 3600.0  # seconds that a reservation counts at most
 INBOUND = 16  # circuits that others may have to us
 RELAYS = 4  # that are asked for one peer
 ANNOUNCED = 1024  # peers whose relays are remembered
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Reservation:
     address: str  # of the relay, with its peer id
-    renew: float
+    renew: float  # trio's time
     until: float
 
 
@@ -123,8 +124,7 @@ class Circuits:
         """
         found = []
         for peer in self._network.get_connections_map():
-            dialled = [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
-            name = PeerId(str(peer))
+            dialled, name = self._dialled(peer), PeerId(str(peer))
             named = name in self._book and bool(self._book[name].pinned)
             if dialled and (named or group_of_host(remote_host(dialled[0])) != LOCAL) and self._speaks(peer):
                 found.append((not named, dialled[0]._created_at, name))
@@ -132,6 +132,10 @@ class Circuits:
 
     def _direct(self, peer: Any) -> list[Any]:
         return direct(self._network.get_connections(peer))
+
+    def _dialled(self, peer: Any) -> list[Any]:
+        """Of these, those that we made: at the other end of one is the address that others can dial."""
+        return [connection for connection in self._direct(peer) if connection.direction.name == "OUTBOUND"]
 
     def _speaks(self, peer: Any) -> bool:
         with contextlib.suppress(Exception):  # it has not said yet what it speaks
@@ -213,7 +217,7 @@ class Circuits:
         return found
 
     async def _reserve_where_due(self, wanted: bool) -> None:
-        now = self._clock()
+        now = trio.current_time()
         self._reserved = {
             relay: held for relay, held in self._reserved.items() if wanted and held.until > now and self._direct(ID.from_string(relay))
         }
@@ -236,8 +240,14 @@ class Circuits:
         except Exception as error:  # it is gone, or does not relay
             log.debug("%s takes no reservation: %r", relay, error)
             return None
-        now, until, held = self._clock(), float(answer.reservation.expire), self._direct(ID.from_string(relay))
-        if answer.status != StatusCode.OK or until <= now or not held:
+        held, lasts = self._dialled(ID.from_string(relay)), reserved_for(answer.reservation.expire, self._clock())
+        if answer.status != StatusCode.OK or lasts <= 0 or not held:
             log.debug("%s takes no reservation: %s", relay, answer.status)
             return None
-        return _Reservation(f"{remote_address(held[0])}/p2p/{relay}", now + RENEW * (until - now), until)
+        now = trio.current_time()
+        return _Reservation(f"{remote_address(held[0])}/p2p/{relay}", now + RENEW * lasts, now + lasts)
+
+
+def reserved_for(expire: float, now: float) -> float:
+    """Seconds that a reservation lasts. The relay may lie, and its clock or ours may be wrong: renewed too late, it would have ended."""
+    return min(LASTS, expire - now)

@@ -45,6 +45,7 @@ class RelayLimits:
     circuits: int = 128  # at once
     circuits_to_peer: int = 32
     circuits_of_machine: int = 16  # that one machine asked for
+    circuits_of_machine_to_peer: int = 4  # of these: a peer takes 16 in all (`circuits.INBOUND`), through two relays
     size: int = 64 << 20  # bytes of a circuit, both ways together
     seconds: float = 600.0  # of a circuit
     idle: float = 30.0  # seconds in which nothing moves on it
@@ -77,8 +78,7 @@ class Relay:
     ) -> None:
         self._host, self._network, self._banned, self._clock, self._limits = host, host.get_network(), banned, clock, limits
         self._reserved: dict[Any, tuple[float, str]] = {}  # peer id -> until, and its machine
-        self._to: Counter[Any] = Counter()  # peer id -> circuits to it
-        self._of: Counter[str] = Counter()  # machine -> circuits that it asked for
+        self._circuits: Counter[tuple[str, Any]] = Counter()  # machine that asked and peer id -> circuits
         self._asks = TokenBuckets[str](ASKS, ASKS_AT_ONCE)
         self._bytes = TokenBucket(limits.rate, float(limits.size), trio.current_time())
 
@@ -125,16 +125,13 @@ class Relay:
         return Limit(duration=int(self._limits.seconds), data=self._limits.size)
 
     async def _connect(self, stream: Any, target: Any, machine: str) -> None:
-        limits = self._limits
         if not self._holds(target, self._clock()):
             await _answer(stream, StatusCode.NO_RESERVATION)
             return
-        full = self._to.total() >= limits.circuits or self._to[target] >= limits.circuits_to_peer
-        if full or self._of[machine] >= limits.circuits_of_machine:
+        if self._full(machine, target):
             await _answer(stream, StatusCode.RESOURCE_LIMIT_EXCEEDED)
             return
-        self._to[target] += 1
-        self._of[machine] += 1
+        self._circuits[machine, target] += 1
         try:
             there = await self._open(target, stream.muxed_conn.peer_id)
             if there is None:
@@ -147,9 +144,17 @@ class Relay:
                 await IncomingStream(there).end(well=False)
                 await IncomingStream(stream).end(well=False)
         finally:
-            self._to[target] -= 1
-            self._of[machine] -= 1
-            self._to, self._of = +self._to, +self._of  # without those that have none
+            self._circuits[machine, target] -= 1
+            self._circuits = +self._circuits  # without those that have none
+
+    def _full(self, machine: str, target: Any) -> bool:
+        limits, circuits = self._limits, self._circuits
+        return (
+            circuits.total() >= limits.circuits
+            or sum(count for (_, to), count in circuits.items() if to == target) >= limits.circuits_to_peer
+            or sum(count for (of, _), count in circuits.items() if of == machine) >= limits.circuits_of_machine
+            or circuits[machine, target] >= limits.circuits_of_machine_to_peer
+        )
 
     async def _open(self, target: Any, asker: Any) -> Any:
         """A stream to it on which it has agreed; None where it did not."""
