@@ -56,7 +56,7 @@ def caddy(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
     chain, key = certificate(folder)
     text = (ROOT / "packaging" / "Caddyfile.example").read_text()
     site = f"https://127.0.0.1:{port} {{\n\ttls {chain} {key}\n"
-    text = replaced(text, ("judge.example {\n", site), ("127.0.0.1:8400", judge)).replace("https://judge.example", "")
+    text = replaced(text, ("{$DOMAIN:judge.example} {\n", site), ("{$JUDGE:127.0.0.1:8400}", judge)).replace("https://judge.example", "")
     (folder / "Caddyfile").write_text("{\n\tadmin off\n\tauto_https disable_redirects\n}\n" + text)
     file = ["--config", str(folder / "Caddyfile"), "--adapter", "caddyfile"]
     return [program, "validate", *file], [program, "run", *file]

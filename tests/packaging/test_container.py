@@ -1,16 +1,21 @@
 """The image and the compose file: every file there, every command line real, nothing secret, nothing run as root."""
 
+import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from judge.cli import serve
+from judge.config_file import settings_of
 from p2p.address import parse_bootstrap
 from swarmd.config.config import NodeConfig
 from swarmd.state.folder import IDENTITY_FILE
@@ -31,8 +36,8 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines())]
 
 
-def compose() -> dict[str, Any]:
-    return dict(yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8")))
+def compose(name: str = "compose.yaml") -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "packaging" / name).read_text(encoding="utf-8")))
 
 
 def command_of(service: dict[str, Any]) -> list[str]:
@@ -109,6 +114,49 @@ def test_no_service_may_more_than_it_needs() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
+def stage(name: str) -> dict[str, str]:
+    """The instructions of one of the images; of several of a kind the last."""
+    lines = instructions()
+    first = next(place for place, (word, rest) in enumerate(lines) if word == "FROM" and rest.endswith(f" AS {name}"))
+    return dict(itertools.takewhile(lambda line: line[0] != "FROM", lines[first + 1 :]))
+
+
+def test_the_judges_image_serves_by_settings_that_there_are() -> None:
+    judge = stage("judge")
+    assert json.loads(judge["CMD"]) == ["swarmd-judge", "serve"] and "/healthz" in judge["HEALTHCHECK"]
+    service = compose("compose.judge.yaml")["services"]["judge"]
+    assert (service["build"]["target"], "command" in service) == ("judge", False)
+    given = [word.partition("=")[0] for word in judge["ENV"].split()] + list(service["environment"])
+    assert {name.removeprefix("SWARMD_JUDGE_").lower() for name in given} <= set(settings_of(serve))
+    assert f"SWARMD_JUDGE_PORT={judge['EXPOSE']}" in judge["ENV"] and "SWARMD_JUDGE_HOST=0.0.0.0" in judge["ENV"]
+
+
+def test_a_judge_with_caddy_and_postgresql() -> None:
+    file = compose("compose.judge.yaml")
+    caddy, judge, database = (file["services"][name] for name in ("caddy", "judge", "database"))
+    (subnet,) = file["networks"]["inside"]["ipam"]["config"]
+    proxy = caddy["networks"]["inside"]["ipv4_address"]
+    assert judge["environment"]["SWARMD_JUDGE_PROXY"] == proxy and ip_address(proxy) in ip_network(subnet["subnet"])
+    assert "ports" not in judge and "ports" not in database  # nobody passes by Caddy
+    assert (judge["cap_drop"], judge["read_only"], judge["depends_on"]) == (["ALL"], True, {"database": {"condition": "service_healthy"}})
+    mounted = {volume.split(":")[0] for service in (caddy, judge, database) for volume in service["volumes"]}
+    assert mounted == {*file["volumes"], "./Caddyfile.example"}
+    password = "${POSTGRES_PASSWORD:?}"  # which compose demands; none stands in the file
+    assert database["environment"]["POSTGRES_PASSWORD"] == password
+    assert judge["environment"]["SWARMD_JUDGE_DATABASE"] == f"postgresql://judge:{password}@database/judge"
+
+
+@pytest.mark.net
+def test_caddy_takes_the_name_and_the_judge_from_the_compose_file() -> None:
+    program = shutil.which("caddy") or pytest.skip("caddy is not installed")
+    said = compose("compose.judge.yaml")["services"]["caddy"]["environment"]
+    command = [program, "adapt", "--config", str(ROOT / "packaging" / "Caddyfile.example"), "--adapter", "caddyfile"]
+    environment = {**os.environ, "JUDGE": said["JUDGE"], "DOMAIN": "ours.example"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"host":["ours.example"]' in done.stdout and f'"dial":"{said["JUDGE"]}"' in done.stdout
+
+
 def docker_has_compose() -> bool:
     try:
         return subprocess.run(["docker", "compose", "version"], capture_output=True, timeout=PATIENCE, check=False).returncode == 0
@@ -119,9 +167,11 @@ def docker_has_compose() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(not docker_has_compose(), reason="no docker compose here")
 def test_docker_compose_accepts_the_files() -> None:
-    words = "docker compose -f packaging/compose.yaml -f packaging/compose.gpu.yaml config --quiet"
-    checked = subprocess.run(words.split(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert checked.returncode == 0, checked.stderr
+    given = {**os.environ, "DOMAIN": "judge.example", "POSTGRES_PASSWORD": "x"}
+    for files in ("-f packaging/compose.yaml -f packaging/compose.gpu.yaml", "-f packaging/compose.judge.yaml"):
+        words = f"docker compose {files} config --quiet".split()
+        checked = subprocess.run(words, cwd=ROOT, env=given, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert checked.returncode == 0, checked.stderr
 
 
 def test_the_others_start_with_the_address_the_first_node_wrote(tmp_path: Path) -> None:
