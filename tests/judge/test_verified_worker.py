@@ -1,6 +1,7 @@
 """The contained process that evaluates weights, with the real tiny model."""
 
 import asyncio
+import os
 import random
 import signal
 import subprocess
@@ -25,6 +26,7 @@ QUESTIONS = tuple(task.question for task in tasks_of("tiny-9").draw_held_out(12,
 class Given:
     model: ModelTensors
     folder: Path
+    said: str
 
     def answers(self, weights: bytes, lora_rank: int | None = None, count: int = 1) -> list[list[str]]:
         file = self.folder / "weights"
@@ -38,7 +40,17 @@ class Given:
 
 @pytest.fixture(scope="module")
 def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
-    return Given(Evaluator(600.0).describe(["tiny"])["tiny"], tmp_path_factory.mktemp("weights"))
+    read, write = os.pipe()  # what it may write to at its end: no file
+    command = ("sh", "-c", f'exec "$@" 2>/proc/{os.getpid()}/fd/{write}', "sh", *COMMAND)
+    model = Evaluator(600.0, command).describe(["tiny"])["tiny"]
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as said:
+        return Given(model, tmp_path_factory.mktemp("weights"), said.read())
+
+
+def test_it_says_nothing_as_it_ends(given: Given) -> None:
+    """What torch does at an ordinary exit is refused by then."""
+    assert given.said == ""
 
 
 def test_it_answers_with_the_weights_that_it_got(given: Given) -> None:
