@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def invite(
     state_dir: StateDir = None,
     config: ConfigFile = None,
-    qr: Annotated[bool, typer.Option("--qr", help="Also draw it as a QR code; needs `pip install 'swarmd[qr]'`.")] = False,
+    qr: Annotated[bool, typer.Option("--qr", help="Also draw it as a QR code; needs `pip install 'swarmd\\[qr]'`.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print one line that others give to `swarmd join`: swarm, curriculum, model, addresses and judge."""
@@ -112,9 +112,7 @@ def _another_swarm(invitation: "Invitation", here: str) -> str:
     if invitation.curriculum == here and here in BUILT_IN:
         return f"the invitation is from another version: its {here} is not that of {versions}, which is here. Update both to the same."
     if invitation.curriculum == here:
-        return (
-            f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and give it with --curriculum."
-        )
+        return f"the invitation is for other tasks called {here}: yours differ from theirs. Get their file, and give it with --curriculum."
     if invitation.curriculum in BUILT_IN:
         return f"the invitation is for {invitation.curriculum}, and --curriculum says {here}: they never meet. Leave one of the two out."
     return (

@@ -45,9 +45,11 @@ def answer(
 ) -> None:
     """Answer questions yourself, as a peer: your answers are scored, signed and shared. No model is loaded.
 
-    You are told at once whether an answer is right, and may try again. What holds a right answer is shared. A wrong answer and then a
-    right one help every node. A right answer alone has no advantage, so nodes with the paper's filter, the default, drop it; those with
-    `sharing.take = "right"` and `sharing.weigh = "right"` (or "own") train on it.
+    You are told at once whether an answer is right, and may try again. What holds a right answer is shared.
+
+    A wrong answer and then a right one help every node. A right answer alone has no advantage: nodes drop it by default.
+
+    Nodes with `sharing.take = "right"` and `sharing.weigh = "right"` (or "own") train on it.
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon.answering import AnsweringPeer

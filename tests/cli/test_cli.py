@@ -1,6 +1,7 @@
 """The command line as people and scripts meet it: what goes where, and with which exit code."""
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -242,6 +243,12 @@ def commands(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
 def test_every_command_has_help_with_an_example(run: Run, command: Sequence[str]) -> None:
     said = run(*command, "--help")
     assert said.code == 0 and "Example: " in said.out
+    assert "'swarmd'`" not in said.out  # an extra's name, in brackets, would be taken for markup
+    shown = typer.main.get_command(app)
+    for name in command:
+        shown = getattr(shown, "commands")[name]  # noqa: B009
+    _, *further = inspect.cleandoc(shown.help or "").split("\n\n")
+    assert not any("\n" in paragraph for paragraph in further)  # typer would break the line there, whatever the screen's width
 
 
 @pytest.mark.net
