@@ -131,8 +131,6 @@ def _counted_otherwise(db: Connection) -> Iterator[Difference]:
 @contextmanager
 def reading(database: Path | str) -> Iterator[Connection]:
     """One moment of a database, whatever is written meanwhile. Raises DatabaseUnusable."""
-    if "://" not in str(database) and not Path(database).exists():
-        raise DatabaseUnusable(f"there is no database {database}; give it with --database")
     with closing(Database(database, alone=False)) as opened:
         engine = opened.engine.execution_options(stream_results=True)
         if engine.dialect.name == "postgresql":

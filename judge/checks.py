@@ -9,7 +9,8 @@ from pathlib import Path
 
 from judge import config
 from judge.config import JudgeSettings
-from judge.database import HEAD, database_url, look, shown
+from judge.database import HEAD, database_url, look, refuse_to_share, shown
+from judge.errors import NotTogether
 from judge.serving import listening_socket
 from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
@@ -39,6 +40,9 @@ def check(settings: JudgeSettings) -> Iterator[CheckFinding]:
 def _database(settings: JudgeSettings) -> CheckFinding:
     url = database_url(settings.database)
     name = shown(url)
+    refuse_to_share(url, settings.shared)
+    if settings.shared and settings.verified_bytes:
+        raise NotTogether
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         return _new("database", Path(str(url.database)), "--database")
     version, held = look(settings.database, settings.shared)

@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import typer
 
 from judge.config import JudgeSettings, default_database
-from judge.config_file import read_config, settings_of, write_example
+from judge.config_file import checked_origins, checked_proxies, read_config, settings_of, write_example
 from judge.logs import set_up_logging
 from judge.receipts import checked
 from p2p.errors import OperatorError
@@ -27,7 +29,14 @@ DIFFERS = 1
 NOT_WELL = 1
 EXTRA = ("alembic", "fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Option = partial(typer.Option, show_envvar=False)  # the variables' names are cut off in columns so narrow
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 class CannotWrite(OperatorError):
@@ -49,12 +58,12 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    _version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")] = False,
+    _version: Annotated[bool, Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """The judge of a swarm: asks nodes held-out questions, scores their answers, keeps a leaderboard."""
 
 
-DATABASE = typer.Option(
+DATABASE = Option(
     envvar="SWARMD_JUDGE_DATABASE",
     help="SQLite file, or postgresql://user@host/name; by default a file per curriculum in the state folder.",
 )
@@ -66,73 +75,66 @@ def _use_config(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-CONFIG = typer.Option(envvar="SWARMD_JUDGE_CONFIG", is_eager=True, callback=_use_config, help="A judge.toml; `init` writes one.")
-CURRICULUM = typer.Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.")
+CONFIG = Option(envvar="SWARMD_JUDGE_CONFIG", is_eager=True, callback=_use_config, help="A judge.toml; `init` writes one.")
+CURRICULUM = Option(envvar="SWARMD_JUDGE_CURRICULUM", help="The swarm's: sapo-9, tiny-9, -strict, or its own tasks.")
 
 
 @app.command()
 def serve(
-    host: Annotated[str, typer.Option(envvar="SWARMD_JUDGE_HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="SWARMD_JUDGE_PORT", min=0, max=65_535, help="0 takes any free port.")] = 8400,
+    host: Annotated[str, Option(envvar="SWARMD_JUDGE_HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(envvar="SWARMD_JUDGE_PORT", min=0, max=65_535, help="0 takes any free port.")] = 8400,
     database: Annotated[str | None, DATABASE] = None,
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
-    deadline: Annotated[
-        float, typer.Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")
-    ] = 120.0,
+    deadline: Annotated[float, Option(envvar="SWARMD_JUDGE_DEADLINE", min=1, max=86_400, help="Seconds a node has to answer.")] = 120.0,
     origin: Annotated[
         list[str] | None,
-        typer.Option(
-            envvar="SWARMD_JUDGE_ORIGIN", help="URL nodes reach this judge by, as https://judge.example; refuses requests to another."
-        ),
+        Option(envvar="SWARMD_JUDGE_ORIGIN", help="URL nodes reach this judge by, as https://judge.example; refuses requests to another."),
     ] = None,
     proxy: Annotated[
         list[str] | None,
-        typer.Option(envvar="SWARMD_JUDGE_PROXY", help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed."),
+        Option(envvar="SWARMD_JUDGE_PROXY", help="Address of a reverse proxy before this judge, whose X-Forwarded-For is believed."),
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(envvar="SWARMD_JUDGE_KEY", help="Key file of the receipts; by default beside the database. Made where there is none."),
+        Option(envvar="SWARMD_JUDGE_KEY", help="Key file of the receipts; by default beside the database. Made where there is none."),
     ] = None,
     window: Annotated[
         float,
-        typer.Option(
+        Option(
             envvar="SWARMD_JUDGE_WINDOW", min=60, max=2_678_400, help="Seconds until a set of questions is published and the next begins."
         ),
     ] = 86_400.0,
     verified_bytes: Annotated[
         int,
-        typer.Option(
-            envvar="SWARMD_JUDGE_VERIFIED_BYTES", min=0, help="Evaluate weights that peers upload, of so many bytes at most; 0: none."
-        ),
+        Option(envvar="SWARMD_JUDGE_VERIFIED_BYTES", min=0, help="Evaluate weights that peers upload, of so many bytes at most; 0: none."),
     ] = 0,
     verified_model: Annotated[
         list[str] | None,
-        typer.Option(envvar="SWARMD_JUDGE_VERIFIED_MODEL", help="A model whose weights may be uploaded: tiny, a folder or a repository."),
+        Option(envvar="SWARMD_JUDGE_VERIFIED_MODEL", help="A model whose weights may be uploaded: tiny, a folder or a repository."),
     ] = None,
     verified_questions: Annotated[
-        int, typer.Option(envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS", min=1, max=100, help="Asked of each specialty for an upload.")
+        int, Option(envvar="SWARMD_JUDGE_VERIFIED_QUESTIONS", min=1, max=100, help="Asked of each specialty for an upload.")
     ] = 20,
     verified_hub: Annotated[
         str,
-        typer.Option(
-            envvar="SWARMD_JUDGE_VERIFIED_HUB", help="Fetch weights that peers name, from this hub alone, as https://huggingface.co."
-        ),
+        Option(envvar="SWARMD_JUDGE_VERIFIED_HUB", help="Fetch weights that peers name, from this hub alone, as https://huggingface.co."),
     ] = "",
     shared: Annotated[
-        bool, typer.Option(envvar="SWARMD_JUDGE_SHARED", help="Other judges use this database too: PostgreSQL, and all started so.")
+        bool, Option(envvar="SWARMD_JUDGE_SHARED", help="Other judges use this database too: PostgreSQL, and all started so.")
     ] = False,
-    log_json: Annotated[bool, typer.Option(envvar="SWARMD_JUDGE_LOG_JSON", help="Log JSON lines, for a collector.")] = False,
+    log_json: Annotated[bool, Option(envvar="SWARMD_JUDGE_LOG_JSON", help="Log JSON lines, for a collector.")] = False,
     invitation: Annotated[
         str,
-        typer.Option(envvar="SWARMD_JUDGE_INVITATION", help="What `swarmd invite` prints: a page shows how to join by it."),
+        Option(envvar="SWARMD_JUDGE_INVITATION", help="What `swarmd invite` prints: a page shows how to join by it."),
     ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")
-    ] = False,
-    only_check: Annotated[bool, typer.Option(hidden=True)] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON line when ready: schema, url, curriculum, digest, database.")] = False,
+    only_check: Annotated[bool, Option(hidden=True)] = False,
     config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001 - its callback reads it
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+    """Serve until Ctrl-C or SIGTERM.
+
+    Each option is a variable too, as SWARMD_JUDGE_DEADLINE for --deadline, and a key of judge.toml.
+    """
     with _its_packages():  # they take a second that --help need not
         from judge.database import database_url, shown
         from judge.serving import serve as serve_until_stopped
@@ -140,7 +142,7 @@ def serve(
         from swarmd.tasks.own import find_curriculum
 
     set_up_logging(as_json=log_json)
-    origins, proxies = frozenset(o.rstrip("/") for o in origin or ()), tuple(proxy or ())
+    origins, proxies = checked_origins(origin or ()), checked_proxies(proxy or ())
     if invitation:
         read_invitation(invitation)  # refused here, and not when somebody reads it
     found = find_curriculum(curriculum)
@@ -220,15 +222,18 @@ def backup(
 def moderate(
     act: Annotated[Literal["hide", "ban", "undo", "log"], typer.Argument(help="hide, ban, undo, or log: print what was done.")],
     peer: Annotated[str, typer.Argument(help="The peer's id.")] = "",
-    why: Annotated[str, typer.Option(help="The reason, kept in the log.")] = "",
+    why: Annotated[str, Option(help="The reason, kept in the log.")] = "",
     database: Annotated[str | None, DATABASE] = None,
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
     config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:
     """Hide what a peer calls itself, or ban its key. A running judge heeds it within seconds.
 
-    hide: its name, model, strategy and version are not shown; it is asked, scored and ranked as before. ban: hidden too, its requests are
-    refused and it is off the leaderboard; its own page and its receipts stay. undo: neither any more.
+    hide: its name, model, strategy and version are not shown; it is asked, scored and ranked as before.
+
+    ban: hidden too, its requests are refused, and it is off the leaderboard; its own page and its receipts stay.
+
+    undo: neither any more.
     """
     with _its_packages():
         from judge import moderation
@@ -253,19 +258,32 @@ def export(
     """Write every question and answer as CSV or Parquet. Names and answers are strangers' text: mind what your spreadsheet makes of it."""
     with _its_packages():
         from judge import archive
+    kept = database or default_database(curriculum)
     if str(to) == "-":
-        archive.export(database or default_database(curriculum), sys.stdout)
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr] # whatever the locale
+        archive.export(kept, sys.stdout)
         return
-    try:
+    with _whole_or_none(to) as file:
         if to.suffix == ".parquet":
-            with to.open("xb") as file:
-                rows = archive.export_parquet(database or default_database(curriculum), file)
+            rows = archive.export_parquet(kept, file)
         else:
-            with to.open("x", newline="", encoding="utf-8") as text:
-                rows = archive.export(database or default_database(curriculum), text)
+            with TextIOWrapper(file, encoding="utf-8", newline="") as text:
+                rows = archive.export(kept, text)
+    print(f"{rows:,} questions written.")
+
+
+@contextmanager
+def _whole_or_none(to: Path) -> Iterator[BinaryIO]:
+    """A new file, which is removed where it cannot be written whole. Raises CannotWrite."""
+    try:
+        with to.open("xb") as file:
+            try:
+                yield file
+            except BaseException:
+                to.unlink()
+                raise
     except OSError as error:
         raise CannotWrite(f"cannot write {to}: {error.strerror}; name another file") from None
-    print(f"{rows:,} questions written.")
 
 
 @app.command()
@@ -274,7 +292,7 @@ def verify(
     curriculum: Annotated[str, CURRICULUM] = "sapo-9",
     receipts: Annotated[
         Path | None,
-        typer.Option(help="Check these receipts instead, without a judge: a node's receipts.jsonl.", exists=True, dir_okay=False),
+        Option(help="Check these receipts instead, without a judge: a node's receipts.jsonl.", exists=True, dir_okay=False),
     ] = None,
     config: Annotated[Path | None, CONFIG] = None,  # noqa: ARG001
 ) -> None:

@@ -1,11 +1,13 @@
 """judge.toml: a key for each option of `swarmd-judge serve`. What it says becomes the options' defaults: flags and variables win."""
 
 import math
+import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from inspect import signature
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -14,6 +16,7 @@ from swarmd.terminal import printable
 
 EXAMPLE = Path(__file__).with_name("judge.example.toml")
 NAME = "judge.toml"
+_ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:[0-9]+)?")
 NOT_KEYS = frozenset({"config", "as_json", "only_check", "return"})  # options that are no settings
 _WORDS: Mapping[type, tuple[str, str]] = {
     str: ("a text", "texts"),
@@ -51,6 +54,26 @@ class JudgeSetting:
         if isinstance(value, bool) or self.kind in (bool, str):
             return type(value) is self.kind
         return isinstance(value, int if self.kind is int else (int, float)) and self.least <= value <= self.most  # NaN is not
+
+
+def checked_origins(origins: Iterable[str]) -> frozenset[str]:
+    """As nodes sign them: scheme, host and port, nothing behind. Raises ConfigurationWrong."""
+    found = frozenset(origin.rstrip("/") for origin in origins)
+    for origin in found:
+        if not _ORIGIN.fullmatch(origin):
+            said = f"{printable(origin)!r} is not of the form https://host[:port], in small letters"
+            raise ConfigurationWrong(f"--origin, origin: {said}; give it as nodes reach this judge, https://judge.example")
+    return found
+
+
+def checked_proxies(proxies: Iterable[str]) -> tuple[str, ...]:
+    """Addresses, networks, or *. A name is refused: no connection comes from a name, so it would never be believed."""
+    for proxy in (found := tuple(proxies)):
+        try:
+            proxy == "*" or ip_network(proxy)
+        except ValueError:
+            raise ConfigurationWrong(f"--proxy, proxy: {printable(proxy)!r} is no address; give the proxy's, such as 127.0.0.1") from None
+    return found
 
 
 def settings_of(serve: Callable[..., None]) -> Mapping[str, JudgeSetting]:

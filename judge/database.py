@@ -38,6 +38,12 @@ def database_url(database: Path | str) -> URL:
     raise DatabaseUnusable(f"{shown(url)} is no database of a judge; give a file, or postgresql://user@host/name")
 
 
+def refuse_to_share(url: URL, shared: bool) -> None:
+    """Raises DatabaseUnusable where several judges would use a file."""
+    if shared and url.get_backend_name() == "sqlite":
+        raise DatabaseUnusable(f"{shown(url)} is a SQLite file, which one judge alone can use; leave --shared out, or use PostgreSQL")
+
+
 def shown(url: URL) -> str:
     """For people: without the password."""
     return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
@@ -51,8 +57,9 @@ class Database:
         it too, on PostgreSQL alone; one at a time is in a transaction. Raises DatabaseInUse, DatabaseUnusable."""
         url = database_url(database)
         self.name = shown(url)
-        if shared and url.get_backend_name() == "sqlite":
-            raise DatabaseUnusable(f"{self.name} is a SQLite file, which one judge alone can use; leave --shared out, or use PostgreSQL")
+        refuse_to_share(url, shared)
+        if not alone and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+            raise DatabaseUnusable(f"there is no database {self.name}; give it with --database")
         self._lock = _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
         try:
             self.engine = _engine(url, alone, shared)
@@ -103,10 +110,9 @@ def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | 
 
 
 def _unusable(name: str, error: SQLAlchemyError) -> DatabaseUnusable:
-    return DatabaseUnusable(
-        f"{name} cannot be used as the judge's database: {getattr(error, 'orig', None) or error}; "
-        "restore it from a backup, or give another one with --database"
-    )
+    why = " ".join(str(getattr(error, "orig", None) or error).split())
+    remedy = "see that the server runs and lets this user in" if "://" in name else "restore it from a backup"
+    return DatabaseUnusable(f"{name} cannot be used as the judge's database: {why}; {remedy}, or give another one with --database")
 
 
 def _lock_file(path: Path) -> TextIO:

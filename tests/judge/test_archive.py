@@ -127,3 +127,7 @@ def test_the_commands(tmp_path: Path, verifier: Verifier) -> None:
     assert runner.invoke(cli.app, ["verify", *of]).exit_code == 1
     absent = runner.invoke(cli.app, ["verify", "--database", str(tmp_path / "none"), "--curriculum", "tiny-9"])
     assert isinstance(absent.exception, DatabaseUnusable)
+    for act in (["moderate", "log"], ["export", str(tmp_path / "left")]):
+        absent = runner.invoke(cli.app, [*act, "--database", str(tmp_path / "none")])
+        assert "there is no database" in str(absent.exception)
+    assert not (tmp_path / "none").exists() and not (tmp_path / "left").exists()  # neither is left behind

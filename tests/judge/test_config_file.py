@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from judge.cli import app, serve
-from judge.config_file import EXAMPLE, ConfigurationWrong, read_config, settings_of
+from judge.config_file import EXAMPLE, ConfigurationWrong, checked_origins, checked_proxies, read_config, settings_of
 from judge.store import Store
 from p2p.identity import Identity
 from swarmd.tasks.curriculum import TINY_9
@@ -121,5 +121,26 @@ def test_check_says_what_is_wrong(tmp_path: Path) -> None:
     key.chmod(0o644)
     assert "chmod 600" in said(*options, "--curriculum", "tiny-9")[1][0]
     assert "cannot be written" in said("--port", "0", "--database", str(key / "j.sqlite3"))[1][0]  # below a file
+    assert "one judge alone" in said("--port", "0", "--database", str(tmp_path / "new"), "--shared")[1][0]
     code, wrong = said("--port", "0", "--database", str(tmp_path / "new"), "--verified-bytes", str(2**60))
     assert code == 1 and "MiB free" in wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--origin", "judge.example"), ("--origin", "https://judge.example/path"), ("--proxy", "caddy")]
+)
+def test_an_address_that_nobody_could_have_is_refused(option: str, value: str) -> None:
+    """Such an origin would refuse every node; such a proxy would never be believed."""
+    done = CliRunner().invoke(app, ["check", option, value])
+    assert isinstance(done.exception, ConfigurationWrong) and option in str(done.exception)
+
+
+def test_addresses_that_are_taken() -> None:
+    assert checked_origins(["https://judge.example/", "http://[::1]:8400"]) == {"https://judge.example", "http://[::1]:8400"}
+    assert checked_proxies(["127.0.0.1", "::1", "10.0.0.0/8", "*"]) == ("127.0.0.1", "::1", "10.0.0.0/8", "*")
+
+
+def test_the_help_fits_80_columns() -> None:
+    """A word longer than its column is cut off: no variable's name is there."""
+    assert "SWARMD_JUDGE_VERI" not in CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}).output
+    assert CliRunner().invoke(app, ["serve", "-h"]).exit_code == 0
