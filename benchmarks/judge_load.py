@@ -1,11 +1,14 @@
 """A judge under load: evaluations a second, their latency, the judge's CPU; and whether kill -9 loses what was acknowledged.
 
     python -m benchmarks.judge_load --rate 200 --seconds 120
+    python -m benchmarks.judge_load --workers 2 --database postgresql://…
     python -m benchmarks.judge_load --kills 100
 
-An evaluation is two signed requests, ask and answer, by one of --keys keys over connections that are kept. The judge is a process of its
-own on loopback; the client shares the machine with it. Latency is that of one request, from its due time at --rate, so a judge that lags
-behind is seen to. With --kills the judge is killed at random moments under load, and every acknowledged answer is looked for afterwards.
+An evaluation is two signed requests of protocol 2, ask and answer, by one of --keys keys over connections that are kept. A key's round
+grows with each. The judge is a process of its own on loopback; the client shares the machine with it. With --workers there are several
+judges of one PostgreSQL, and a key goes always to the same one. Latency is that of one request, from its due time at --rate, so a judge
+that lags behind is seen to. With --kills the judge is killed at random moments under load, and every acknowledged answer is looked for
+afterwards.
 """
 
 import argparse
@@ -75,40 +78,42 @@ class Caller:
             self._streams = None
 
 
-async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float) -> None:
-    ask = {"round": 1, "model": "tiny", "curriculum": TINY_9.digest}
-    status, asked = await caller.post(peer, "/v1/evaluations", ask)
+async def evaluate(caller: Caller, peer: SigningPeer, load: Load, due: float, round_number: int) -> None:
+    ask = {"round": round_number, "curriculum": TINY_9.digest, "asker": {"model": "tiny", "sharing": "swarm"}}
+    status, asked = await caller.post(peer, "/v2/evaluations", ask)
     load.seconds.append(time.monotonic() - due)
     if status != 201:
         load.errors[f"{status} {asked['error']}"] += 1
         return
     begun = time.monotonic()
-    given = {"text": "<answer>0</answer>", "ended": True}
-    status, grade = await caller.post(peer, f"/v1/evaluations/{asked['evaluation']}/answer", given)
+    given = {"answers": [{"text": "<answer>0</answer>", "ended": True}]}
+    evaluation = asked["evaluations"][0]["evaluation"]
+    status, grade = await caller.post(peer, f"/v2/evaluations/{evaluation}/answers", given)
     load.seconds.append(time.monotonic() - begun)
     if status != 200:
         load.errors[f"{status} {grade['error']}"] += 1
         return
     load.evaluations += 1
-    load.acknowledged[asked["evaluation"]] = peer.identity.peer_id
+    load.acknowledged[evaluation] = peer.identity.peer_id
 
 
-async def press(url: str, peers: list[SigningPeer], rate: float, seconds: float, connections: int, load: Load) -> None:
-    """Evaluations at `rate`, by each peer in turn, over so many connections."""
+async def press(peers: list[SigningPeer], rate: float, seconds: float, connections: int, load: Load) -> None:
+    """Evaluations at `rate`, by each peer in turn, over so many connections to each judge."""
     begun = time.monotonic()
     numbers = iter(range(int(rate * seconds)))
 
     async def work() -> None:
-        caller = Caller(url)
+        callers = {url: Caller(url) for url in {peer.origin for peer in peers}}
         for number in numbers:
-            due = begun + number / rate
+            peer, due = peers[number % len(peers)], begun + number / rate
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             try:
-                await evaluate(caller, peers[number % len(peers)], load, due)
+                await evaluate(callers[peer.origin], peer, load, due, number // len(peers))
             except (OSError, EOFError) as error:
                 load.errors[type(error).__name__] += 1
                 return  # the judge is gone
-        caller.close()
+        for caller in callers.values():
+            caller.close()
 
     await asyncio.gather(*(work() for _ in range(connections)))
 
@@ -130,9 +135,9 @@ async def hold_half_open(url: str, many: int) -> None:
 
 
 @contextlib.contextmanager
-def serving(database: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(database: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "judge.cli", "serve", "--database", database, "--curriculum", "tiny-9", "--port", "0"]
-    command += ["--json", "--proxy", "127.0.0.1"]
+    command += ["--json", "--proxy", "127.0.0.1", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -141,26 +146,30 @@ def serving(database: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def cpu_seconds(pid: int) -> dict[str, float]:
-    """By process: the judge itself, and its children that score."""
-    judge = psutil.Process(pid)
-    return {"judge": sum(judge.cpu_times()[:2]), "scoring": sum(sum(child.cpu_times()[:2]) for child in judge.children(recursive=True))}
+def cpu_seconds(pids: list[int]) -> dict[str, float]:
+    """By process: the judges themselves, and their children that score."""
+    judges = [psutil.Process(pid) for pid in pids]
+    children = [child for judge in judges for child in judge.children(recursive=True)]
+    return {name: sum(sum(one.cpu_times()[:2]) for one in ones) for name, ones in (("judge", judges), ("scoring", children))}
 
 
 def loaded(given: argparse.Namespace) -> dict[str, Any]:
     load = Load()
-    with serving(given.database) as (process, url):
-        peers = [SigningPeer(number, url) for number in range(given.keys)]
+    with contextlib.ExitStack() as stack:
+        shared = ["--shared"] if given.workers > 1 else []
+        judges = [stack.enter_context(serving(given.database, "--key", given.key, *shared)) for _ in range(given.workers)]
+        urls, pids = [url for _, url in judges], [process.pid for process, _ in judges]
+        peers = [SigningPeer(number, urls[number % len(urls)]) for number in range(given.keys)]
 
         async def run() -> None:
-            halves = asyncio.create_task(hold_half_open(url, given.half_open))
+            halves = asyncio.gather(*(hold_half_open(url, given.half_open // len(urls)) for url in urls))
             await asyncio.sleep(1.0 if given.half_open else 0.0)
-            await press(url, peers, given.rate, given.seconds, given.connections, load)
+            await press(peers, given.rate, given.seconds, given.connections, load)
             halves.cancel()
 
-        before, begun = cpu_seconds(process.pid), time.monotonic()
+        before, begun = cpu_seconds(pids), time.monotonic()
         asyncio.run(run())
-        took, after = time.monotonic() - begun, cpu_seconds(process.pid)
+        took, after = time.monotonic() - begun, cpu_seconds(pids)
     cuts = statistics.quantiles(load.seconds, n=100)
     return {
         "evaluations": load.evaluations, "a_second": round(load.evaluations / took, 1), "errors": dict(load.errors),
@@ -173,12 +182,12 @@ def killed(given: argparse.Namespace) -> dict[str, Any]:
     """Kill the judge `given.kills` times under load; then look for every acknowledged answer."""
     load, rng, sequence = Load(), random.Random(given.seed), 0
     for _ in range(given.kills):
-        with serving(given.database) as (process, url):
+        with serving(given.database, "--key", given.key) as (process, url):
             peers = [SigningPeer(number, url) for number in range(given.keys)]
             for peer in peers:
                 peer.sequence = sequence
 
-            async def run(process: subprocess.Popen[str], url: str, peers: list[SigningPeer]) -> None:
+            async def run(process: subprocess.Popen[str], peers: list[SigningPeer]) -> None:
                 enough = load.evaluations + rng.randint(1, 100)
 
                 async def kill() -> None:
@@ -187,12 +196,12 @@ def killed(given: argparse.Namespace) -> dict[str, Any]:
                     process.kill()
 
                 killer = asyncio.create_task(kill())
-                await press(url, peers, given.rate, 60.0, given.connections, load)
+                await press(peers, given.rate, 60.0, given.connections, load)
                 killer.cancel()
 
-            asyncio.run(run(process, url, peers))
+            asyncio.run(run(process, peers))
             sequence += 1_000_000
-    with serving(given.database) as (_, url):
+    with serving(given.database, "--key", given.key) as (_, url):
         kept = {entry["evaluation"] for peer in sorted(set(load.acknowledged.values())) for entry in history(url, peer)}
     return {"kills": given.kills, "acknowledged": len(load.acknowledged), "lost": len(load.acknowledged.keys() - kept)}
 
@@ -211,6 +220,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--keys", type=int, default=400)
     parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=1, help="judges of one PostgreSQL")
     parser.add_argument("--half-open", type=int, default=0, help="connections that send half a request, beside the load")
     parser.add_argument("--kills", type=int, default=0, help="kill the judge so often instead, and look for what it acknowledged")
     parser.add_argument("--database", default="", help="a file or a postgresql:// address; by default a new file")
@@ -218,6 +228,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         given.database = given.database or str(Path(folder) / "judge.sqlite3")
+        given.key = str(Path(folder) / "judge.key")
         print(json.dumps(killed(given) if given.kills else loaded(given)))
 
 
