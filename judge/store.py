@@ -7,15 +7,15 @@ judge's own clock, given by the caller. What a disk or a server does wrong reach
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, insert, select, true, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge import arms, window_rows
-from judge.attributes import Attributes
+from judge.attributes import NAMES
 from judge.database import Database
 from judge.errors import DatabaseUnusable
 from judge.leaderboard import WINDOW, ScoreTally
@@ -28,7 +28,7 @@ from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason
 
 LAPSED = "not answered in time"  # the reason of a question that counts as wrong without an answer
-SAID = tuple(field.name for field in fields(Attributes) if field.name not in ("round", "model"))
+SAID = tuple(name for name in NAMES if name not in ("round", "model"))
 PROBE_BYTES = 16 * 1024
 
 # The statements of an evaluation, made once: making one takes as long as running it.
@@ -43,7 +43,6 @@ _SEEN_AGAIN = update(peers).where(_PEER).values(last_seen=bindparam("at"), seque
 _CLAIMED = update(peers).where(_PEER).values(sequence=_HIGHER)
 _SEEN_FIRST = insert(peers).values(low=0.0, recent_right=0, recent_n=0, answered=0, unanswered=0, reward=0.0)
 _ASKED = insert(evaluations).values(state="open")
-_COUNTS = select(peers.c.answered, peers.c.unanswered, peers.c.reward).where(_PEER)
 _CLOSED = update(evaluations).where(_ID, evaluations.c.state == "open")
 _ANSWERED = update(peers).where(_PEER).values(last_seen=bindparam("at"), sequence=_HIGHER)
 _NOT_ANSWERED = update(peers).where(_PEER)
@@ -53,8 +52,14 @@ RECENT = (
     .order_by(evaluations.c.number.desc())
     .limit(WINDOW)
 )
-_newest = RECENT.subquery()
-_TALLY = select(func.count(), func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)).select_from(_newest)
+_newest = RECENT.limit(WINDOW - 1).subquery()  # before one more
+_right = func.coalesce(func.sum(case((_newest.c.reward >= 1, 1), else_=0)), 0)
+_tally = select(func.count().label("n"), _right.label("right")).select_from(_newest).subquery()
+_COUNTS = (
+    select(peers.c.answered, peers.c.unanswered, peers.c.reward, _tally.c.n, _tally.c.right)
+    .select_from(peers.join(_tally, true()))
+    .where(_PEER)
+)
 
 
 Counts = Row[*tuple[Any, ...]]
@@ -174,7 +179,7 @@ class Store:
 
     def asked(self, question: OpenQuestion, sequence: int, at: float, first: bool = False) -> None:
         """`first`: nothing is known of the peer, or else raise AskedElsewhere."""
-        said = asdict(question.attributes)
+        said = {name: getattr(question.attributes, name) for name in NAMES}
         of_round = said.pop("round")
         with self._begin() as db:
             window = question.window.number if question.window else None
@@ -205,17 +210,17 @@ class Store:
         """
         answer, reason = answers[0], reasons[0]
         with self._begin() as db:
-            peer = db.execute(_COUNTS, {"of": question.peer}).one()
-            answered, total = peer.answered + 1, peer.reward + reason.reward
             outcome = {"state": "graded", "reward": reason.reward, "reason": reason.value, "seconds": seconds, "answered_at": at}
             outcome |= {"answer": answer.text, "ended": int(answer.ended), "correct": sum(r.reward >= 1 for r in reasons)}
             outcome["further"] = _further(answers[1:], reasons[1:])
-            recent = self._count(db, question, peer, total, outcome)
-            if recent is None:
+            counted = self._count(db, question, outcome)
+            if counted is None:
                 raise NotOpen(f"evaluation {question.id} is not open")
+            before, recent = counted
+            answered, total = before.answered + 1, before.reward + reason.reward
             seen = {"of": question.peer, "at": at, "claimed": sequence}
             db.execute(_ANSWERED, {**seen, "answered": answered, "reward": total, **_recent(recent)})
-        ref, number = question.task.ref, answered + peer.unanswered
+        ref, number = question.task.ref, answered + before.unanswered
         counts, interval = (answered, total, recent.share, recent.answers, number), recent.interval
         return Grade(question.id, reason.reward, reason.value, ref.specialty, *counts, interval.low, interval.high)
 
@@ -223,20 +228,20 @@ class Store:
         """Record questions that were not answered in time: they count as wrong."""
         with self._begin() as db:
             for question in questions:
-                peer = db.execute(_COUNTS, {"of": question.peer}).one()
-                recent = self._count(db, question, peer, peer.reward, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
-                if recent is not None:  # else it is counted already, or counts as nothing
-                    seen = {"of": question.peer, "unanswered": peer.unanswered + 1, **_recent(recent)}
-                    db.execute(_NOT_ANSWERED, seen)
+                counted = self._count(db, question, {"state": "unanswered", "reward": 0.0, "reason": LAPSED})
+                if counted is not None:  # else it is counted already, or counts as nothing
+                    before, recent = counted
+                    db.execute(_NOT_ANSWERED, {"of": question.peer, "unanswered": before.unanswered + 1, **_recent(recent)})
 
-    def _count(self, db: Connection, question: OpenQuestion, peer: Counts, total: float, outcome: Mapping[str, Any]) -> ScoreTally | None:
-        """Close the question as the peer's next one that counts; the tally of its newest questions. None: it was not open."""
-        counted = {"number": peer.answered + peer.unanswered + 1, "total": total, **outcome}
+    def _count(self, db: Connection, question: OpenQuestion, outcome: Mapping[str, Any]) -> tuple[Counts, ScoreTally] | None:
+        """Close the question as the peer's next one that counts. The peer's counts before, and the tally of its newest questions with this
+        one. None: it was not open."""
+        before, reward = db.execute(_COUNTS, {"of": question.peer}).one(), outcome["reward"]
+        counted = {"number": before.answered + before.unanswered + 1, "total": before.reward + reward, **outcome}
         if db.execute(_CLOSED, {"evaluation": question.id, **counted}).rowcount != 1:
             return None
-        arms.counted(db, question.peer, question.attributes, outcome["reward"])
-        answers, right = db.execute(_TALLY, {"of": question.peer}).one()
-        return ScoreTally(int(right), int(answers))
+        arms.counted(db, question.peer, question.attributes, reward)
+        return before, ScoreTally(int(before.right) + (reward >= 1), int(before.n) + 1)
 
     def turn_windows(
         self, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]

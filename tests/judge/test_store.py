@@ -23,7 +23,7 @@ from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, BoardView, Record
 from judge.reader import Reader
 from judge.sessions import OpenQuestion, Requester
-from judge.store import NotOpen, PeerStanding, Store
+from judge.store import Grade, NotOpen, PeerStanding, Store
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason
 from swarmd.types import Completion, Task, TaskRef
@@ -48,10 +48,10 @@ def question(number: int, peer: PeerId = ALICE, model: str = "tiny") -> OpenQues
     return OpenQuestion(f"{number:032x}", peer, task, 0.0, 60.0, asker, Attributes(number, model))
 
 
-def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, model: str = "tiny") -> None:
+def evaluate(store: Store, number: int, reward: float, peer: PeerId = ALICE, model: str = "tiny") -> Grade:
     asked = question(number, peer, model)
     store.asked(asked, sequence=2 * number, at=float(number))
-    store.graded(asked, [ANSWER], [RIGHT if reward else WRONG], seconds=0.5, sequence=2 * number + 1, at=number + 0.5)
+    return store.graded(asked, [ANSWER], [RIGHT if reward else WRONG], seconds=0.5, sequence=2 * number + 1, at=number + 0.5)
 
 
 def the(record: Record | None) -> Record:
@@ -61,7 +61,8 @@ def the(record: Record | None) -> Record:
 
 def test_what_it_keeps(store: Store) -> None:
     for number in range(1, 301):
-        evaluate(store, number, float(number % 3 == 0))
+        told = evaluate(store, number, float(number % 3 == 0))
+    assert (told.n, told.score, told.number, told.answered, told.total) == (WINDOW, 0.34, 300, 300, 100.0)
     evaluate(store, 1_000, 1.0, BOB)
     alice = the(Reader(store.database).record(ALICE))
     assert (alice.answered, alice.reward, alice.unanswered, alice.last_seen, alice.model) == (300, 100.0, 0, 300.5, "tiny")
