@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Request, Response
@@ -24,6 +24,7 @@ from judge.verified import routes as verified_routes
 from swarmd.tasks.scoring import Completion
 
 B = TypeVar("B", bound=Body)
+LATER = ("number", "low", "high")  # fields of a grade that version 1 does not have
 
 
 def create_app(service: JudgeService) -> FastAPI:
@@ -52,7 +53,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
         given = _parse(AnswerBody, body)
         graded = await service_of(request).answer(signed, id, [Completion(given.text, given.ended)])
-        return JSONResponse(_grade(graded.grade))
+        return JSONResponse({name: value for name, value in _fields(graded.grade).items() if name not in LATER})
 
     @app.post("/v2/evaluations", status_code=201, openapi_extra=described(QuestionsBody))
     async def ask_for_several(request: Request) -> Response:
@@ -75,8 +76,9 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
         given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
         graded = await service_of(request).answer(signed, id, given)
-        found = {"rewards": [r.reward for r in graded.reasons], "reasons": [r.value for r in graded.reasons]}
-        return JSONResponse({**asdict(graded.grade), **found, **graded.receipt})
+        service, reasons = service_of(request), graded.evaluation.reasons
+        found = {"rewards": [r.reward for r in reasons], "reasons": [r.value for r in reasons]}
+        return JSONResponse({**_fields(graded.grade), **found, **service.receipt(graded.evaluation)})
 
 
 def _add_error_answers(app: FastAPI) -> None:
@@ -134,6 +136,5 @@ def _parse(kind: type[B], body: bytes) -> B:
         raise Refused(Refusal(422, f"{where}: {first['msg']}", "docs/judge-protocol.md gives the form of each request.")) from None
 
 
-def _grade(grade: Grade) -> dict[str, Any]:
-    """As version 1 has it."""
-    return {name: value for name, value in asdict(grade).items() if name not in ("number", "low", "high")}
+def _fields(grade: Grade) -> dict[str, Any]:
+    return {field.name: getattr(grade, field.name) for field in fields(grade)}

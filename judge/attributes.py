@@ -1,7 +1,7 @@
 """What a peer says of itself when it asks. Signed with the request, kept with the question, and never proof of anything."""
 
 import unicodedata
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 MARKS = 2  # accents on one letter, at most
@@ -22,7 +22,10 @@ class Attributes:
 
     def said(self) -> dict[str, Any]:
         """Those that it said."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
+
+
+NAMES = tuple(field.name for field in fields(Attributes))
 
 
 def plain(text: str) -> str | None:

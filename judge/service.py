@@ -63,11 +63,10 @@ class Handed:
 
 @dataclass(frozen=True, slots=True)
 class GradedAnswers:
-    """What the judge found, and its receipt."""
+    """What the judge found, and what its receipt is of."""
 
     grade: Grade
-    reasons: Sequence[GradeReason]  # of each answer
-    receipt: Mapping[str, str]
+    evaluation: GradedEvaluation
 
 
 class Wish(Protocol):
@@ -241,7 +240,7 @@ class JudgeService:
             raise
         q = question
         graded = GradedQuestion(q.id, q.peer, q.attributes, q.task.ref, q.window, q.place, grade.number, at)
-        return GradedAnswers(grade, reasons, self.receipt(GradedEvaluation(graded, answers, reasons)))
+        return GradedAnswers(grade, GradedEvaluation(graded, answers, reasons))
 
     def receipt(self, graded: GradedEvaluation) -> Mapping[str, str]:
         """Each time the same, letter for letter."""

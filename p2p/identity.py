@@ -136,6 +136,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
     return PeerId("1" + "".join(reversed(letters)))  # the header's one leading zero byte
 
 
+@functools.lru_cache(maxsize=4096)
 def public_key_of(peer_id: str) -> bytes:
     """The raw 32-byte public key in a peer id. Raises ValueError on anything but an Ed25519 peer id."""
     if len(peer_id) != _PEER_ID_LETTERS or not peer_id.startswith("1"):
