@@ -118,11 +118,11 @@ async def press(peers: list[SigningPeer], rate: float, seconds: float, connectio
     await asyncio.gather(*(work() for _ in range(connections)))
 
 
-async def hold_half_open(url: str, many: int) -> None:
+async def hold_half_open(urls: list[str], many: int) -> None:
     """Connections that send half a request, each opened again when the judge cuts it."""
-    parts = urlsplit(url)
 
-    async def hold() -> None:
+    async def hold(url: str) -> None:
+        parts = urlsplit(url)
         while True:
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
@@ -131,7 +131,7 @@ async def hold_half_open(url: str, many: int) -> None:
                 writer.close()
             await asyncio.sleep(0.1)
 
-    await asyncio.gather(*(hold() for _ in range(many)))
+    await asyncio.gather(*(hold(urls[number % len(urls)]) for number in range(many)))
 
 
 @contextlib.contextmanager
@@ -162,7 +162,7 @@ def loaded(given: argparse.Namespace) -> dict[str, Any]:
         peers = [SigningPeer(number, urls[number % len(urls)]) for number in range(given.keys)]
 
         async def run() -> None:
-            halves = asyncio.gather(*(hold_half_open(url, given.half_open // len(urls)) for url in urls))
+            halves = asyncio.create_task(hold_half_open(urls, given.half_open))
             await asyncio.sleep(1.0 if given.half_open else 0.0)
             await press(peers, given.rate, given.seconds, given.connections, load)
             halves.cancel()
