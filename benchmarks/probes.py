@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from swarmd.testing import PATIENCE
+
 MIB = 1024 * 1024
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,12 +54,12 @@ class ProbeProcess:
 
     @property
     def addresses(self) -> list[str]:
-        up = self.wait(lambda: self.last("up"), 60)
+        up = self.wait(lambda: self.last("up"), PATIENCE)
         return list(up["up"])
 
     @property
     def peer_id(self) -> str:
-        return str(self.wait(lambda: self.last("up"), 60)["id"])
+        return str(self.wait(lambda: self.last("up"), PATIENCE)["id"])
 
     def said(self, key: str) -> list[dict[str, Any]]:
         with self._changed:

@@ -22,13 +22,22 @@ settings.load_profile("swarmd")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """An async test runs on trio unless it says otherwise. What takes long comes last, so that a run fails early where it fails."""
+    """An async test runs on trio unless it says otherwise.
+
+    What takes long comes last, so that a run fails early where it fails; and of that whole nodes come first, so that at the end no worker
+    waits long for the other.
+    """
     for item in items:
         if inspect.iscoroutinefunction(getattr(item, "obj", None)) and not item.get_closest_marker("anyio"):
             item.add_marker("trio")
         if item.get_closest_marker("p2pd") and (reason := missing()) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
-    items.sort(key=lambda item: any(item.get_closest_marker(name) for name in ("slow", "net", "gpu")))
+    items.sort(key=turn)
+
+
+def turn(item: pytest.Item) -> int:
+    slow, net, gpu = (item.get_closest_marker(name) is not None for name in ("slow", "net", "gpu"))
+    return 0 if not (slow or net or gpu) else 1 if slow and net else 2 if slow else 3
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from p2p.engines.libp2p.stack import make_host
 from p2p.envelope import seal
 from p2p.identity import Identity
 from p2p.topic import Topic
+from swarmd.testing import PATIENCE
 from tests.attacks.nodes import key_of, subscribe, swallow
 
 KINDS = {
@@ -103,8 +104,8 @@ class Flood:
             await trio.sleep_forever()
 
 
-async def attack(victim: str, given: argparse.Namespace, until: float, written: list[bytes]) -> None:
-    topic = Topic("probe", given.digest)
+async def attack(victim: str, given: argparse.Namespace, written: list[bytes]) -> None:
+    topic, until = Topic("probe", given.digest), time.monotonic() + given.patience
     for dial in itertools.count():
         key = dial if given.redial == "fresh" else 0
         identity = key_of(given.seed, key)
@@ -117,6 +118,8 @@ async def attack(victim: str, given: argparse.Namespace, until: float, written: 
         say(dialled=victim, key=key, refused=not flood.connected, messages=flood.messages, seconds=flood.cut)
         if given.redial == "none":
             return
+        if not dial:
+            until = time.monotonic() + given.seconds
         await trio.sleep(given.pause)
 
 
@@ -125,7 +128,7 @@ async def attack_all(given: argparse.Namespace) -> None:
     say(ready=time.process_time())
     async with trio.open_nursery() as nursery:
         for victim in given.bootstrap:
-            nursery.start_soon(attack, victim, given, time.monotonic() + given.seconds, written)
+            nursery.start_soon(attack, victim, given, written)
     say(done=time.process_time())
 
 
@@ -137,7 +140,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000, help="different ones; then the first again")
     parser.add_argument("--redial", choices=["none", "same", "fresh"], default="same", help="dial again, with the same key or a new one")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between the end of one connection and the next dial")
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="seconds of the first connection, where it is not hung up on")
+    parser.add_argument("--seconds", type=float, default=10.0, help="after it, in which it dials again")
     parser.add_argument("--seed", type=int, default=1)
     trio.run(attack_all, parser.parse_args())
 

@@ -12,6 +12,7 @@ from benchmarks.probes import ProbeProcess
 from p2p.engines.libp2p.pubsub import MESHSUB
 from p2p.identity import Identity
 from p2p.topic import Topic
+from swarmd.testing import PATIENCE
 
 
 def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list[ProbeProcess]:
@@ -20,7 +21,7 @@ def probe_swarm(stack: ExitStack, folder: Path, engine: str, nodes: int) -> list
     more = [ProbeProcess(folder / str(n), engine=engine, bootstrap=first.addresses[:1]) for n in range(1, nodes)]
     probes = [first, *map(stack.enter_context, more)]
     for probe in probes:
-        probe.wait_for_peers(nodes - 1, 120)
+        probe.wait_for_peers(nodes - 1, PATIENCE)
     return probes
 
 

@@ -29,13 +29,13 @@ class World:
         self.hostile = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.stalling", bootstrap=where))
         self.him = self.hostile.peer_id
         for probe in (self.victim, self.honest):
-            probe.wait(lambda probe=probe: self.him in probe.peers(), 60)  # type: ignore[misc]
+            probe.wait(lambda probe=probe: self.him in probe.peers(), 2 * PATIENCE)  # type: ignore[misc]
 
     def fetch(self, by: ProbeProcess, of: ProbeProcess, *, first: Sequence[str] = ()) -> float:
         """Seconds until `by` has what is at `of`'s, and perhaps at others'. PATIENCE where it never came."""
         held, fetched = len(of.said("held")), len(by.said("fetched"))
         of.order(hold=BLOB)
-        of.wait_for("held", held + 1, 60)
+        of.wait_for("held", held + 1, 2 * PATIENCE)
         blob = of.said("held")[held]
         by.order(fetch=blob["held"], size=blob["size"], holders=[*first, of.peer_id], seconds=PATIENCE)
         by.wait_for("fetched", fetched + 1, PATIENCE + 60)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -239,7 +240,7 @@ def test_a_qr_code_is_drawn_or_what_is_missing_named(run: Run, tmp_path: Path, m
 @pytest.mark.slow
 @pytest.mark.net
 def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
-    """Real processes: a node, its invitation, a node with nothing but that; and the same again without it."""
+    """Real processes: a node, its invitation, a node with nothing but that; which then finds the first again without it."""
     loopback = ["--device", "cpu", "--listen", "/ip4/127.0.0.1/tcp/0", "--pace", "0.3", "--json"]
 
     def start(name: str, *words: str) -> "subprocess.Popen[str]":
@@ -247,9 +248,15 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
         with (tmp_path / f"{name}.log").open("a") as log:
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, text=True)
 
-    def shares(name: str, process: "subprocess.Popen[str]") -> None:
+    def says(name: str, process: "subprocess.Popen[str]", holds: Callable[[dict[str, Any]], bool]) -> None:
         wait_until(lambda: (tmp_path / name / "run.json").exists() or process.poll() is not None)
-        until(tmp_path / name, lambda status: bool(status["last"]) and status["last"]["external"] > 0, process)
+        until(tmp_path / name, holds, process)
+
+    def shares(name: str, process: "subprocess.Popen[str]") -> None:
+        says(name, process, lambda status: bool(status["last"]) and status["last"]["external"] > 0)
+
+    def connects(name: str, process: "subprocess.Popen[str]") -> None:
+        says(name, process, lambda status: status["connected"] > 0)
 
     def ended(process: "subprocess.Popen[str]", end: Callable[[], None]) -> None:
         end()
@@ -261,10 +268,10 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
         invitation = wait_until(lambda: subprocess.run(asked, capture_output=True, text=True).stdout.strip())
         assert read_invitation(invitation).name == "lab"
-        for words in ([invitation], []):  # the second time it remembers
+        for words, met in (([invitation], shares), ([], connects)):  # the second time it remembers
             second = start("second", *words)
             try:
-                shares("second", second)
+                met("second", second)
             finally:
                 ended(second, second.terminate)
         log = (tmp_path / "second.log").read_text()

@@ -18,6 +18,7 @@ from swarmd.cli.view_log import LINES, LogView
 from swarmd.cli.view_plain import JsonView, PlainView
 from swarmd.daemon.status_words import peer_lines, round_sentence, state_sentence, status_lines, workers_words
 from swarmd.testing import PATIENCE
+from tests.processes import killed_after
 
 PEER = "12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"
 LAST = {
@@ -206,7 +207,7 @@ def test_a_full_pipe_does_not_hold_the_node_up() -> None:
 
 def test_a_view_nobody_reads_falls_silent_and_the_node_goes_on() -> None:
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", NO_READER], text=True, **pipes) as process:
+    with killed_after(subprocess.Popen([sys.executable, "-c", NO_READER], text=True, **pipes)) as process:
         assert process.stdout and process.stdin and process.stderr
         process.stdout.close()
         process.stdin.write("\n")

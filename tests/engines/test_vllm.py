@@ -30,6 +30,7 @@ from swarmd.policy.models.device import seeded
 from swarmd.testing import PATIENCE
 from tests.policy.conftest import config_of, local, make_model, open_policy
 from tests.policy.test_engine import PROMPTS, moved, network_of, plain_logprobs
+from tests.processes import killed_after
 
 STANDIN = Path(__file__).with_name("standin.py")
 CPU = torch.device("cpu")
@@ -123,7 +124,8 @@ def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
         f"held = subprocess.Popen({line!r}, stdin=subprocess.PIPE, start_new_session=True)\n"
         "print(held.pid, flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", trainer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipes: Any = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with killed_after(subprocess.Popen([sys.executable, "-c", trainer], text=True, **pipes)) as process:
         assert process.stdout is not None
         held = psutil.Process(int(process.stdout.readline()))
         while len(below := held.children(recursive=True)) < 2:

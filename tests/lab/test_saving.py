@@ -14,6 +14,7 @@ from swarmd.lab.experiment import Experiment, parse_experiment
 from swarmd.lab.journal import Journal, Mark
 from swarmd.lab.play import lines_of, play
 from swarmd.lab.results import BadResults, Results, Run
+from tests.processes import killed_after
 
 RUN = Run("one", 1)
 
@@ -71,7 +72,7 @@ def test_a_run_cut_off_twice_has_the_lines_of_one_that_was_not(tmp_path: Path) -
     one = experiment(3, 6, churn={"present": 3, "away": 2}, hostile={"liars": 1, "poisoners": 1})
     results = Results.create(tmp_path / "out", one)
     command = [sys.executable, "-m", "swarmd.lab.play", str(results.folder), RUN.setting, str(RUN.seed), "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with killed_after(subprocess.Popen(command, stdout=subprocess.PIPE)) as process:
         assert process.stdout is not None
         assert 2 in (int(line) for line in process.stdout)
         process.kill()

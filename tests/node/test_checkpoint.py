@@ -17,6 +17,7 @@ from p2p.types import PeerId
 from swarmd.errors import SwarmdError
 from swarmd.trainer.checkpoint import DAY, CheckpointRefused, Checkpoints, DiskFull, RunState, Timetable, folder_bytes
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
+from tests.processes import killed_after
 
 
 def state(number: int) -> RunState:
@@ -270,7 +271,7 @@ def test_killed_at_any_moment_the_last_whole_one_is_there(tmp_path: Path) -> Non
     rng = random.Random(0)
     last = 0
     for _ in range(12):
-        with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
+        with killed_after(subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)) as child:
             assert child.stdout is not None
             for _ in range(rng.randrange(1, 12)):
                 last = int(child.stdout.readline())

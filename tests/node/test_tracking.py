@@ -14,6 +14,7 @@ from swarmd.errors import ConfigError
 from swarmd.state.metrics import MetricsFile
 from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow
 from swarmd.testing import wait_until
+from tests.processes import killed_after
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
@@ -92,7 +93,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "tensorboard"]
     parent = f"import subprocess, time; p = subprocess.Popen({command!r}); print(p.pid, flush=True); time.sleep(60)"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with killed_after(subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=environment)) as process:
         assert process.stdout is not None
         child = Path(f"/proc/{json.loads(process.stdout.readline())}")
         wait_until(lambda: (tmp_path / "tracking" / "tensorboard" / "up").exists())

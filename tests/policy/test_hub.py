@@ -21,6 +21,7 @@ from swarmd.daemon import control
 from swarmd.policy.models.progress import Download, Progress
 from swarmd.testing import PATIENCE, wait_until
 from tests.policy.conftest import make_model
+from tests.processes import killed_after
 
 COMMIT = "c0ffee" + 34 * "0"
 FIND = """
@@ -212,7 +213,7 @@ def test_a_download_tells_how_far_it_is_and_goes_on_after_kill_9(hub: ThreadingH
     handler = hub.RequestHandlerClass
     handler.held.append(LARGE - 100_000)
     command = [sys.executable, "-c", FIND, "owner/large", ""]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path)) as process:
+    with killed_after(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=surroundings(hub, tmp_path))) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "downloading owner/large: 0 of 25 MB\n"
         wait_until(lambda: sum(path.stat().st_size for path in parts(tmp_path)) > 10_000_000)
@@ -237,7 +238,7 @@ def test_ctrl_c_ends_a_node_that_downloads(hub: ThreadingHTTPServer, tmp_path: P
     handler.held.append(1_000)
     command = [sys.executable, "-m", "swarmd", "join", "--model", "owner/small", "--device", "cpu", "--state-dir", str(tmp_path / "state")]
     environment = surroundings(hub, tmp_path / "home") | {"SWARMD_SWARM_ENGINE": "none"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with killed_after(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)) as process:
         assert process.stderr is not None
         said = next(line for line in process.stderr if "downloading" in line)
         assert re.search(r"starting: downloading owner/small: 0 of 0 MB; wait; Ctrl-C leaves at once", said)

@@ -80,7 +80,7 @@ class Terminal:
     def wait_for(self, pattern: str) -> str:
         """What it said up to here; it is not looked at again."""
         while (found := re.search(pattern, self._said)) is None:
-            assert select.select([self._ours], [], [], 120)[0], f"no {pattern!r} in {self._said!r}"
+            assert select.select([self._ours], [], [], PATIENCE)[0], f"no {pattern!r} in {self._said!r}"
             self._said += os.read(self._ours, 4096).decode().replace("\r\n", "\n")
         said, self._said = self._said[: found.end()], self._said[found.end() :]
         return said
@@ -176,8 +176,8 @@ def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Lear
                 member.publish("rollouts-image", os.urandom(100))
                 return why in control.call(learner.state, "status")["rejected"]
 
-            await waited(counted, 60, every=0.5)
-            await waited(lambda: any(why in line["rejected"] for line in read_metrics(learner.state / "metrics.jsonl")), 60)
+            await waited(counted, every=0.5)
+            await waited(lambda: any(why in line["rejected"] for line in read_metrics(learner.state / "metrics.jsonl")))
             nursery.cancel_scope.cancel()
 
     trio.run(share_images)

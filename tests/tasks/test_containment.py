@@ -97,7 +97,7 @@ def test_scorers_that_run_their_answers_are_contained(left_out: str, tmp_path: P
             ended.append((time.perf_counter() - start, judgement, payload))
             assert judgement.reward == 0, payload
             assert target.touched() == [], payload
-        assert max(ended)[0] < 1.0, max(ended)  # two lives of 0.2 s, and the forks
+        assert max(ended)[0] < 20.0, max(ended)  # two lives of 0.2 s, and the forks; by itself an answer takes minutes
         assert sum(reason is GradeReason.TIMEOUT for _, reason, _ in ended) >= (2 if left_out != "no-hook" else 3)
         assert verifier.restarts == 0
         assert len(descendants(verifier.pid)) == 1

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from swarmd.policy.parallel.weight_sync import WeightReader, WeightWriter, private_folder
+from tests.processes import killed_after
 
 # Hands over versions 1, 2, 3, … of four tensors, each full of its version, until it is killed.
 WRITER = """
@@ -51,19 +52,17 @@ def test_a_writer_that_is_killed_while_it_writes_leaves_whole_weights(tmp_path: 
     weights = {f"layer {i}": torch.zeros(250_000) for i in range(4)}
     pickup, rng, version = WeightReader(tmp_path, weights, lambda: None), random.Random(1), 0
     for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(version)], stdout=subprocess.PIPE) as writer:
+        with killed_after(subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(version)], stdout=subprocess.PIPE)) as writer:
             assert writer.stdout is not None
             writer.stdout.readline()
-            try:
-                seen, enough = set(), rng.randint(2, 9)  # versions: it is written to while we look
-                while len(seen) < enough:
-                    assert writer.poll() is None
-                    seen.add(found := pickup())
-                    assert found >= version and all(bool((w == found).all()) for w in weights.values())
-                    version = found
-                time.sleep(rng.uniform(0.0, 0.05))  # it is killed at any moment of a write
-            finally:
-                writer.kill()
+            seen, enough = set(), rng.randint(2, 9)  # versions: it is written to while we look
+            while len(seen) < enough:
+                assert writer.poll() is None
+                seen.add(found := pickup())
+                assert found >= version and all(bool((w == found).all()) for w in weights.values())
+                version = found
+            time.sleep(rng.uniform(0.0, 0.05))  # it is killed at any moment of a write
+            writer.kill()
         assert all(bool((w == pickup()).all()) for w in weights.values())
         version = pickup()
 

@@ -46,6 +46,7 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
     (tmp_path / "node.toml").write_text(SETTINGS)
     state = tmp_path / "state"
     command = [sys.executable, "-m", "swarmd", "join", "--config", str(tmp_path / "node.toml"), "--state-dir", str(state), "--json"]
+    command += ["--pace", "0.5"]  # rounds that nobody waits for would take the processor from what starts
 
     def workers(status: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = status["last"]["workers"]
