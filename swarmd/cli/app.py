@@ -148,10 +148,9 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
         from swarmd.cli.view_notify import NotifyView
         from swarmd.daemon.daemon import run_node
 
-        remember(resolved, folder)
         view = NotifyView(LogView(_view(as_json)), _notifier(node_config.notify))
         try:
-            code = run_node(node_config, state, view)
+            code = run_node(node_config, state, view, lambda: remember(resolved, folder))
             view.ended(None)
         except OperatorError as error:
             view.ended(str(error))

@@ -1,8 +1,9 @@
 """Choices a state folder remembers (swarm, curriculum, bootstrap addresses, judge, model), so that the next `swarmd join` needs no flags.
 
-They are the last that flags, variables or an invitation made (choices.json), and limits that were changed while the node ran. But where
-there is a checkpoint, the model is the one that the newest was trained from. What is configured overrides what is remembered, and that is
-said. Another model than the checkpoint's is refused before anything is loaded.
+They are the last that flags, variables or an invitation made (choices.json), and limits that were changed while the node ran. They are
+written once the model is loaded with them, so a choice that fails is not remembered. But where there is a checkpoint, the model is the one
+that the newest was trained from. What is configured overrides what is remembered, and that is said. Another model than the checkpoint's is
+refused before anything is loaded.
 """
 
 import json

@@ -10,7 +10,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,15 @@ SEEN_SWARM = 1.0  # seconds between two reports about the swarm to the trainer
 GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
 
 
-def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
-    """Run a node until its rounds are done or it is stopped. Returns the exit code; raises OperatorError."""
+def run_node(config: NodeConfig, state: StateFolder, view: View, works: Callable[[], None]) -> int:
+    """Run a node until its rounds are done or it is stopped. Returns the exit code; raises OperatorError.
+
+    works: called when the curriculum is found, the network is up and the model is loaded; again after each restart of the trainer.
+    """
     set_up_logging(state.path / LOG_FILE, stderr=False)  # the terminal is the view's
     log.info("swarmd %s starts in %s, pid %d", installed_version(), state.path, os.getpid())
     try:
-        daemon = Daemon(config, state.path, view)
+        daemon = Daemon(config, state.path, view, works)
         log_with(peer=daemon.identity.peer_id, engine=daemon.engine.name if daemon.engine else "none")
         run(daemon.run)
     except OperatorError as error:
@@ -80,8 +83,8 @@ def run_node(config: NodeConfig, state: StateFolder, view: View) -> int:
 
 
 class Daemon:
-    def __init__(self, config: NodeConfig, folder: Path, view: View) -> None:
-        self.config, self.view = config, view
+    def __init__(self, config: NodeConfig, folder: Path, view: View, works: Callable[[], None] = lambda: None) -> None:
+        self.config, self.view, self._works = config, view, works
         self.exit_code = 0
         self.limits = config.limits  # as they are now
         check_installed(config.metrics.report_to)
@@ -267,6 +270,7 @@ class Daemon:
             self._cannot_share = False
 
     def _on_trainer_ready(self, ready: link.TrainerReady) -> None:
+        self._works()
         self.status.resumed(ready)
         self._behind = ready.round
         for note in ready.notes:

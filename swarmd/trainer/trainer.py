@@ -257,7 +257,7 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
         if download.seconds_left == 0:
             daemon.tell(link.TrainerState("starting", f"loading the model {config.model.name}", "wait"))
         else:
-            remedy = "wait; Ctrl-C leaves at once, and the next start goes on from there"
+            remedy = "wait; Ctrl-C leaves at once, and the same command goes on from there later"
             daemon.tell(link.TrainerState("starting", download.words, remedy, download.document()))
 
     with Saver(checkpoints) as saver, closing(_open_policy(config, start.seed, report)) as policy:

@@ -1,15 +1,20 @@
 """The second `swarmd join` on a folder: what is remembered, what overrides it, and what is refused."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from swarmd import link
 from swarmd.cli.app import main
-from swarmd.config.config import LimitsConfig
+from swarmd.cli.view_plain import PlainView
+from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.config.sources import resolve
 from swarmd.daemon.choices import recalled, remember, remember_limits
+from swarmd.daemon.daemon import Daemon
 from swarmd.errors import ConfigError
+from tests.cli.conftest import Run
 
 QWEN, COMMIT = "Qwen/Qwen2.5-0.5B-Instruct", "c0ffee"
 JUDGE = "https://judge.example"
@@ -89,6 +94,25 @@ def test_swarm_curriculum_bootstrap_and_model_are_remembered_too(tmp_path: Path)
     remember(other, tmp_path)
     assert recalled(resolve(None, {}, {}), tmp_path)[0].swarm == config.swarm
     assert recalled(resolve(None, {}, {}), trained(tmp_path, "tiny"))[0].model.name == "tiny"  # a checkpoint's comes first
+
+
+def test_a_choice_that_fails_is_not_remembered(run: Run, tmp_path: Path) -> None:
+    remember(resolve(None, {}, {"curriculum": "tiny-9", "judge": JUDGE}), tmp_path)
+    before = (tmp_path / "choices.json").read_bytes()
+    for wrong in (["--curriculum", tmp_path / "gone.jsonl"], ["--curriculum", "tiny-9-strict", "--model", tmp_path / "gone"]):
+        said = run("join", *wrong, "--swarm", "lab", "--judge", "", "--state-dir", tmp_path)
+        assert said.code != 0 and "gone" in said.err
+        assert (tmp_path / "choices.json").read_bytes() == before
+
+
+def test_choices_are_remembered_once_the_model_is_loaded(tmp_path: Path) -> None:
+    chosen = resolve(None, {}, {"judge": JUDGE})
+    config = NodeConfig.model_validate({"swarm": {"engine": "none"}})
+    daemon = Daemon(config, tmp_path, PlainView(io.StringIO()), lambda: remember(chosen, tmp_path))
+    daemon.child.on_message(link.TrainerState("starting", "loading the model tiny", "wait"))
+    assert not (tmp_path / "choices.json").exists()
+    daemon.child.on_message(link.TrainerReady({}, 0, []))
+    assert recalled(resolve(None, {}, {}), tmp_path)[0].judge.url == JUDGE
 
 
 def test_limits_changed_while_a_node_ran_are_remembered_beside_the_other_choices(tmp_path: Path) -> None:
