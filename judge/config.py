@@ -30,6 +30,7 @@ SLOW_READERS_OF_A_NETWORK = 16
 CONNECTIONS = 4_096
 ABANDONED_SECONDS = 60.0  # after its deadline a question that is open belongs to a judge that is gone
 EXPIRE_SECONDS = 1.0  # between looks for questions nobody answered
+AHEAD_SECONDS = 0.1  # between questions that are made before somebody needs them
 LEADERBOARD_SECONDS = 2.0  # a page of the leaderboard is worked out once for all who look within so many seconds
 PROBE_SECONDS = 2.0  # for so long /healthz says what it found,
 FAILED_SECONDS = 30.0  # and for so long that a write failed

@@ -14,10 +14,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from judge import config, receipts
-from judge.attributes import Attributes
 from judge.comparison_document import comparison_document
 from judge.config import JudgeSettings
 from judge.database import FAILURES, Database
@@ -28,6 +27,7 @@ from judge.reader import Reader
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.recent import Recent
 from judge.refusals import ASKED_ELSEWHERE, BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
+from judge.requests import AskBody, QuestionsBody
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
 from judge.store import AskedElsewhere, Grade, Store
@@ -69,19 +69,6 @@ class GradedAnswers:
     evaluation: GradedEvaluation
 
 
-class Wish(Protocol):
-    """What a peer asks for: judge/requests.py has the two forms."""
-
-    @property
-    def attributes(self) -> Attributes: ...
-    @property
-    def curriculum(self) -> str: ...
-    @property
-    def questions(self) -> int: ...
-    @property
-    def answers(self) -> int: ...
-
-
 @contextlib.asynccontextmanager
 async def open_service(
     settings: JudgeSettings,
@@ -107,7 +94,7 @@ async def open_service(
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)
-        workers = [asyncio.create_task(service.expire_forever())]
+        workers = [asyncio.create_task(work) for work in (service.expire_forever(), service.make_questions_forever())]
         try:
             if settings.verified_bytes:
                 court = Court(lessons, key, service.claim, service.write, service.score, tasks.draw_held_out, monotonic, wall)
@@ -171,7 +158,7 @@ class JudgeService:
         """Of uploaded weights, also where none is taken any more."""
         return self._reader.verified
 
-    async def ask(self, signed: Signed, host: str, wish: Wish) -> list[Handed]:
+    async def ask(self, signed: Signed, host: str, wish: AskBody | QuestionsBody) -> list[Handed]:
         """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
         known = await self.claim(signed)
         mine = self.curriculum
@@ -200,7 +187,7 @@ class JudgeService:
         mine_now = self._sessions.of(signed.peer)
         return [Handed(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
 
-    async def _draw(self, signed: Signed, asker: Requester, wish: Wish, known: bool) -> None:
+    async def _draw(self, signed: Signed, asker: Requester, wish: AskBody | QuestionsBody, known: bool) -> None:
         """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
         while len(self._sessions.of(signed.peer)) < wish.questions:
             try:
@@ -280,6 +267,14 @@ class JudgeService:
                 await self._turn_windows()
                 await self.heed_moderation()
                 await self._void_abandoned()
+
+    async def make_questions_forever(self) -> None:
+        """Make those of the open window and the next before they are needed. One may take 70 ms, and when a window opens nearly every
+        peer needs one that nobody had before. Own tasks are made when they are asked for: their plug-in may fail."""
+        while isinstance(self._tasks, CurriculumTasks):
+            if missing := self._questions.missing(self._next_window):
+                await asyncio.to_thread(self._questions.task, *missing)
+            await asyncio.sleep(config.AHEAD_SECONDS)
 
     async def _void_abandoned(self) -> None:
         now = self._wall()

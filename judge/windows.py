@@ -71,12 +71,13 @@ class WindowQuestions:
 
     def __init__(self, tasks: held_out.Regenerating, window: QuestionWindow, remembered: int = REMEMBERED_PEERS) -> None:
         self._tasks, self._remembered = tasks, remembered
+        self._made: dict[int, dict[int, Task]] = {}  # of each window: at most a set of them
         self.open(window)
 
     def open(self, window: QuestionWindow) -> None:
         """Ask questions of this window from now on."""
         self.window = window
-        self._made: dict[int, Task] = {}  # as they are asked for: at most a set of them
+        self._made = {window.number: self._made.get(window.number, {})}
         self._places: OrderedDict[PeerId, int] = OrderedDict()
 
     def ask_from(self, peer: PeerId, window: int | None, asked: int) -> None:
@@ -89,10 +90,24 @@ class WindowQuestions:
         place = self._places.get(peer, 0)
         window = self.window
         index = held_out.place_in_set(window.seed, peer, place, window.terms.questions)
-        if index not in self._made:
-            self._made[index] = held_out.question(self._tasks, window.seed, index)
+        task = self.task(window, index)
         self._places[peer] = place + 1
         self._places.move_to_end(peer)
         while len(self._places) > self._remembered:
             self._places.popitem(last=False)
-        return Drawn(self._made[index], window, place)
+        return Drawn(task, window, place)
+
+    def missing(self, following: QuestionWindow) -> tuple[QuestionWindow, int] | None:
+        """A question of the open window, or else of the following one, that is not made yet."""
+        for window in (self.window, following):
+            made = self._made.setdefault(window.number, {})
+            if len(made) < window.terms.questions:
+                return window, next(index for index in range(window.terms.questions) if index not in made)
+        return None
+
+    def task(self, window: QuestionWindow, index: int) -> Task:
+        """A question of the window, from any thread. It is made the first time. Raises NoQuestion, VerifierFailed."""
+        made = self._made.setdefault(window.number, {})
+        if index not in made:
+            made[index] = held_out.question(self._tasks, window.seed, index)
+        return made[index]
