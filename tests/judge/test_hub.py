@@ -39,8 +39,8 @@ class HubWithTricks(BaseHTTPRequestHandler):
 
     asked: ClassVar[list[str]]
     elsewhere: ClassVar[str]
-    over = threading.Event()
-    held = threading.Event()
+    over: ClassVar[threading.Event]
+    held: ClassVar[threading.Event]
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
@@ -83,6 +83,7 @@ class HubWithTricks(BaseHTTPRequestHandler):
 
 @contextmanager
 def listening(kind: type[HubWithTricks]) -> Iterator[str]:
+    kind.over, kind.held = threading.Event(), threading.Event()  # once more: tests of a module need not follow one another
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
