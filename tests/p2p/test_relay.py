@@ -1,4 +1,7 @@
-"""The relay of the libp2p engine: what others may have of it. Real hosts over loopback; across NATs: tests/nat."""
+"""The relay of the libp2p engine: what others may have of it. Real hosts over loopback.
+
+Across NATs: tests/nat. Its rate: test_slow_lines.py.
+"""
 
 import itertools
 import time
@@ -176,15 +179,6 @@ async def test_a_circuit_on_which_nothing_moves_ends(limit: str) -> None:
         with trio.fail_after(SECONDS), pytest.raises(Exception, match=r".*"):  # the reset, in the library's words
             assert not await stream.read(1)
             raise EOFError
-
-
-async def test_all_circuits_together_have_a_rate() -> None:
-    async with net(size=4000, rate=1.0, idle=1.0) as those:
-        home, asker = await those.peer(), await those.peer()
-        await those.reserve(home)
-        (_, first), (_, second) = await those.connect(asker, home), await those.connect(asker, home)
-        assert await moved(first, 2000) == 2000  # there and back: all that may come at once
-        assert await moved(second, 1000) == 0
 
 
 async def test_who_asks_too_often_or_is_banned_is_refused() -> None:

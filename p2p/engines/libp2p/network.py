@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
-from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import (
@@ -37,6 +38,7 @@ MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
 PAYLOAD = MAX_MESSAGE_SIZE - HEADER_SIZE  # bytes in one frame at most
 WITHHELD = 64 * 1024  # bytes read before a window update
 WRITE_TIMEOUT = 10.0  # seconds a connection may take nothing from us
+WINDOW_TIMEOUT = 30.0  # seconds until a stream may send again, or a relay takes a frame: the other side may have a rate limit, too
 OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
 BUFFERED = 16 << 20  # bytes of a connection that nobody has read yet: 64 full windows
 HELD = 1024  # streams of a connection that have not ended on both sides; the library forgets ended ones within 90 seconds
@@ -50,13 +52,14 @@ class CountedSocket:
 
     def __init__(self, stream: Any, traffic: Traffic) -> None:
         self._stream, self._traffic = stream, traffic
-        self.heard_at = trio.current_time()  # when its last bytes came
+        self.heard_at = trio.current_time()  # when its last bytes came; infinite while we read none, by our own limit
 
     async def read(self, n: int | None = None) -> bytes:
         data = bytes(await self._stream.read(n))
-        self.heard_at = trio.current_time()
         self._traffic.count(down=len(data))
+        self.heard_at = math.inf
         await self._traffic.after_reading(len(data))
+        self.heard_at = trio.current_time()
         return data
 
     async def write(self, data: bytes) -> None:
@@ -90,6 +93,7 @@ class Circuit(RawConnection):  # type: ignore[misc]
 
     def __init__(self, stream: Any, initiator: bool, relay: PeerId) -> None:
         self.address = f"/p2p/{relay}/p2p-circuit"
+        stream.muxed_stream.paid = True
         super().__init__(stream, initiator, ConnectionType.RELAYED, [Multiaddr(self.address)])
 
     def get_remote_address(self) -> None:
@@ -105,16 +109,30 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
     enough: the library doubles it with the first reads, up to 16 MiB that a peer could make us hold.
     """
 
+    paid = False  # what is written has waited for the rate limit already: it carries a circuit
     _unacknowledged = 0  # bytes read since the last window update
 
     async def write(self, data: bytes) -> None:
         """Waits before the library makes a frame: a wait that is cancelled, or outlived by a FIN or RST, leaves nothing to take back.
         Frames without data do not wait. They are few, and the other side may give up on them.
         """
-        for at in range(0, len(data), PAYLOAD):
-            piece = data[at : at + PAYLOAD]
-            await self.conn.traffic.before_sending(HEADER_SIZE + len(piece))
+        at = 0
+        while at < len(data):
+            piece = data[at : at + min(PAYLOAD, await self._room())]
+            if not self.paid:
+                await self.conn.traffic.before_sending(HEADER_SIZE + len(piece))
             await super().write(piece)
+            at += len(piece)
+
+    async def _room(self) -> int:
+        """Bytes that may be sent, once there are any. The library waits for five seconds, which is too short for a peer with a limit.
+        Raises MuxedStreamError.
+        """
+        with trio.move_on_after(WINDOW_TIMEOUT):
+            while self.send_window <= 0 and not (self.closed or self.send_closed):
+                await trio.sleep(0.01)
+            return max(1, int(self.send_window))  # of one that is closed, the library says so
+        raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT:g} s")
 
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         self._unacknowledged += bytes_read
@@ -138,6 +156,7 @@ class Muxer(Yamux):  # type: ignore[misc]
     def __init__(self, *args: Any, traffic: Traffic | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self.traffic = traffic or Traffic()
+        self._patience = WRITE_TIMEOUT if _circuit_below(self.secured_conn) is None else WINDOW_TIMEOUT
         self._reader: trio.lowlevel.Task | None = None
         self._owed, self._paying = bytearray(), False  # frames, and whether there is a task that writes them
         self._turn = trio.Lock()
@@ -173,10 +192,10 @@ class Muxer(Yamux):  # type: ignore[misc]
         self._paying = False
 
     async def _write(self, frames: bytes) -> None:
-        """WRITE_TIMEOUT is for these frames alone: what others write before them may take its own."""
+        """The time is for these frames alone: what others write before them may take its own, and the rate limit has been waited for."""
         with trio.CancelScope(shield=True):
             async with self._turn:
-                with trio.move_on_after(WRITE_TIMEOUT):
+                with trio.move_on_after(self._patience):
                     await super()._write_frame(frames)
                     return
         await self._give_up("the peer takes nothing")
@@ -217,8 +236,7 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
-        traffic = Traffic() if _circuit_below(conn) else self._traffic  # what goes to a relay is counted on the connection to it
-        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=traffic), conn, protocol)
+        return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol)
 
 
 class Network(Swarm):  # type: ignore[misc]

@@ -172,18 +172,24 @@ class Relay:
         return None
 
     async def _carry(self, one: IncomingStream, other: IncomingStream) -> None:
-        """Until one of them ends, or a limit is reached."""
-        end, left = trio.current_time() + self._limits.seconds, self._limits.size
+        """Until one of them ends, or a limit is reached. It is idle while neither sends: what waits for our own rates is under way."""
+        end, left, under_way = trio.current_time() + self._limits.seconds, self._limits.size, 0
+
+        def moved(by: int) -> None:
+            nonlocal under_way
+            under_way += by
+            carried.cancel_scope.deadline = end if under_way else min(end, trio.current_time() + self._limits.idle)
 
         async def copy(source: IncomingStream, sink: IncomingStream) -> None:
             nonlocal left
             with contextlib.suppress(Broken):
                 while (data := await source.read()) and len(data) <= left:
                     left -= len(data)
+                    moved(+1)
                     while wait := self._bytes.wait(trio.current_time(), len(data)):
                         await trio.sleep(wait)
                     await sink.write(data)
-                    carried.cancel_scope.deadline = min(end, trio.current_time() + self._limits.idle)
+                    moved(-1)
             carried.cancel_scope.cancel()
 
         async with trio.open_nursery() as carried:

@@ -1,0 +1,179 @@
+"""Connections of the libp2p engine where one of the nodes has a rate limit: it is slow, and nobody is cut off for it.
+
+Real hosts and a real relay. Memory takes the place of the sockets, so that the clock can jump.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from libp2p.custom_types import TProtocol
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
+from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
+from multiaddr import Multiaddr
+
+from p2p.engines.common.traffic import Traffic
+from p2p.engines.libp2p.connections import PING_AFTER
+from p2p.engines.libp2p.network import Circuit, CountedSocket
+from p2p.engines.libp2p.relay import HOP, STOP, Relay, RelayLimits, receive, send
+from p2p.engines.libp2p.stack import make_host
+from p2p.identity import Identity
+from swarmd.testing import until
+from tests.p2p.real import SECONDS
+
+SINK = TProtocol("/test/sink/1")
+SLOW = 10_000.0  # bytes a second: the least that a configuration may say
+SIZE = 400_000  # bytes: more than a stream's window
+NAMES = ("relay", "home", "one", "two")
+
+
+class Wire:
+    """A socket of the library, in memory."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def read(self, n: int | None = None) -> bytes:
+        return bytes(await self._stream.receive_some(n))
+
+    async def write(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def close(self) -> None:
+        await trio.aclose_forcefully(self._stream)
+
+    def get_remote_address(self) -> tuple[str, int]:
+        return "127.0.0.1", 4001
+
+
+class Swarm:
+    """All are connected to the relay, and home has a place there. limits: by name. relay: what others may have of it."""
+
+    def __init__(self, stack: AsyncExitStack, nursery: trio.Nursery, relay: RelayLimits, limits: dict[str, Traffic]) -> None:
+        self._stack, self._nursery, self._relay = stack, nursery, relay
+        self.hosts = {name: make_host(Identity.from_seed(bytes([n + 1]) * 32), limits.get(name)) for n, name in enumerate(NAMES)}
+        self._limits = limits
+        self.came: dict[str, int] = dict.fromkeys(NAMES, 0)  # bytes at the sinks, by who sent them
+
+    def id(self, name: str) -> Any:
+        return self.hosts[name].get_id()
+
+    async def begin(self) -> None:
+        for host in self.hosts.values():
+            await self._stack.enter_async_context(host.run(listen_addrs=[]))
+            self._stack.push_async_callback(host.get_network().close_sockets)
+            host.set_stream_handler(SINK, self._sink)
+        relay = self.hosts["relay"]
+        relay.set_stream_handler(HOP, Relay(relay, lambda peer: False, time.time, self._relay).handle)
+        self.hosts["home"].set_stream_handler(STOP, self._come_in)
+        for name in NAMES[1:]:
+            ours, theirs = map(Wire, trio.testing.memory_stream_pair())
+            self._nursery.start_soon(relay.get_network()._handle_inbound_connection, theirs, Multiaddr("/ip4/127.0.0.1/tcp/4001"))
+            socket = CountedSocket(ours, self._limits.get(name) or Traffic())
+            await self.hosts[name].get_network().upgrade_outbound_raw_conn(RawConnection(socket, True), self.id("relay"))
+        await self._hop("home", HopMessage(type=HopMessage.RESERVE))
+
+    async def _hop(self, name: str, message: HopMessage) -> Any:
+        stream = await self.hosts[name].new_stream(self.id("relay"), [HOP])
+        await send(stream, message)
+        assert (await receive(stream, HopMessage)).status == StatusCode.OK
+        return stream
+
+    async def _come_in(self, stream: Any) -> None:
+        await receive(stream, StopMessage)
+        await send(stream, StopMessage(type=StopMessage.STATUS, status=to_proto_status(StatusCode.OK)))
+        through = Circuit(stream, False, self.id("relay"))
+        muxed = await self.hosts["home"].get_network().upgrade_inbound_raw_conn(through, Multiaddr(through.address))
+        await muxed.event_closed.wait()
+
+    async def _sink(self, stream: Any) -> None:
+        sender = next(name for name in NAMES if self.id(name) == stream.muxed_conn.peer_id)
+        while data := await stream.read(1 << 16):
+            self.came[sender] += len(data)
+
+    async def reach_home(self, name: str) -> Any:
+        """Through the relay. The stream that carries the circuit."""
+        stream = await self._hop(name, HopMessage(type=HopMessage.CONNECT, peer=PeerMessage(id=self.id("home").to_bytes())))
+        await self.hosts[name].get_network().upgrade_outbound_raw_conn(Circuit(stream, True, self.id("relay")), self.id("home"))
+        return stream
+
+    async def give(self, name: str, to: str, size: int = SIZE) -> None:
+        await (await self.hosts[name].new_stream(self.id(to), [SINK])).write(bytes(size))
+
+
+@asynccontextmanager
+async def swarm(others_may: RelayLimits | None = None, **limits: Traffic) -> AsyncIterator[Swarm]:
+    async with trio.open_nursery() as nursery:
+        async with AsyncExitStack() as stack:
+            found = Swarm(stack, nursery, others_may or RelayLimits(), limits)
+            await found.begin()
+            yield found
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("slow", "limit", "besides"),
+    [("one", {"up": SLOW}, ("one", "relay")), ("relay", {"up": SLOW}, ("two", "home")), ("home", {"down": SLOW}, None)],
+)
+async def test_a_rate_limit_ends_no_circuit(
+    slow: str, limit: dict[str, float], besides: tuple[str, str] | None, autojump_clock: Any
+) -> None:
+    """Of either end or of the relay, where the one that is limited has something else to send as well."""
+    async with swarm(**{slow: Traffic(**limit)}) as those:
+        for name in ("one", "two"):
+            await those.reach_home(name)
+        begun, given = trio.current_time(), SIZE
+        async with trio.open_nursery() as giving:
+            giving.start_soon(those.give, "one", "home")
+            if besides is not None:
+                giving.start_soon(those.give, *besides)
+                given += SIZE
+        await until(lambda: sum(those.came.values()) == given, given / SLOW, every=1.0)
+        assert trio.current_time() - begun >= given / SLOW - 10
+
+
+async def test_a_circuit_is_not_idle_while_its_bytes_wait_for_the_relays_rate(autojump_clock: Any) -> None:
+    """But where both ends are silent."""
+    limits = RelayLimits(size=SIZE, rate=SLOW, idle=5.0)
+    async with swarm(limits) as those:
+        for name in ("one", "two"):
+            await those.reach_home(name)
+        begun = trio.current_time()
+        await those.give("one", "home", SIZE - 10_000)  # all that may come at once
+        await those.give("two", "home", 100_000)
+        await until(lambda: those.came["two"] == 100_000, 20.0, every=0.1)
+        assert trio.current_time() - begun > limits.idle
+        await until(lambda: not those.hosts["home"].get_network().get_connections(those.id("two")), 2 * limits.idle)
+
+
+async def test_all_circuits_together_have_a_rate_and_one_that_waits_for_it_ends_in_time(autojump_clock: Any) -> None:
+    limits = RelayLimits(size=SIZE, rate=1.0, seconds=100.0)
+    async with swarm(limits) as those:
+        await those.reach_home("one")
+        hostile, begun = await those.reach_home("two"), trio.current_time()
+        await those.give("one", "home", SIZE - 10_000)  # all that may come at once
+        await until(lambda: those.came["one"] == SIZE - 10_000)
+        await hostile.write(bytes(50_000))
+        home = those.hosts["home"].get_network()
+        await trio.sleep(limits.seconds - 2)
+        assert home.get_connections(those.id("two")) and not those.came["two"]
+        await until(lambda: not home.get_connections(those.id("two")), SECONDS, every=0.1)
+        assert trio.current_time() - begun <= limits.seconds + 1
+
+
+async def test_a_connection_that_waits_to_be_read_is_not_silent(autojump_clock: Any, nursery: trio.Nursery) -> None:
+    """Or a peer that we read slowly, by our own limit, would be taken for one that is gone."""
+    ours, theirs = map(Wire, trio.testing.memory_stream_pair())
+    socket = CountedSocket(ours, Traffic(down=SLOW))
+    await theirs.write(bytes(SIZE))
+    nursery.start_soon(socket.read, SIZE)
+    await trio.sleep(SIZE / SLOW - 2)
+    assert socket.heard_at >= trio.current_time() > PING_AFTER
+    await trio.sleep(2)
+    assert socket.heard_at <= trio.current_time()
