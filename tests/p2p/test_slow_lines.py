@@ -117,25 +117,26 @@ async def swarm(others_may: RelayLimits | None = None, **limits: Traffic) -> Asy
         nursery.cancel_scope.cancel()
 
 
+TO_HOME = ("one", "home")
+
+
 @pytest.mark.parametrize(
     ("slow", "limit", "besides"),
-    [("one", {"up": SLOW}, ("one", "relay")), ("relay", {"up": SLOW}, ("two", "home")), ("home", {"down": SLOW}, None)],
+    [("one", {"up": SLOW}, [("one", "relay")]), ("relay", {"up": SLOW}, [TO_HOME, ("two", "home")]), ("home", {"down": SLOW}, [])],
 )
 async def test_a_rate_limit_ends_no_circuit(
-    slow: str, limit: dict[str, float], besides: tuple[str, str] | None, autojump_clock: Any
+    slow: str, limit: dict[str, float], besides: list[tuple[str, str]], autojump_clock: Any
 ) -> None:
     """Of either end or of the relay, where the one that is limited has something else to send as well."""
     async with swarm(**{slow: Traffic(**limit)}) as those:
         for name in ("one", "two"):
             await those.reach_home(name)
-        begun, given = trio.current_time(), SIZE
+        begun, size = trio.current_time(), SIZE * (1 + len(besides))
         async with trio.open_nursery() as giving:
-            giving.start_soon(those.give, "one", "home")
-            if besides is not None:
-                giving.start_soon(those.give, *besides)
-                given += SIZE
-        await until(lambda: sum(those.came.values()) == given, given / SLOW, every=1.0)
-        assert trio.current_time() - begun >= given / SLOW - 10
+            for pair in [TO_HOME, *besides]:
+                giving.start_soon(those.give, *pair)
+        await until(lambda: sum(those.came.values()) == size, size / SLOW, every=1.0)
+        assert trio.current_time() - begun >= size / SLOW - 10
 
 
 async def test_a_circuit_is_not_idle_while_its_bytes_wait_for_the_relays_rate(autojump_clock: Any) -> None:
