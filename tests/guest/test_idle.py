@@ -10,7 +10,7 @@ import pytest
 
 from swarmd.config.config import WhenConfig
 from swarmd.daemon.guest.conditions import MachineFacts
-from swarmd.daemon.guest.energy import EnergyMeter
+from swarmd.daemon.guest.energy import READ_EVERY, EnergyMeter
 from swarmd.daemon.guest.idle import Interrupts, idle_probe, io_registry, mutter, terminals
 from swarmd.daemon.guest.probes import LoadProbe, Probes, metered, on_battery, temperature
 
@@ -113,23 +113,33 @@ def test_nothing_is_asked_that_no_setting_needs_and_what_has_no_effect_is_said()
     assert [note.partition(" ")[0] for note in probes.unknown(MachineFacts())] == ["when.user", "when.metered", "when.temperature"]
 
 
+def counted(powercap: Path, package: int, name: str, joules: float) -> None:
+    folder = powercap / f"intel-rapl:{package}"
+    folder.mkdir(exist_ok=True)
+    for file, text in (("name", name), ("energy_uj", str(int(joules * 1e6))), ("max_energy_range_uj", str(200 * 10**6))):
+        (folder / file).write_text(text)
+
+
 def test_energy_is_our_share_of_the_processor_and_the_whole_device(tmp_path: Path) -> None:
     """Two packages take 100 and 50 J, one past the end of its counter, in 10 busy seconds, 4 of them ours; a device draws 300 W."""
-
-    def counted(package: int, name: str, joules: float) -> None:
-        folder = tmp_path / f"intel-rapl:{package}"
-        folder.mkdir(exist_ok=True)
-        for file, text in (("name", name), ("energy_uj", str(int(joules * 1e6))), ("max_energy_range_uj", str(200 * 10**6))):
-            (folder / file).write_text(text)
-
     for package, name, joules in ((0, "package-0", 20), (1, "package-1", 180), (2, "psys", 0)):
-        counted(package, name, joules)
+        counted(tmp_path, package, name, joules)
     times = iter([Times(100, 0, 0, 50, 0, 0, 0), Times(110, 0, 0, 60, 0, 0, 0), Times(110, 0, 0, 70, 0, 0, 0)])
     meter = EnergyMeter(tmp_path, lambda: next(times), lambda _: "300.00\n75.1\n")
     for package, name, joules in ((0, "package-0", 120), (1, "package-1", 30), (2, "psys", 999)):
-        counted(package, name, joules)
+        counted(tmp_path, package, name, joules)
     assert meter.read(0.0, 4.0, False) == pytest.approx(0.4 * 150 / 3600)
     assert meter.read(12.0, 0.0, True) == pytest.approx(300 * 12 / 3600)
+
+
+def test_a_night_in_which_the_machine_slept_took_no_energy(tmp_path: Path) -> None:
+    """A device draws 300 W when asked; the processor's counter began anew."""
+    busy = iter([0.0, 10.0, 20.0])
+    counted(tmp_path, 0, "package-0", 150)
+    meter = EnergyMeter(tmp_path, lambda: Times(next(busy), 0, 0, 0, 0, 0, 0), lambda _: "300.00\n")
+    assert meter.read(0.0, 10.0, False) == 0
+    counted(tmp_path, 0, "package-0", 5)
+    assert meter.read(8 * 3600.0, 10.0, True) == pytest.approx(300 * 2 * READ_EVERY / 3600)
 
 
 def test_energy_that_cannot_be_read_is_none(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import psutil
 from swarmd.daemon.guest.asking import Run, busy_seconds, run
 
 READ_EVERY: Final = 10.0  # seconds
+LONGEST: Final = 2 * READ_EVERY  # seconds between two readings; after more the machine has slept
 _POWER: Final = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
 
 
@@ -30,28 +31,28 @@ class EnergyMeter:
 
     def read(self, now: float, ours: float, on_gpu: bool) -> float | None:
         """Watt-hours; None where nothing can be read. ours: CPU seconds since the last call. on_gpu: it trains on a CUDA device."""
-        joules = [found for found in (self._processor(ours), self._device(now) if on_gpu else None) if found is not None]
-        self._at = now
+        since = None if self._at is None else max(0.0, now - self._at)
+        slept, self._at = since is not None and since > LONGEST, now
+        device = self._device(min(since, LONGEST)) if on_gpu and since is not None else None
+        joules = [found for found in (self._processor(ours, slept), device) if found is not None]
         return sum(joules) / 3600 if joules else None
 
-    def _processor(self, ours: float) -> float | None:
+    def _processor(self, ours: float, slept: bool) -> float | None:
         busy = busy_seconds(self._times())
         share, self._busy = min(1.0, ours / max(busy - self._busy, 1e-9)), busy
         taken = []
         for package in self._packages:
             before, now = self._joules[package], _joules(package)
             self._joules[package] = now
-            if before is not None and now is not None:
+            if before is not None and now is not None and not (slept and now < before):  # it may begin anew after a sleep as well
                 around = float(_text(package / "max_energy_range_uj") or 0) / 1e6  # the counter begins anew there
                 taken.append(now - before if now >= before else now - before + around)
         return share * sum(taken) if taken else None
 
-    def _device(self, now: float) -> float | None:
-        """Of the first one that nvidia-smi names: the power it draws now, as long as since the last call."""
-        if self._at is None:
-            return None
+    def _device(self, seconds: float) -> float | None:
+        """Of the first one that nvidia-smi names: the power it draws now, for so long."""
         try:
-            return float(self._ask(_POWER).split()[0]) * max(0.0, now - self._at)
+            return float(self._ask(_POWER).split()[0]) * seconds
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):
             return None
 
