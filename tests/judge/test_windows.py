@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import anyio
@@ -97,11 +98,12 @@ def test_two_judges_of_one_database_agree(request: pytest.FixtureRequest) -> Non
     """Both make windows at the same moments, each with seeds of its own."""
     address = request.getfixturevalue("postgresql")()
     Store(address, "tiny-9 0123").close()  # makes the schema
-    judges = [Database(address, alone=False) for _ in range(2)]
+    judges, moment = [Database(address, alone=False) for _ in range(2)], Barrier(2, timeout=PATIENCE)
 
     def turn_all(place: int) -> list[tuple[int, str]]:
         found, rng = [], random.Random(place)
         for step in range(20):
+            moment.wait()
             with judges[place].begin() as db:
                 here, following, _ = turn(db, 1000.0 + 30 * step, 60, "0123", lambda: rng.randbytes(32))
             found.append((here.number, here.commitment + following.commitment))
