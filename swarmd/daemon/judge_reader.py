@@ -1,11 +1,13 @@
 """Reads a judge's public JSON, for commands. What it sends is a stranger's: size and types are checked; who prints it escapes it."""
 
 import json
-import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
 from typing import Annotated, Any, TypeVar
 
 import httpx2
 import msgspec
+import trio
 
 from swarmd.daemon.judge_client import judge_origin
 from swarmd.errors import Unreachable
@@ -76,7 +78,7 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
     """What the judge says at this path, checked and as it came. Raises Unreachable, BadJudgeUrl."""
     origin = judge_origin(url)
     try:
-        status, body = _get(origin + path)
+        status, body = exchanged("GET", origin + path, {})
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         why = str(error) or type(error).__name__
         raise Unreachable(f"The judge at {origin} cannot be reached: {why}. Check the address and your network, or try later.") from None
@@ -90,19 +92,33 @@ def read(url: str, path: str, kind: type[K]) -> tuple[K, dict[str, Any]]:
         raise Unreachable(f"What {origin} sent is no answer of a judge. Check that the address is a swarmd judge's.") from None
 
 
-def _get(url: str) -> tuple[int, bytes]:
-    """Raises httpx2.HTTPError; also where the answer is too large or too slow. No redirect is followed, no environment read."""
-    until = time.monotonic() + SECONDS
-    headers = {"accept-encoding": "identity", "user-agent": "swarmd"}
-    with (
-        httpx2.Client(trust_env=False, timeout=httpx2.Timeout(SECONDS, connect=5.0)) as client,
-        client.stream("GET", url, headers=headers) as got,
-    ):
-        body = bytearray()
-        for part in got.iter_raw():
-            body += part
-            if len(body) > LARGEST:
-                raise httpx2.ReadError(f"more than {LARGEST:,} bytes")
-            if time.monotonic() > until:
-                raise httpx2.ReadError(f"no whole answer in {SECONDS:g} s")
-        return got.status_code, bytes(body)
+def exchanged(
+    method: str, url: str, headers: Mapping[str, str], pieces: Iterable[bytes] | None = None, seconds: float = SECONDS
+) -> tuple[int, bytes]:
+    """Status and body of the answer. pieces: of the request's body. No redirect is followed, no environment read. Raises httpx2.HTTPError;
+    also where the answer is too large, or not whole within `seconds` of the last piece, whatever drips meanwhile.
+    """
+    return trio.run(_exchanged, method, url, {"accept-encoding": "identity", "user-agent": "swarmd", **headers}, pieces, seconds)
+
+
+async def _exchanged(
+    method: str, url: str, headers: Mapping[str, str], pieces: Iterable[bytes] | None, seconds: float
+) -> tuple[int, bytes]:
+    async def sent() -> AsyncIterator[bytes]:
+        for piece in pieces or ():
+            yield piece
+            limit.deadline = trio.current_time() + seconds
+
+    with trio.move_on_after(seconds) as limit:
+        async with (
+            httpx2.AsyncClient(trust_env=False, timeout=httpx2.Timeout(seconds, connect=5.0)) as client,
+            client.stream(method, url, headers=headers, content=None if pieces is None else sent()) as got,
+            aclosing(got.aiter_raw()) as parts,
+        ):
+            body = bytearray()
+            async for part in parts:
+                body += part
+                if len(body) > LARGEST:
+                    raise httpx2.ReadError(f"more than {LARGEST:,} bytes")
+            return got.status_code, bytes(body)
+    raise httpx2.ReadTimeout(f"no whole answer in {seconds:g} s")

@@ -12,13 +12,12 @@ import msgspec
 
 from p2p.identity import Identity, verify
 from swarmd.daemon.judge_client import MAX_WORDS, RECEIPT, judge_origin, signed_headers
-from swarmd.daemon.judge_reader import read
+from swarmd.daemon.judge_reader import exchanged, read
 from swarmd.errors import SwarmdError, Unreachable
 from swarmd.terminal import printable
 
 PIECE = 64 * 1024  # bytes sent at once
-MAX_RESPONSE = 2**20  # bytes
-TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+SECONDS = 30.0  # for a piece, and from the last of them until the whole answer is there
 
 
 K = TypeVar("K")
@@ -154,18 +153,9 @@ def _stands(found: VerifiedOutcome) -> bool:
 
 
 def _post(origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes]) -> tuple[int, bytes]:
-    """Status and body. Raises Unreachable, JudgeLied."""
-    received = bytearray()
+    """Status and body. Raises Unreachable."""
     try:
-        with (
-            httpx2.Client(trust_env=False, timeout=TIMEOUT) as client,
-            client.stream("POST", origin + target, headers={"accept-encoding": "identity", **headers}, content=content) as response,
-        ):
-            for part in response.iter_raw():
-                received += part
-                if len(received) > MAX_RESPONSE:
-                    raise JudgeLied(f"the judge at {origin} sent more than {MAX_RESPONSE:,} bytes. {JudgeLied.__doc__}")
-            return response.status_code, bytes(received)
+        return exchanged("POST", origin + target, headers, content, SECONDS)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
         why = str(error) or type(error).__name__
         raise Unreachable(f"no answer from the judge at {origin}: {why}. Check its address and your network.") from None

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 import trio.testing
@@ -29,6 +30,7 @@ from swarmd.daemon.judge_client import (
     backoff_seconds,
     judge_origin,
 )
+from swarmd.daemon.judge_reader import exchanged
 from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import Clock
@@ -362,6 +364,14 @@ async def test_too_much() -> None:
         outcome = await JudgeClient(url, ME, "digest", timeouts=Timeouts(5.0, 5.0, 600.0)).ask(1, "tiny")
     assert isinstance(outcome, NotJudged)
     assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
+
+
+@pytest.mark.parametrize(("handle", "why"), [(never, "whole"), (stalls_in_the_body, "whole"), (drips, "whole"), (pours, "more than")])
+async def test_commands_have_the_same_limits(handle: Handler, why: str) -> None:
+    """`swarmd verify --upload` and what reads; a drip begins with the headers."""
+    async with judge(handle, protocol=2) as url:
+        with pytest.raises(httpx2.HTTPError, match=why):
+            await trio.to_thread.run_sync(exchanged, "POST", url, {}, [b"weights"], 0.2 if why == "whole" else PATIENT.whole)
 
 
 async def test_cancelling_the_daemon_is_not_swallowed() -> None:
