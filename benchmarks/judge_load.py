@@ -7,14 +7,15 @@
 An evaluation is two signed requests of protocol 2, ask and answer, by one of --keys keys over connections that are kept. A key's round
 grows with each. The judge is a process of its own on loopback; the client shares the machine with it. With --workers there are several
 judges of one PostgreSQL, and a key goes always to the same one. Latency is that of one request, from its due time at --rate, so a judge
-that lags behind is seen to. With --kills the judge is killed at random moments under load, and every acknowledged answer is looked for
-afterwards.
+that lags behind is seen to. A judge makes its questions in its first half minute; with --up 0 the load comes meanwhile.
+With --kills the judge is killed at random moments under load, and every acknowledged answer is looked for afterwards.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import random
 import statistics
 import subprocess
@@ -135,6 +136,26 @@ async def hold_half_open(urls: list[str], many: int) -> None:
 
 
 @contextlib.contextmanager
+def half_open(urls: list[str], many: int) -> Iterator[None]:
+    """They are held by a process of their own: what opening a thousand at once costs is not the latency of others."""
+    holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(urls, many), daemon=True)
+    if not many:
+        yield
+        return
+    holder.start()
+    time.sleep(2.0)
+    try:
+        yield
+    finally:
+        holder.terminate()
+        holder.join()
+
+
+def _hold(urls: list[str], many: int) -> None:
+    asyncio.run(hold_half_open(urls, many))
+
+
+@contextlib.contextmanager
 def serving(database: str, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "judge.cli", "serve", "--database", database, "--curriculum", "tiny-9", "--port", "0"]
     command += ["--json", "--proxy", "127.0.0.1", *options]
@@ -160,15 +181,10 @@ def loaded(given: argparse.Namespace) -> dict[str, Any]:
         judges = [stack.enter_context(serving(given.database, "--key", given.key, *shared)) for _ in range(given.workers)]
         urls, pids = [url for _, url in judges], [process.pid for process, _ in judges]
         peers = [SigningPeer(number, urls[number % len(urls)]) for number in range(given.keys)]
-
-        async def run() -> None:
-            halves = asyncio.create_task(hold_half_open(urls, given.half_open))
-            await asyncio.sleep(1.0 if given.half_open else 0.0)
-            await press(peers, given.rate, given.seconds, given.connections, load)
-            halves.cancel()
-
+        time.sleep(given.up)
+        stack.enter_context(half_open(urls, given.half_open))
         before, begun = cpu_seconds(pids), time.monotonic()
-        asyncio.run(run())
+        asyncio.run(press(peers, given.rate, given.seconds, given.connections, load))
         took, after = time.monotonic() - begun, cpu_seconds(pids)
     cuts = statistics.quantiles(load.seconds, n=100)
     return {
@@ -218,6 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=200.0, help="evaluations a second")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--up", type=float, default=30.0, help="seconds that the judge has been up when the load begins")
     parser.add_argument("--keys", type=int, default=400)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--workers", type=int, default=1, help="judges of one PostgreSQL")

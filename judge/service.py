@@ -274,7 +274,7 @@ class JudgeService:
         while isinstance(self._tasks, CurriculumTasks):
             if missing := self._questions.missing(self._next_window):
                 await asyncio.to_thread(self._questions.task, *missing)
-            await asyncio.sleep(config.AHEAD_SECONDS)
+            await asyncio.sleep(config.AHEAD_SECONDS if missing else config.EXPIRE_SECONDS)
 
     async def _void_abandoned(self) -> None:
         now = self._wall()
