@@ -13,7 +13,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -58,10 +58,10 @@ class Results:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise BadResults(f"{folder} is not empty. Go on with it (--resume), or give another folder with --out.")
-            made = cls(folder, experiment, versions(experiment, engine))
-            durable.replace(folder / FILE, json.dumps(_document(made), indent=1).encode())
         except OSError as error:
             raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
+        made = cls(folder, experiment, versions(experiment, engine))
+        made._write()
         return made
 
     @classmethod
@@ -82,12 +82,22 @@ class Results:
             raise BadResults(f"{path} is damaged ({told}). Run the experiment again into another folder.") from error
 
     def resume(self, experiment: Experiment, engine: str = MEMORY) -> None:
-        """Go on with the folder for this experiment. BadResults where it is of another one, or was played by other versions."""
-        if self.experiment != experiment:
+        """Go on with the folder for this experiment, of which more seeds may be wanted now. BadResults where it is of another one, or was
+        played by other versions."""
+        if replace(self.experiment, seeds=experiment.seeds) != experiment:
             raise BadResults(f"{self.folder} is of another experiment, or of this one with other settings. Give another folder with --out.")
         then, now = ({"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine)))
         if changed := "; ".join(f"{name} {old}, now {now.get(name)}" for name, old in then.items() if now.get(name) != old):
             raise BadResults(f"{self.folder} was begun with {changed}: its runs would not compare. Give another folder with --out.")
+        if experiment.seeds > self.experiment.seeds:
+            self.experiment = experiment
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            durable.replace(self.folder / FILE, json.dumps(_document(self), indent=1).encode())
+        except OSError as error:
+            raise BadResults(f"{self.folder}: cannot be written: {error.strerror or error}") from error
 
     @property
     def runs(self) -> Sequence[Run]:

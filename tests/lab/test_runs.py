@@ -135,6 +135,15 @@ def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) 
         Results.open(tmp_path).resume(played.experiment)
 
 
+def test_more_seeds_may_be_wanted_later(tmp_path: Path) -> None:
+    Results.create(tmp_path / "out", experiment(seeds=2))
+    for wanted, seeds in ((3, 3), (2, 3)):  # fewer: those that there are stay
+        reopened = Results.open(tmp_path / "out")
+        reopened.resume(experiment(seeds=wanted))
+        assert {run.seed for run in reopened.missing} == set(range(1, seeds + 1))
+        assert Results.open(tmp_path / "out").experiment.seeds == seeds
+
+
 def test_the_time_left_is_told_from_the_pace() -> None:
     now = [0.0]
     progress = RunsProgress(total=2, rounds=100, clock=lambda: now[0])
