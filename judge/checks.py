@@ -1,10 +1,14 @@
-"""`swarmd-judge check`: whether a judge of these settings could start, and what to do where it could not. Nothing is changed."""
+"""`swarmd-judge check`: whether a judge of these settings could start, and what to do where it could not.
+
+Nothing is changed, but models of --verified-model are downloaded.
+"""
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from judge import config
@@ -12,6 +16,8 @@ from judge.config import JudgeSettings
 from judge.database import HEAD, database_url, look, refuse_to_share, shown
 from judge.errors import NotTogether
 from judge.serving import listening_socket
+from judge.verified.evaluator import Evaluator
+from judge.verified.hub import Hub
 from p2p.errors import NoKeyFile, OperatorError
 from p2p.identity import Identity
 from swarmd.tasks.own import find_curriculum
@@ -26,11 +32,12 @@ class CheckFinding:
     well: bool = True
 
 
-def check(settings: JudgeSettings) -> Iterator[CheckFinding]:
-    """One finding for each part of a judge."""
+def check(settings: JudgeSettings, evaluator: Evaluator | None = None) -> Iterator[CheckFinding]:
+    """One finding for each part of a judge. `evaluator`: of uploaded weights; None: the usual one."""
     lessons = find_curriculum(settings.curriculum)
     yield CheckFinding("curriculum", f"{lessons.name} ({lessons.digest})")
-    for what, step in (("database", _database), ("key", _key), ("address", _address), ("disk", _disk)):
+    uploads = partial(_uploads, evaluator=evaluator)
+    for what, step in (("database", _database), ("key", _key), ("address", _address), ("disk", _disk), ("uploads", uploads)):
         try:
             yield step(settings)
         except OperatorError as error:
@@ -77,6 +84,16 @@ def _disk(settings: JudgeSettings) -> CheckFinding:
             said = f"{folder}: {free / 2**20:,.0f} MiB free, {wanted / 2**20:,.0f} wanted; free some, or name another place"
             return CheckFinding("disk", said, well=False)
     return CheckFinding("disk", "; ".join(f"{folder}: {shutil.disk_usage(folder).free / 2**20:,.0f} MiB free" for folder in folders))
+
+
+def _uploads(settings: JudgeSettings, evaluator: Evaluator | None) -> CheckFinding:
+    """Opens the models as a start does, so those that are not here are downloaded."""
+    if not settings.verified_bytes:
+        return CheckFinding("uploads", "no weights are evaluated")
+    if settings.verified_hub:
+        Hub(settings.verified_hub)
+    models = (evaluator or Evaluator(config.VERIFIED_SECONDS)).describe(settings.verified_models)
+    return CheckFinding("uploads", f"weights of {', '.join(models)}, {settings.verified_bytes:,} bytes at most")
 
 
 def _new(what: str, path: Path, option: str) -> CheckFinding:

@@ -1,6 +1,7 @@
 """The command line of the judge: `swarmd-judge serve`, and what is done with its database."""
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -17,7 +18,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 import typer
 
 from judge.config import JudgeSettings, default_database
-from judge.config_file import checked_origins, checked_proxies, read_config, settings_of, write_example
+from judge.config_file import checked_origins, checked_proxies, read_config, refuse_unknown_variables, settings_of, write_example
+from judge.errors import NotAlone
 from judge.logs import set_up_logging
 from judge.receipts import checked
 from p2p.errors import OperatorError
@@ -70,6 +72,7 @@ DATABASE = Option(
 
 
 def _use_config(context: typer.Context, file: Path | None) -> Path | None:
+    refuse_unknown_variables(os.environ, settings_of(serve))
     if file is not None:
         context.default_map = dict(read_config(file, settings_of(serve)))
     return file
@@ -145,6 +148,8 @@ def serve(
     origins, proxies = checked_origins(origin or ()), checked_proxies(proxy or ())
     if invitation:
         read_invitation(invitation)  # refused here, and not when somebody reads it
+    if (verified_hub or verified_model) and not verified_bytes:
+        raise NotAlone
     found = find_curriculum(curriculum)
     kept = database or str(default_database(found.name))
     name = shown(database_url(kept))

@@ -1,4 +1,7 @@
-"""judge.toml: a key for each option of `swarmd-judge serve`. What it says becomes the options' defaults: flags and variables win."""
+"""judge.toml: a key for each option of `swarmd-judge serve`. What it says becomes the options' defaults: flags and variables win.
+
+Checks the names of variables too; the options read them.
+"""
 
 import math
 import re
@@ -18,6 +21,8 @@ EXAMPLE = Path(__file__).with_name("judge.example.toml")
 NAME = "judge.toml"
 _ORIGIN = re.compile(r"https?://([a-z0-9._-]+|\[[0-9a-f:]+\])(:[0-9]+)?")
 NOT_KEYS = frozenset({"config", "as_json", "only_check", "return"})  # options that are no settings
+PREFIX = "SWARMD_JUDGE_"  # of variables
+OF_NODES = frozenset({"SWARMD_JUDGE_URL", "SWARMD_JUDGE_EVERY", "SWARMD_JUDGE_NAME"})  # keys of a node, which may run in one environment
 _WORDS: Mapping[type, tuple[str, str]] = {
     str: ("a text", "texts"),
     bool: ("true or false", ""),
@@ -27,7 +32,7 @@ _WORDS: Mapping[type, tuple[str, str]] = {
 
 
 class ConfigurationWrong(JudgeError):
-    """The judge's configuration file cannot be used."""
+    """The judge's configuration cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,20 @@ def read_config(file: Path, settings: Mapping[str, JudgeSetting]) -> Mapping[str
     if mistakes:
         raise ConfigurationWrong("\n".join(mistakes))
     return document
+
+
+def refuse_unknown_variables(environment: Mapping[str, str], settings: Iterable[str]) -> None:
+    """Raises ConfigurationWrong where a SWARMD_JUDGE_ variable is none of the judge's, nor of a node's."""
+    known = [name.upper() for name in (*settings, "config")]
+    mistakes = []
+    for variable in sorted({name for name, text in environment.items() if name.startswith(PREFIX) and text} - OF_NODES):
+        name = variable.removeprefix(PREFIX)
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {PREFIX}{near[0]}?" if near else "unset it"
+            mistakes.append(f"{printable(variable)[:60]}: no such variable; {meant}")
+    if mistakes:
+        raise ConfigurationWrong("\n".join(mistakes))
 
 
 def write_example(folder: Path) -> Path:

@@ -94,7 +94,8 @@ def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | 
     Raises DatabaseInUse, DatabaseUnusable.
     """
     url = database_url(database)
-    lock = _lock_file(Path(str(url.database))) if url.get_backend_name() == "sqlite" else None
+    file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+    lock = _lock_file(file) if file and _lock_of(file).exists() else None  # where there is none no judge runs; none is left behind
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
         engine = _engine(url, alone=True, shared=shared)
         try:
@@ -115,10 +116,14 @@ def _unusable(name: str, error: SQLAlchemyError) -> DatabaseUnusable:
     return DatabaseUnusable(f"{name} cannot be used as the judge's database: {why}; {remedy}, or give another one with --database")
 
 
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
 def _lock_file(path: Path) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_name(path.name + ".lock").open("w")
+        lock = _lock_of(path).open("w")
     except OSError as error:
         raise DatabaseUnusable(f"cannot write the database {path}: {error.strerror}; give another file with --database") from None
     try:

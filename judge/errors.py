@@ -21,5 +21,9 @@ class NotTogether(JudgeError):
     """A judge with --shared evaluates no uploads (--verified-bytes): they lie in a folder of its own. Leave one out."""
 
 
+class NotAlone(JudgeError):
+    """--verified-hub and --verified-model do nothing without --verified-bytes, which allows uploads of weights. Give it too."""
+
+
 class JudgeCannotListen(JudgeError):
     """The judge cannot listen at its address."""

@@ -1,8 +1,16 @@
-"""`python -m swarmd`."""
+"""The console entry point, and `python -m swarmd`."""
 
 import sys
 
-from swarmd.cli.app import main
+
+def main() -> int:
+    try:
+        from swarmd.cli.app import main as run  # here: it takes a while, and Ctrl-C may fall into it
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

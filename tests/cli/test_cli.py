@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from swarmd.tasks.answers import LONGEST_COMPLETION
 from swarmd.testing import PATIENCE, wait_until
 from tests.cli.conftest import Run, Said
 from tests.cli.test_view import document
+from tests.packaging.checkout import ROOT
 
 PEERS = {
     "schema": 1,
@@ -264,6 +266,18 @@ def test_an_interrupt_is_130_and_the_module_runs(tmp_path: Path) -> None:
     assert b"Traceback" not in process.stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("program", ["swarmd", "swarmd-judge"])
+def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> None:
+    """As if Ctrl-C were pressed while it imports typer, by the entry point that is installed."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts[program].partition(":")
+    command = [sys.executable, "-c", f"import sys; from {module} import {function}; sys.exit({function}())"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.net

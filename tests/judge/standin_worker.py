@@ -6,7 +6,15 @@ import time
 
 import msgspec
 
-from judge.verified.messages import AnswerRequest, DescribeRequest, GivenAnswer, GivenAnswers, ModelDescriptions, ModelTensors
+from judge.verified.messages import (
+    AnswerRequest,
+    DescribeRequest,
+    GivenAnswer,
+    GivenAnswers,
+    ModelDescriptions,
+    ModelTensors,
+    WorkerRefusal,
+)
 from swarmd.tasks import seccomp
 from swarmd.tasks.containment import contain
 
@@ -21,7 +29,9 @@ def main() -> None:
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=DescribeRequest | AnswerRequest)
     if isinstance(request, DescribeRequest):
         tensors = ModelTensors(BASE, SHAPES, ADAPTER)
-        sys.stdout.buffer.write(msgspec.json.encode(ModelDescriptions(True, dict.fromkeys(request.models, tensors))))
+        strange = [name for name in request.models if name not in MODELS]
+        reply = WorkerRefusal(f"no {strange[0]}.") if strange else ModelDescriptions(True, dict.fromkeys(request.models, tensors))
+        sys.stdout.buffer.write(msgspec.json.encode(reply))
         return
     weights = os.read(int(sys.argv[2]), 10**6)
     contain(request.memory, request.cpu)

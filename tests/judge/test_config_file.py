@@ -1,18 +1,35 @@
 """judge.toml and `swarmd-judge init | check`: every setting, which source wins, and what is said about mistakes."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from judge.checks import CheckFinding, check
 from judge.cli import app, serve
-from judge.config_file import EXAMPLE, ConfigurationWrong, checked_origins, checked_proxies, read_config, settings_of
+from judge.config import JudgeSettings
+from judge.config_file import (
+    EXAMPLE,
+    OF_NODES,
+    ConfigurationWrong,
+    checked_origins,
+    checked_proxies,
+    read_config,
+    refuse_unknown_variables,
+    settings_of,
+)
+from judge.errors import NotAlone
 from judge.store import Store
+from judge.verified.evaluator import Evaluator
 from p2p.identity import Identity
+from swarmd.config.sources import variables
 from swarmd.tasks.curriculum import TINY_9
 
+STANDIN = (sys.executable, "-m", "tests.judge.standin_worker")
 NOBODYS = "203.0.113.7"  # TEST-NET-3: a judge cannot listen there, and says at which port it would have
 
 
@@ -122,8 +139,50 @@ def test_check_says_what_is_wrong(tmp_path: Path) -> None:
     assert "chmod 600" in said(*options, "--curriculum", "tiny-9")[1][0]
     assert "cannot be written" in said("--port", "0", "--database", str(key / "j.sqlite3"))[1][0]  # below a file
     assert "one judge alone" in said("--port", "0", "--database", str(tmp_path / "new"), "--shared")[1][0]
-    code, wrong = said("--port", "0", "--database", str(tmp_path / "new"), "--verified-bytes", str(2**60))
-    assert code == 1 and "MiB free" in wrong[0]
+
+
+def test_check_opens_the_models_whose_weights_may_be_uploaded(tmp_path: Path) -> None:
+    def findings(**verified: Any) -> dict[str, CheckFinding]:
+        settings = JudgeSettings(tmp_path / "j", "tiny-9", port=0, **verified)
+        return {finding.what: finding for finding in check(settings, Evaluator(60.0, STANDIN))}
+
+    assert findings()["uploads"].said == "no weights are evaluated"
+    assert findings(verified_bytes=1, verified_models=("good",))["uploads"] == CheckFinding("uploads", "weights of good, 1 bytes at most")
+    nope = findings(verified_bytes=2**60, verified_models=("nope",))
+    assert not nope["uploads"].well and "--verified-model" in nope["uploads"].said
+    assert not nope["disk"].well and "MiB free" in nope["disk"].said
+    assert not findings(verified_bytes=1, verified_hub="huggingface.co")["uploads"].well
+
+
+def test_check_leaves_nothing_beside_a_database(tmp_path: Path) -> None:
+    database = tmp_path / "j.sqlite3"
+    Store(database, f"tiny-9 {TINY_9.digest}").close()
+    (tmp_path / "j.sqlite3.lock").unlink()  # a copy, or a backup
+    assert said("--curriculum", "tiny-9", "--port", "0", "--database", str(database)) == (0, [])
+    assert list(tmp_path.iterdir()) == [database]
+
+
+@pytest.mark.parametrize("option", ["--verified-hub=https://huggingface.co", "--verified-model=tiny"])
+def test_what_does_nothing_without_uploads_is_refused(option: str) -> None:
+    for command in ("check", "serve"):
+        done = CliRunner().invoke(app, [command, option])
+        assert isinstance(done.exception, NotAlone) and "--verified-bytes" in str(done.exception)
+
+
+def test_a_misspelt_variable_is_refused() -> None:
+    settings = settings_of(serve)
+    refuse_unknown_variables({"SWARMD_JUDGE_PORT": "1", "SWARMD_JUDGE_CONFIG": "f", "SWARMD_JUDGE": "x", "SWARMD_JUDGE_X": ""}, settings)
+    with pytest.raises(ConfigurationWrong, match="SWARMD_JUDGE_PROT: no such variable; did you mean SWARMD_JUDGE_PORT") as wrong:
+        refuse_unknown_variables({"SWARMD_JUDGE_PROT": "1", "SWARMD_JUDGE_ZEBRA\x1b": "1"}, settings)
+    assert "SWARMD_JUDGE_ZEBRA\\x1b: no such variable; unset it" in str(wrong.value)
+    for command in ("check", "serve", "export", "backup", "verify"):
+        done = CliRunner().invoke(app, [command, "x"], env={"SWARMD_JUDGE_PROT": "1"})
+        assert isinstance(done.exception, ConfigurationWrong)
+
+
+def test_variables_of_a_node_may_be_set_beside_the_judge() -> None:
+    assert {name for name in variables() if name.startswith("SWARMD_JUDGE_")} == OF_NODES
+    refuse_unknown_variables(dict.fromkeys(OF_NODES, "x"), settings_of(serve))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_the_wheels_metadata_says_what_it_is(wheel: zipfile.ZipFile) -> None:
     assert [link for link in re.findall(r"\]\(([^)]*)\)", page) if not link.startswith("https://")] == []  # others lead nowhere there
     assert "Apache License" in wheel.read(f"{folder}/licenses/LICENSE").decode()
     scripts = wheel.read(f"{folder}/entry_points.txt").decode()
-    assert "swarmd = swarmd.cli.app:main" in scripts and "swarmd-judge = judge.cli:main" in scripts
+    assert "swarmd = swarmd.__main__:main" in scripts and "swarmd-judge = judge.__main__:main" in scripts
 
 
 def test_the_source_distribution_holds_tests_documents_and_changelog(built: Path) -> None:
