@@ -1,4 +1,5 @@
-"""Fetches weights from the hub that the operator named: one file of one commit of a public repository. No token is sent.
+"""Fetches weights from the hub that the operator named: one file of one commit of a public repository, of an adapter its configuration too.
+No token is sent.
 
 A stranger names repository and commit; where the request goes, the operator's address says. A hub sends large files from a CDN, so
 redirects are followed, five at most: on the hub's own host and port, and else by https to addresses of the internet alone. Such a host is
@@ -19,6 +20,7 @@ from judge.verified.evaluator import VerifiedUnusable
 from judge.verified.weights_check import UnfitWeights
 
 REDIRECTS = 5
+MAX_CONFIG = 64 * 1024  # bytes of an adapter_config.json
 _ADDRESS = r"https?://[A-Za-z0-9.:\[\]-]+(/[A-Za-z0-9._~-]+)*"
 _NAME_ANOTHER = "Name a commit of a public repository with the weights in one file; no shards. Of an adapter give the rank (lora_rank)."
 _LATER = "Name it again later; tell the judge's operator if it recurs."
@@ -43,6 +45,13 @@ class Hub:
     def source(self, repo: str, commit: str, adapter: bool) -> str:
         """The file's address."""
         return f"{self.address}/{repo}/resolve/{commit}/{'adapter_model' if adapter else 'model'}.safetensors"
+
+    async def adapter_config(self, source: str) -> bytes:
+        """What the hub has beside this adapter. Raises UnfitWeights, TimeoutError."""
+        async with asyncio.timeout(config.HUB_SECONDS), self.opened(source.rpartition("/")[0] + "/adapter_config.json") as (size, parts):
+            if size > MAX_CONFIG:
+                raise UnfitWeights("adapter_config.json is too large", _NAME_ANOTHER)
+            return b"".join([part async for part in parts])
 
     @contextlib.asynccontextmanager
     async def opened(self, source: str) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:

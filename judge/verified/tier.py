@@ -25,7 +25,7 @@ from judge.verified.messages import AnswerRequest, ModelTensors
 from judge.verified.records import VerificationRecords
 from judge.verified.upload_folder import UploadFolder
 from judge.verified.verification import Upload, Verification, VerifiedAnswer, found
-from judge.verified.weights_check import UnfitWeights, WeightsCheck
+from judge.verified.weights_check import UnfitWeights, WeightsCheck, check_adapter_config
 from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
@@ -272,6 +272,8 @@ class VerifiedTier:
                 with _unfit_refused():
                     if self.hub is None or not upload.source.startswith(self.hub.address + "/"):
                         raise UnfitWeights(*OTHER_HUB)
+                    if upload.lora_rank is not None:
+                        check_adapter_config(await self.hub.adapter_config(upload.source), upload.lora_rank)
                     async with self.hub.opened(upload.source) as (size, parts):
                         check = self._check_of(replace(upload, size=size))
                         await self._store(upload, check, parts)

@@ -28,6 +28,30 @@ class UnfitWeights(Exception):
         self.error, self.remedy = error, remedy
 
 
+class _AdapterConfig(msgspec.Struct):
+    """What peft's adapter_config.json says of how an adapter is used. What else it may say changes tensors, which are checked."""
+
+    peft_type: Literal["LORA"]
+    r: Annotated[int, msgspec.Meta(ge=1)]
+    lora_alpha: float
+    use_rslora: bool | None = False
+    alpha_pattern: Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=0)] | None = None
+    init_lora_weights: bool | Literal["gaussian"] = True  # others change the base model
+    alora_invocation_tokens: None = None
+
+
+def check_adapter_config(text: bytes, rank: int) -> None:
+    """Raises UnfitWeights unless an adapter is meant to be used as the judge uses it: with alpha = 2 r, everywhere."""
+    try:
+        said = msgspec.json.decode(text, type=_AdapterConfig)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise UnfitWeights("adapter_config.json is not one of a plain LoRA adapter", _EXPORT_AGAIN) from None
+    if said.r != rank:
+        raise UnfitWeights(f"adapter_config.json says rank {said.r}, and {rank} was named", "Name the rank that the adapter has.")
+    if said.lora_alpha != 2 * rank or said.use_rslora:
+        raise UnfitWeights("the adapter has another scale than this judge gives it, alpha = 2 r", _EXPORT_AGAIN)
+
+
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
@@ -144,5 +168,6 @@ class WeightsCheck:
             raise UnfitWeights("the bytes have another SHA-256 than was declared", "Send the file that you signed.")
 
 
+_EXPORT_AGAIN: Final = "Name an adapter as `swarmd export --adapter` writes it, or merge it and name the whole model."
 _SAVE_AGAIN: Final = "Send weights.safetensors of a checkpoint as swarmd wrote it."
 _OTHER_MODEL: Final = "Name the model, and the rank of the adapter, that the weights are of; GET /v2/verified lists the judge's models."

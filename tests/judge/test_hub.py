@@ -1,6 +1,7 @@
 """Weights that are named on a hub: what the judge fetches, from where alone, and hostile answers. The hub is our own, on loopback."""
 
 import asyncio
+import json
 import pickle
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +20,7 @@ from judge import config
 from judge.config import JudgeSettings
 from judge.receipts import checked
 from judge.verified.evaluator import VerifiedUnusable
-from judge.verified.hub import REDIRECTS, Hub
+from judge.verified.hub import MAX_CONFIG, REDIRECTS, Hub
 from judge.verified.weights_check import UnfitWeights
 from swarmd.tasks.curriculum import TINY_9
 from tests.judge.peers import SigningPeer
@@ -34,6 +35,13 @@ GOOD = file_of(SHAPES)
 PEFT = file_of({"base_model.model.a.lora_A.weight": (2, 3), "base_model.model.a.lora_B.weight": (4, 2)})
 
 
+CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_rslora": False, "alpha_pattern": {}, "bias": "none"}
+CONFIGS = {name: json.dumps(CONFIG | change).encode() for name, change in {
+    "adapter": {}, "alpha": {"lora_alpha": 2}, "rslora": {"use_rslora": True}, "rank": {"r": 4}, "parts": {"alpha_pattern": {"a": 8}},
+    "pissa": {"init_lora_weights": "pissa"}, "word": {"lora_alpha": "4"}, "dear": {"x": "x" * MAX_CONFIG},
+}.items()} | {"deep": b"[" * 60_000}  # fmt: skip
+
+
 class HubWithTricks(BaseHTTPRequestHandler):
     """The repository's name says what goes wrong."""
 
@@ -46,6 +54,9 @@ class HubWithTricks(BaseHTTPRequestHandler):
         self.asked.append(self.path)
         assert "authorization" not in self.headers
         what = self.path.split("/")[2]
+        if self.path.endswith("adapter_config.json") and what in CONFIGS:
+            self.answer(200, CONFIGS[what])
+            return
         bodies = {"good": GOOD, "adapter": PEFT, "shapes": file_of({"a.weight": (3, 4), "b.bias": (5,)}), "moved": GOOD}
         bodies |= {"html": b"<html>" * 20, "pickle": pickle.dumps({"a": list(range(50))}), "short": GOOD[:-1], "large": b""}
         targets = {"away": f"{self.elsewhere}/secret", "plain": "http://cdn.example/x", "endless": self.path, "file": "file:///etc/passwd"}
@@ -173,6 +184,27 @@ async def test_hostile_answers(judge: Uploader, repo: str, words: str) -> None:
     assert found["state"] == "refused" and words in found["error"] and found["remedy"], found
     assert judge.files() == [] and Service.asked == []
     assert len(HubWithTricks.asked) - before == (REDIRECTS + 1 if repo == "me/endless" else 1)
+
+
+@pytest.mark.parametrize(
+    ("repo", "words"),
+    [
+        ("me/nothing", "gives no adapter_config.json of this commit"),
+        ("me/alpha", "another scale"),
+        ("me/rslora", "another scale"),
+        ("me/rank", "says rank 4, and 2 was named"),
+        ("me/parts", "not one of a plain LoRA adapter"),
+        ("me/pissa", "not one of a plain LoRA adapter"),
+        ("me/word", "not one of a plain LoRA adapter"),
+        ("me/deep", "not one of a plain LoRA adapter"),
+        ("me/dear", "too large"),
+    ],
+)
+async def test_an_adapter_that_is_meant_otherwise_is_refused(judge: Uploader, repo: str, words: str) -> None:
+    before = len(HubWithTricks.asked)
+    found = await outcome(judge, repo, lora_rank=2)
+    assert found["state"] == "refused" and words in found["error"] and found["remedy"], found
+    assert len(HubWithTricks.asked) - before == 1  # its weights are not fetched
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from judge.verified.weights_check import check_adapter_config
 from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
 from swarmd.policy.export.export import FILES, CannotExport, base_of, export
 from swarmd.policy.export.model_card import figures_of
@@ -96,6 +97,7 @@ def test_merged_adapter_computes_what_the_adapter_computed(folders: dict[str, Pa
     alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True).folder
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "README.md"} <= {p.name for p in alone.iterdir()}
     assert not (alone / "model.safetensors").exists()
+    check_adapter_config((alone / "adapter_config.json").read_bytes(), 4)  # a judge takes it
     config = json.loads((alone / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (4, 8, str(folders[family].resolve()))
     base = AutoModelForCausalLM.from_pretrained(folders[family])
