@@ -30,6 +30,7 @@ from swarmd.lab.demo.processes import LabFailed, local_judge
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
+from swarmd.lab.runs import end_with_parent
 from swarmd.lab.saving import Said
 from swarmd.protocols import Reward
 
@@ -112,4 +113,5 @@ def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

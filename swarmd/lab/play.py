@@ -29,6 +29,7 @@ from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.hostile import MARK, HostilePeer
 from swarmd.lab.results import Results, Run
+from swarmd.lab.runs import end_with_parent
 from swarmd.lab.saving import EVERY, RunSaves, Said, Saying
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward
@@ -280,4 +281,5 @@ def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

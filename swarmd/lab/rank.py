@@ -25,6 +25,7 @@ from swarmd.lab.journal import Mark
 from swarmd.lab.play import NOTHING, NotedExchange, PlayedSwarm, line_of, lines_of
 from swarmd.lab.ranks import LOST
 from swarmd.lab.results import Results, Run
+from swarmd.lab.runs import end_with_parent
 from swarmd.policy.parallel.all_gather import Ranks
 from swarmd.policy.parallel.data_parallel import RankLost
 from swarmd.protocols import Reward
@@ -131,4 +132,5 @@ def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

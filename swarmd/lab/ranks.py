@@ -15,7 +15,7 @@ import trio
 
 from p2p.errors import OperatorError
 from swarmd.lab.results import Results
-from swarmd.lab.runs import LAST_WORDS, interrupt_on_signal, last_words
+from swarmd.lab.runs import LAST_WORDS, end_with_parent, interrupt_on_signal, last_words
 
 LOST: Final = 75  # exit code of a rank that lost another one: the other has the last words
 
@@ -64,4 +64,5 @@ def main(arguments: Sequence[str] = tuple(sys.argv[1:])) -> int:
 
 
 if __name__ == "__main__":
+    end_with_parent()
     sys.exit(main())

@@ -4,7 +4,9 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,6 +22,9 @@ from swarmd.lab.statistics import interval, pass_at, roughness
 from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
+from swarmd.testing import wait_until
+from tests.p2p.real import SECONDS
+from tests.processes import killed_after
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +118,37 @@ def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(tmp_p
     with pytest.raises(KeyboardInterrupt):
         play_all(results, 1, interrupt, endless)
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+STARTS = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid, flush=True); sys.stdin.read()"
+
+
+@pytest.mark.net
+def test_kill_9_of_the_lab_ends_its_runs_before_their_next_line(tmp_path: Path) -> None:
+    """This one prints to nobody, and would play on for days."""
+    results = Results.create(tmp_path / "out", experiment(rounds=10**6))
+    run = results.runs[0]
+    command = [sys.executable, "-c", STARTS, sys.executable, "-m", "swarmd.lab.play", str(results.folder), run.setting, str(run.seed)]
+    runs: list[psutil.Process] = []
+    try:
+        with killed_after(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as lab:
+            assert lab.stdout is not None
+            runs.append(psutil.Process(int(lab.stdout.readline())))
+            part = results.path(run).with_suffix(".part")
+            wait_until(lambda: part.exists() and part.stat().st_size)
+            runs += runs[0].children(recursive=True)
+        wait_until(lambda: all(map(ended, runs)), SECONDS)
+    finally:
+        for process in runs:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:
