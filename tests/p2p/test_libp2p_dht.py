@@ -74,6 +74,16 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         assert store.addrs(other) == addresses(100)[20 : 20 + ADDRESSES]
 
 
+async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresses() -> None:
+    host = make_host(Identity.from_seed(bytes(32)))
+    store, key = host.get_peerstore(), host.get_private_key()
+    store.max_peers = 3
+    for n in range(5):
+        store.add_addrs(ID(bytes([n]) * 34), addresses(1), 3600)
+    store.add_addrs(ID(KEY), [], 3600)
+    assert host.get_private_key() == key and len(store.peer_data_map) <= store.max_peers + 1
+
+
 async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose key was announced last."""
     monkeypatch.setattr(bounds, "KEYS", 3)

@@ -16,7 +16,14 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
     def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
         """Of too many the newest stay."""
         super().add_addrs(peer_id, bounded(addrs), ttl)
-        del self.peer_data_map[peer_id].addrs[:-ADDRESSES]
+        if peer_id in self.peer_data_map:  # in a full store one without addresses is gone at once
+            del self.peer_data_map[peer_id].addrs[:-ADDRESSES]
+
+    def _enforce_peer_limit(self) -> None:
+        """The library lets entries without addresses go first, and the first of these is our own, with our key."""
+        own = {peer: data for peer, data in self.peer_data_map.items() if data.privkey is not None}
+        super()._enforce_peer_limit()
+        self.peer_data_map.update(own)
 
     def consume_peer_record(self, envelope: Any, ttl: int) -> bool:
         return len(envelope.raw_payload) <= MAX_RECORD and super().consume_peer_record(envelope, ttl)
