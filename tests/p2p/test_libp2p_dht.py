@@ -16,7 +16,7 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
-from p2p.engines.libp2p.peerstore import ADDRESSES
+from p2p.engines.libp2p.peerstore import ADDRESSES, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
 from swarmd.testing import until
@@ -26,6 +26,7 @@ from tests.p2p.test_libp2p import stack_of, started
 
 pytestmark = pytest.mark.net
 KEY = b"\x12\x20" + bytes(32)
+NO_ADDRESS = Multiaddr(b"\x36\x02\xff\xff")  # a name that is not UTF-8
 
 
 def addresses(count: int) -> list[Multiaddr]:
@@ -72,6 +73,18 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         for n in range(3):
             store.add_addrs(other, addresses(100)[n * 10 :], 100)
         assert store.addrs(other) == addresses(100)[20 : 20 + ADDRESSES]
+
+
+async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> None:
+    """Made text where members are looked at, they ended the engine."""
+    keys, (good,) = create_new_key_pair(bytes([66]) * 32), addresses(1)
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
+        signed = seal_record(PeerRecord(me, [NO_ADDRESS, good], seq=2**62), keys.private_key).marshal_envelope()
+        assert await ask(stack, target, Message(type=Message.MessageType.FIND_NODE, key=bytes(34), senderRecord=signed)) is not None
+        assert store.addrs(me) == [good]
+    assert bounded([NO_ADDRESS, Multiaddr(b""), good]) == [good]
 
 
 async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresses() -> None:

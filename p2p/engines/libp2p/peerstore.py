@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from libp2p.peer.peerstore import PeerStore
+from multiaddr.exceptions import Error as MultiaddrError
 
 ADDRESSES = 16  # of one peer; ours announce fewer than ten
 LONGEST = 128  # bytes of one address; one through a relay has 104 at most
@@ -30,4 +31,12 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
 
 
 def bounded(addresses: Sequence[Any]) -> list[Any]:
-    return [address for address in addresses[:ADDRESSES] if len(address.to_bytes()) <= LONGEST]
+    """Without those that are no addresses: the library takes any bytes, and raises where they are made text."""
+    return [address for address in addresses[:ADDRESSES] if len(address.to_bytes()) <= LONGEST and _readable(address)]
+
+
+def _readable(address: Any) -> bool:
+    try:
+        return bool(str(address))
+    except (MultiaddrError, ValueError, LookupError):
+        return False
