@@ -66,10 +66,9 @@ class Acknowledger:
         there = self._untold.keys() & set(self._connected())
         async with trio.open_nursery() as nursery:
             for author in sorted(there, key=lambda author: (-self._untold[author], author))[:AT_ONCE]:
-                nursery.start_soon(self._tell, author)
+                nursery.start_soon(self._tell, author, self._untold[author])
 
-    async def _tell(self, author: PeerId) -> None:
-        rollouts = self._untold[author]
+    async def _tell(self, author: PeerId, rollouts: int) -> None:
         self._number += 1
         with trio.move_on_after(PATIENCE):
             try:

@@ -62,6 +62,24 @@ def test_what_could_not_be_told_waits_and_nobody_is_dialled_for_it() -> None:
     trio.run(main)
 
 
+def test_an_author_may_be_forgotten_while_it_is_told() -> None:
+    async def main() -> None:
+        few, many = [[identity(number).peer_id for number in numbers] for numbers in (range(2), range(2, PEERS + 2))]
+        asked: list[PeerId] = []
+
+        async def ask(peer: PeerId, question: bytes, limit: int) -> bytes:
+            asked.append(peer)
+            acknowledger.used(many)
+            return HEARD
+
+        acknowledger = Acknowledger(ask, lambda: few, Clock())
+        acknowledger.used(few)
+        await acknowledger.tell()
+        assert sorted(asked) == sorted(few)
+
+    trio.run(main)
+
+
 def test_a_peer_that_does_not_know_the_question_is_not_asked_again_and_blames_nobody() -> None:
     async def main() -> None:
         swarm, clock = MemorySwarm(), Clock()
