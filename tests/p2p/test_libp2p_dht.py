@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.identity.identify_push.identify_push import push_identify_to_peer
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.network.stream.exceptions import StreamEOF, StreamReset
@@ -16,7 +18,7 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
-from p2p.engines.libp2p.peerstore import ADDRESSES, bounded
+from p2p.engines.libp2p.peerstore import ADDRESSES, LONGEST, PROTOCOLS, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
 from swarmd.testing import until
@@ -73,6 +75,22 @@ async def test_few_addresses_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
         for n in range(3):
             store.add_addrs(other, addresses(100)[n * 10 :], 100)
         assert store.addrs(other) == addresses(100)[20 : 20 + ADDRESSES]
+
+
+async def unused(stream: Any) -> None: ...
+
+
+async def test_few_protocols_are_kept_of_a_peer(nursery: trio.Nursery) -> None:
+    _, engine, address = await started(nursery, 1)
+    async with hostile_peer(address) as (stack, target):
+        store, me = stack_of(engine).host.get_peerstore(), stack.host.get_id()
+        for name in [f"/{n}" for n in range(1000)]:
+            stack.host.set_stream_handler(TProtocol(name), unused)
+        assert await push_identify_to_peer(stack.host, target)
+        await until(lambda: "/0" in store.get_protocols(me), SECONDS)
+        assert len(store.get_protocols(me)) <= PROTOCOLS
+        store.add_protocols(ID(KEY), ["/long" * LONGEST, "/short"])
+        assert store.get_protocols(ID(KEY)) == ["/short"]
 
 
 async def test_bytes_that_are_no_address_are_not_kept(nursery: trio.Nursery) -> None:

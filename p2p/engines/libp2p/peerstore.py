@@ -7,7 +7,8 @@ from libp2p.peer.peerstore import PeerStore
 from multiaddr.exceptions import Error as MultiaddrError
 
 ADDRESSES = 16  # of one peer; ours announce fewer than ten
-LONGEST = 128  # bytes of one address; one through a relay has 104 at most
+PROTOCOLS = 64  # of one peer; ours speak some twenty
+LONGEST = 128  # bytes of one address, one through a relay has 104 at most; letters of a protocol's name
 MAX_RECORD = 2048  # bytes of a peer's signed addresses
 
 
@@ -19,6 +20,10 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
         super().add_addrs(peer_id, bounded(addrs), ttl)
         if peer_id in self.peer_data_map:  # in a full store one without addresses is gone at once
             del self.peer_data_map[peer_id].addrs[:-ADDRESSES]
+
+    def add_protocols(self, peer_id: Any, protocols: Sequence[str]) -> None:
+        """A peer may name half a million in one message, and a new peer costs it one connection."""
+        super().add_protocols(peer_id, [name for name in protocols[:PROTOCOLS] if len(name) <= LONGEST])
 
     def _enforce_peer_limit(self) -> None:
         """The library lets entries without addresses go first, and the first of these is our own, with our key."""
