@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from p2p.types import PeerId
 from swarmd.experience.caps import choose, first
-from swarmd.types import Author, Scored
+from swarmd.types import Author, Scored, Tokens
 
 MEMORY = 256.0  # completions of a specialty after which an older one counts 1/e
 LEAST, MOST = 1 / 16, 15 / 16  # of a success that a baseline is taken from: its spread is never nought
@@ -162,38 +162,49 @@ def taken(
 
 # How to weigh what others wrote: the advantage of each of its completions. Our own keep theirs.
 
-Weigh = Callable[[Scored, Success], Sequence[float]]
+Weigh = Callable[[Scored, Success, Sequence[float]], Sequence[float]]
+"""(another's rollout, our success, how likely our policy finds each of its completions) -> their advantages.
+
+How likely, 0 to 1: `Sharing`; empty for all but those of BY_LIKELIHOOD.
+"""
 
 
-def paper(scored: Scored, _success: Success) -> Sequence[float]:
+def paper(scored: Scored, _success: Success, _likely: Sequence[float]) -> Sequence[float]:
     """As if our own policy had written it: advantages within the group (SAPO section 4)."""
     return scored.advantages
 
 
-def positive(scored: Scored, _success: Success) -> Sequence[float]:
+def positive(scored: Scored, _success: Success, _likely: Sequence[float]) -> Sequence[float]:
     """max(A, 0): nothing is pushed down that our policy might never have said."""
     return tuple(max(0.0, advantage) for advantage in scored.advantages)
 
 
-def right_one(scored: Scored, _success: Success) -> Sequence[float]:
+def right_one(scored: Scored, _success: Success, _likely: Sequence[float]) -> Sequence[float]:
     """1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
     return tuple(float(reward > 0) for reward in scored.rewards)
 
 
-def own_baseline(scored: Scored, success: Success) -> Sequence[float]:
+def truncated(scored: Scored, _success: Success, likely: Sequence[float]) -> Sequence[float]:
+    """The paper's, less where our policy finds the text less likely than its own: an importance weight of at most 1."""
+    return tuple(advantage * share for advantage, share in zip(scored.advantages, likely, strict=True))
+
+
+def own_baseline(scored: Scored, success: Success, _likely: Sequence[float]) -> Sequence[float]:
     """(r − b) / √(b (1 − b)), b our own success in that specialty: a single answer and a group that is right throughout count, too."""
     b = min(MOST, max(LEAST, success.of(scored.rollout.ref.specialty)))
     return tuple((reward - b) / math.sqrt(b * (1 - b)) for reward in scored.rewards)
 
 
-def own_baseline_positive(scored: Scored, success: Success) -> Sequence[float]:
+def own_baseline_positive(scored: Scored, success: Success, likely: Sequence[float]) -> Sequence[float]:
     """The same without what is below 0."""
-    return tuple(max(0.0, advantage) for advantage in own_baseline(scored, success))
+    return tuple(max(0.0, advantage) for advantage in own_baseline(scored, success, likely))
 
 
 WEIGHS: Mapping[str, Weigh] = {
-    "paper": paper, "positive": positive, "right": right_one, "own": own_baseline, "own-positive": own_baseline_positive,
+    "paper": paper, "positive": positive, "right": right_one, "truncated": truncated, "own": own_baseline,
+    "own-positive": own_baseline_positive,
 }  # fmt: skip
+BY_LIKELIHOOD = {"truncated"}  # of WEIGHS: costs a forward pass over what others wrote
 
 
 class SharingSettings(BaseModel):
@@ -213,6 +224,7 @@ class Sharing:
 
     settings: SharingSettings = field(default_factory=SharingSettings)
     success: Success = field(default_factory=Success)
+    logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # `protocols.Remembering`; None: the policy gives none
 
     def to_share(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         return shared(local, SHARES[self.settings.share], self.settings.share_most, rng)
@@ -221,8 +233,22 @@ class Sharing:
         """The batch with the advantages of others' rollouts as this node weighs them."""
         if self.settings.weigh == "paper":
             return batch
-        weigh = WEIGHS[self.settings.weigh]
-        return [s if s.rollout.author == me else replace(s, weighed=tuple(weigh(s, self.success))) for s in batch]
+        weigh, own = WEIGHS[self.settings.weigh], [s for s in batch if s.rollout.author == me]
+        theirs = [s for s in batch if s.rollout.author != me]
+        likely = self._likely(own, theirs) if self.settings.weigh in BY_LIKELIHOOD else [()] * len(theirs)
+        found = iter([replace(s, weighed=tuple(weigh(s, self.success, each))) for s, each in zip(theirs, likely, strict=True)])
+        return [s if s.rollout.author == me else next(found) for s in batch]
+
+    def _likely(self, own: Sequence[Scored], theirs: Sequence[Scored]) -> Sequence[Sequence[float]]:
+        """Of each completion: the probability of its tokens over that of our own text's, geometric means, at most 1."""
+        if self.logprobs is None:
+            return [(1.0,) * len(s.rewards) for s in theirs]
+        bare = [s for s in theirs if s.tokens is None]
+        found = iter(self.logprobs(bare) if bare else ())
+        tokens = [s.tokens or next(found) for s in theirs]
+        ours = [logprob for s in own if s.tokens for each in s.tokens.logprobs for logprob in each]
+        usual = fmean(ours) if ours else -math.inf
+        return [tuple(math.exp(min(0.0, fmean(each) - usual)) if each else 1.0 for each in t.logprobs) for t in tokens]
 
 
 @dataclass(frozen=True)

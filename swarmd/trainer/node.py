@@ -28,7 +28,7 @@ from swarmd.trainer.round import Node
 
 def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
     """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
-    sharing = Sharing(_sharing(config))
+    sharing = Sharing(_sharing(config), logprobs=policy.logprobs if isinstance(policy, Remembering) else None)
     node = Node(
         me=me,
         tasks=open_tasks(curriculum_of(config), reward, config.tasks.specialties),

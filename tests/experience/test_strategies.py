@@ -1,5 +1,6 @@
 """What is shared, taken and how it is weighed: the tables' rows, and what a node does by default."""
 
+import math
 import random
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from swarmd.experience.strategies import (
     shared,
     taken,
 )
-from swarmd.types import Author, Completion, Rollout, Scored, TaskRef
+from swarmd.types import Author, Completion, Rollout, Scored, TaskRef, Tokens
 
 ME = PeerId("me")
 
@@ -67,12 +68,12 @@ def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
 )
 def test_how_each_weighs_a_wrong_and_a_right_answer(weigh: str, expected: tuple[float, float]) -> None:
     success = Success({"bf": 1.0}, {"bf": 4.0})
-    assert WEIGHS[weigh](scored(1, 0, 1), success) == pytest.approx(expected, abs=1e-3)
+    assert WEIGHS[weigh](scored(1, 0, 1), success, ()) == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_single_answer_and_a_group_that_is_right_throughout_count_against_our_own_success() -> None:
     for group in (scored(1, 1), scored(1, 1, 1, 1)):
-        assert not any(WEIGHS["paper"](group, Success())) and all(a > 0 for a in WEIGHS["own"](group, Success()))
+        assert not any(WEIGHS["paper"](group, Success(), ())) and all(a > 0 for a in WEIGHS["own"](group, Success(), ()))
 
 
 def test_only_others_are_weighed() -> None:
@@ -82,6 +83,21 @@ def test_only_others_are_weighed() -> None:
     assert Sharing(SharingSettings(weigh="paper")).weighed([theirs], ME) == [theirs]
     (pushed,) = Sharing().weighed([scored(1, 0, 1)], ME)
     assert pushed.advantages[0] == 0 < pushed.advantages[1], "by default nothing that others wrote is pushed down"
+
+
+def test_what_our_policy_finds_unlikely_counts_less_and_nothing_counts_more() -> None:
+    def found(*logprobs: tuple[float, ...]) -> Tokens:
+        return Tokens(tuple((0,) * len(each) for each in logprobs), logprobs)
+
+    mine = replace(scored(1, 0, 1, author="me"), tokens=found((-1.0, -1.0), (-1.0,)))
+    sharing = Sharing(SharingSettings(weigh="truncated"), logprobs=lambda batch: [found((-2.0, -4.0), (-0.5,)) for _ in batch])
+    theirs, kept = scored(1, 0, 1), replace(scored(2, 0, 1), tokens=found((-1.0,), (-1.0 - math.log(2),)))
+    own, new, replayed = sharing.weighed([mine, theirs, kept], ME)
+    assert own.advantages == mine.advantages
+    assert new.advantages == pytest.approx([theirs.advantages[0] * math.exp(-2), theirs.advantages[1]])
+    assert replayed.advantages == pytest.approx([kept.advantages[0], kept.advantages[1] / 2]), "by what it was remembered with"
+    assert sharing.weighed([kept], ME)[0].advantages == kept.advantages, "with nothing of our own to go by"
+    assert Sharing(sharing.settings).weighed([theirs], ME)[0].advantages == theirs.advantages, "a policy without log-probabilities"
 
 
 def test_what_is_shared() -> None:
