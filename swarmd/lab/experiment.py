@@ -33,7 +33,7 @@ model = { name = "tiny" }
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,8 +41,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swarmd.config.config import NodeConfig
-from swarmd.config.messages import nearest
+from swarmd.config.messages import key_name, nearest, shown
 from swarmd.config.profiles import DEFAULT, PROFILES
+from swarmd.config.sources import keys
 from swarmd.errors import SwarmdError
 
 MAX_FILE = 1024 * 1024  # bytes
@@ -140,7 +141,7 @@ class Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """BadExperiment names the file, the place in it, and what was expected there. All mistakes at once."""
+    """BadExperiment names the file, the place in it, and what was expected there. All mistakes of a setting at once."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -199,18 +200,18 @@ def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> Nod
     merged: dict[str, Any] = {"model": {"device": "cpu", "threads": 1}, "swarm": {"engine": "none"}}
     profile = next((layer["profile"] for layer in reversed(layers) if "profile" in layer), DEFAULT)
     for layer in (PROFILES.get(profile, {}) if isinstance(profile, str) else {}, *layers):
-        for section, keys in layer.items():
+        for section, given in layer.items():
             if section == "profile":
                 continue
-            if section not in SECTIONS or not isinstance(keys, dict):
+            if section not in SECTIONS or not isinstance(given, dict):
                 meant = nearest(section, sorted(SECTIONS))
                 raise BadExperiment(f"{source}: {where}: {section} is no section that a node of an experiment has{meant}")
-            frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()}
+            frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
             merged.setdefault(section, {}).update(frozen)
     try:
         return NodeConfig.model_validate({**merged, "profile": profile})
     except ValidationError as error:
-        raise BadExperiment(_mistakes(source, where, error, NodeConfig.model_fields)) from None
+        raise BadExperiment(_mistakes(source, where, error, keys())) from None
 
 
 def _check_names(settings: Sequence[Setting], source: str) -> None:
@@ -224,10 +225,13 @@ def _check_names(settings: Sequence[Setting], source: str) -> None:
         raise BadExperiment(f"{source}: more than one setting has baseline = true")
 
 
-def _mistakes(source: str, where: str, error: ValidationError, known: Mapping[str, Any]) -> str:
+def _mistakes(source: str, where: str, error: ValidationError, known: Iterable[str]) -> str:
     lines = []
     for mistake in error.errors():
         place = ".".join(map(str, mistake["loc"]))
-        hint = nearest(place, sorted(known)) if mistake["type"] == "extra_forbidden" else ""
-        lines.append(f"{source}: {where + ': ' if where else ''}{place}: {mistake['msg']}{hint}")
+        if mistake["type"] == "extra_forbidden":
+            said = f"unknown key{nearest(place, sorted(known))}"
+        else:
+            said = mistake["msg"] + ("" if isinstance(mistake["input"], dict) else f", found {shown(mistake['input'])}")
+        lines.append(f"{source}: {where + ': ' if where else ''}{key_name(place)}: {said}")
     return "\n".join(lines)

@@ -56,8 +56,10 @@ class Results:
         """Begin a folder. BadResults where it holds something already, or cannot be written."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if (folder / FILE).exists():
+                raise BadResults(f"{folder} holds results. Go on with them (--resume), or give another folder with --out.")
             if any(folder.iterdir()):
-                raise BadResults(f"{folder} is not empty. Go on with it (--resume), or give another folder with --out.")
+                raise BadResults(f"{folder} is not empty, and holds no results. Give another folder with --out.")
         except OSError as error:
             raise BadResults(f"{folder}: cannot be written: {error.strerror or error}") from error
         made = cls(folder, experiment, versions(experiment, engine))
@@ -138,9 +140,17 @@ class Results:
         """Of a finished run. BadResults where the file is damaged."""
         path = self.path(run)
         try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
-        except (OSError, ValueError) as error:
-            raise BadResults(f"{path} is damaged ({error}). Remove it and go on with --resume: that run is played again.") from error
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            whole = {"round", "reward"} <= lines[-1].keys() and lines[-1]["round"] == self.experiment.rounds
+        except (OSError, ValueError, IndexError, AttributeError) as error:
+            raise self._damaged(path, str(error)) from error
+        if not whole:
+            raise self._damaged(path, f"its last line is not that of round {self.experiment.rounds}")
+        return lines
+
+    @staticmethod
+    def _damaged(path: Path, why: str) -> BadResults:
+        return BadResults(f"{path} is damaged ({why}). Remove it and go on with --resume: that run is played again.")
 
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free

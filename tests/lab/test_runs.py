@@ -152,8 +152,11 @@ def ended(process: psutil.Process) -> bool:
 
 
 def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:
-    with pytest.raises(BadResults, match=r"not empty.*--resume"):
+    with pytest.raises(BadResults, match=r"holds results.*--resume"):
         Results.create(played.folder, played.experiment)
+    (tmp_path / "theirs.txt").write_text("")
+    with pytest.raises(BadResults, match=r"no results. Give another folder"):
+        Results.create(tmp_path, played.experiment)
     with pytest.raises(BadResults, match="no results"):
         Results.open(tmp_path)
     reopened = Results.open(played.folder)
@@ -169,6 +172,16 @@ def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) 
     (tmp_path / FILE).write_text(json.dumps(document | {"versions": {"torch": "0.1"}}))
     with pytest.raises(BadResults, match=r"torch 0\.1, now"):
         Results.open(tmp_path).resume(played.experiment)
+
+
+@pytest.mark.parametrize("cut", [-9, "{}\n", 0])
+def test_a_finished_file_that_is_damaged_is_named(played: Results, tmp_path: Path, cut: int | str) -> None:
+    results, run = Results.create(tmp_path / "out", played.experiment), played.runs[0]
+    whole = played.path(run).read_text()
+    results.path(run).parent.mkdir(parents=True)
+    results.path(run).write_text(whole + cut if isinstance(cut, str) else whole[: cut or whole.rindex("\n", 0, -1) + 1])
+    with pytest.raises(BadResults, match=r"seed-1\.jsonl is damaged.*Remove it and go on with --resume"):
+        results.lines(run)
 
 
 def test_more_seeds_may_be_wanted_later(tmp_path: Path) -> None:
