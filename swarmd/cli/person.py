@@ -100,7 +100,8 @@ class Dialogue:
             if answers[-1].grade.reward:
                 self._right += 1
                 break
-            print(f"Not right: {answers[-1].grade.value}.", flush=True)
+            why = answers[-1].grade.value
+            print("Not right." if why == "wrong" else f"Not right: {why}.", flush=True)
         if not answers:
             return
         self._given += 1
@@ -120,9 +121,9 @@ class Dialogue:
                 raise EOFError
             if text == "/skip" or (tried and not text):
                 return None
-            if text:
+            if text and text != "/help":
                 return text
-            print("Type an answer, /skip or /quit.", flush=True)
+            print(HOW, flush=True)
 
     def say_what_was_given(self) -> None:
         print(f"You left: {self._given} answered, {self._right} right, {self._peer.shared} shared.", file=sys.stderr)

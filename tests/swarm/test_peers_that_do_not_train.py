@@ -115,8 +115,10 @@ def converse(terminal: Terminal, learner: Learner) -> None:
         sum_ = re.findall(r"Calculate (\d+) ([+-]) (\d+)", terminal.wait_for("answer> "))[0]
         truths.append(int(sum_[0]) + int(sum_[1] + sum_[2]))
         if len(truths) == 1:  # wrong, and then right
+            terminal.type("/help\n")
+            terminal.wait_for("/quit or Ctrl-D: leave.")
             terminal.type("1000\n")
-            assert "Not right: wrong." in terminal.wait_for("again, 1 left, Enter gives up> ")
+            assert "Not right." in terminal.wait_for("again, 1 left, Enter gives up> ")
             terminal.type(f"a sum: <answer>{truths[-1]}</answer>\n")
         elif len(truths) == 2:  # right at once, over two lines
             terminal.type(f"\\\n{truths[-1]}\n")
