@@ -20,7 +20,7 @@ from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
 from judge.store import Grade
-from judge.verified import routes as verified_routes
+from judge.verified.routes import add_verified_routes
 from swarmd.tasks.scoring import Completion
 
 B = TypeVar("B", bound=Body)
@@ -29,12 +29,12 @@ LATER = ("number", "low", "high")  # fields of a grade that version 1 does not h
 
 def create_app(service: JudgeService) -> FastAPI:
     """The HTTP app of an open service."""
-    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, version="2")
+    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="2")
     app.state.service = service
     _add_error_answers(app)
     _add_evaluation_routes(app)
     add_reading_routes(app)
-    app.include_router(verified_routes.router)
+    add_verified_routes(app)
     add_page_routes(app)
     return app
 

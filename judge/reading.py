@@ -1,6 +1,7 @@
 """What anyone may read over HTTP: the leaderboard, peers, the judge itself. docs/judge-protocol.md describes it."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Path, Query, Request, Response
@@ -10,10 +11,10 @@ from pydantic import BaseModel, Field
 from judge import config
 from judge.anytime import always
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, LeaderboardPage, Record, ScoreTally, Standing, by_specialty
-from judge.moderation import HIDDEN
 from judge.overlap import new_texts
 from judge.ranks import RankRange
 from judge.reader import DAY
+from judge.receipts import GradedEvaluation
 from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refused
 from judge.responses import readable
 from judge.service import JudgeService
@@ -29,7 +30,7 @@ WHOLE_ROWS = 40  # of one answer, about as many as it may hold:
 PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-PeerName = Annotated[str, Path(max_length=64)]
+PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]  # of a peer or an evaluation; PostgreSQL can look up no NUL
 Before = Annotated[int, Query(ge=1, lt=2**63)]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Choice = Annotated[str, Field(max_length=100)]
@@ -54,6 +55,10 @@ class BoardQuery(BaseModel):
 
 
 def add_reading_routes(app: FastAPI) -> None:
+    @readable(app, "/openapi.json", documented=False)
+    async def openapi(_request: Request) -> Response:
+        return JSONResponse(app.openapi())
+
     @readable(app, "/v2/judge")
     async def judge(request: Request) -> Response:
         service = service_of(request)
@@ -81,7 +86,7 @@ def add_reading_routes(app: FastAPI) -> None:
         return JSONResponse(await service_of(request).comparison(model))
 
     @readable(app, "/v1/peers/{peer}")
-    async def peer(request: Request, peer: PeerName, before: Before = 2**63 - 1, limit: Limit = 500) -> Response:
+    async def peer(request: Request, peer: PathName, before: Before = 2**63 - 1, limit: Limit = 500) -> Response:
         standing = await service_of(request).standing(peer)
         if standing is None:
             raise Refused(NO_SUCH_PEER)
@@ -97,13 +102,13 @@ def add_reading_routes(app: FastAPI) -> None:
         return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told})
 
     @readable(app, "/v2/evaluations/{id}")
-    async def evaluation(request: Request, id: PeerName) -> Response:
+    async def evaluation(request: Request, id: PathName) -> Response:
         service = service_of(request)
         found = await service.evaluation(id)
         shown = await service.graded(id)
         if found is None or shown is None:
             raise Refused(NO_SUCH_ANSWER)
-        if shown["model"] == HIDDEN:
+        if not all_shown(found, shown):
             raise Refused(RECEIPT_HIDDEN)
         window = found.question.window
         answers = [{"text": answer.text, "ended": answer.ended} for answer in found.answers]
@@ -120,6 +125,11 @@ def add_reading_routes(app: FastAPI) -> None:
 def service_of(request: Request) -> JudgeService:
     service: JudgeService = request.app.state.service
     return service
+
+
+def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:
+    """Whether all that a receipt has of what the peer said is shown; else the operator hides it."""
+    return all(shown.get(name) == value for name, value in graded.question.attributes.said().items())
 
 
 def _standing(standing: Standing) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from fastapi.responses import HTMLResponse
 from pydantic import Field
 
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
-from judge.moderation import HIDDEN
 from judge.overlap import TRAINING, new_texts
 from judge.pages import drawing, joining, rendering, views
-from judge.reading import Before, BoardQuery, ModelName, PeerName, service_of
+from judge.reading import Before, BoardQuery, ModelName, PathName, all_shown, service_of
 from judge.refusals import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.responses import Handler, readable, request_of
 from judge.tiers import TIERS
@@ -98,7 +97,7 @@ def _add_board(app: FastAPI) -> None:
 
 def _add_nodes(app: FastAPI) -> None:
     @page(app, "/nodes/{peer}")
-    async def node(request: Request, peer: PeerName, before: Before = 2**63 - 1) -> tuple[str, Mapping[str, Any]]:
+    async def node(request: Request, peer: PathName, before: Before = 2**63 - 1) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
         standing = await service.standing(peer)
         if standing is None:
@@ -114,7 +113,7 @@ def _add_nodes(app: FastAPI) -> None:
         }  # fmt: skip
 
     @readable(app, "/nodes/{peer}/badge.svg", documented=False)
-    async def badge(request: Request, peer: PeerName) -> Response:
+    async def badge(request: Request, peer: PathName) -> Response:
         standing = await service_of(request).standing(peer)
         if standing is None:
             raise Refused(NO_SUCH_PEER)
@@ -127,14 +126,13 @@ def _add_nodes(app: FastAPI) -> None:
         return Response(drawing.badge(score.share, score.interval, score.answers), headers=headers, media_type="image/svg+xml")
 
     @page(app, "/evaluations/{id}")
-    async def evaluation(request: Request, id: PeerName) -> tuple[str, Mapping[str, Any]]:
+    async def evaluation(request: Request, id: PathName) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
         found = await service.graded(id)
         if found is None:
             raise Refused(NO_SUCH_QUESTION)
         task, graded = service.question(found["specialty"], found["n"]), await service.evaluation(id)
-        shown = graded if found["model"] != HIDDEN else None  # a receipt has all that the peer called itself
-        receipt = shown and service.receipt(shown)["receipt"]
+        receipt = service.receipt(graded)["receipt"] if graded and all_shown(graded, found) else None
         answers = [] if found["answer"] is None else [(found["answer"], found["ended"], found["reason"], found["reward"])]
         answers += [(a["text"], a["ended"], a["reason"], float(a["reason"] == "correct")) for a in found.get("further", ())]
         return "evaluation.html", {

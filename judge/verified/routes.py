@@ -3,14 +3,16 @@
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from judge import config
+from judge.reading import PathName, service_of
 from judge.refusals import TOO_SLOW, Refusal, Refused
 from judge.requests import signing_headers
+from judge.responses import readable
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
 from judge.verified.tier import OFF, VerifiedTier
@@ -19,8 +21,6 @@ from judge.verified.weights_check import MAX_HEADER
 
 MAX_LORA_RANK = 512
 PAGE_BYTES = 192 * 1024  # of the answers' JSON
-
-router = APIRouter()
 
 
 class WeightsQuery(BaseModel):
@@ -47,10 +47,17 @@ class RevisionQuery(WeightsQuery):
     commit: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
-@router.get("/v2/verified")
+def add_verified_routes(app: FastAPI) -> None:
+    body = {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    app.post("/v2/verified", status_code=202, openapi_extra={**signing_headers(), "requestBody": body})(upload)
+    app.post("/v2/verified/hub", status_code=202, openapi_extra=signing_headers())(name)
+    readable(app, "/v2/verified")(models)
+    readable(app, "/v2/verified/{id}")(verification)
+
+
 async def models(request: Request) -> Response:
     """What can be verified here."""
-    service: JudgeService = request.app.state.service
+    service = service_of(request)
     tier = _tier(service)
     known = {name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()}
     limits = {"bytes": service.settings.verified_bytes, "header": MAX_HEADER, "questions": service.settings.verified_questions}
@@ -58,10 +65,9 @@ async def models(request: Request) -> Response:
     return JSONResponse({"schema": 1, "judge": service.key, "models": known, "hub": hub, **limits})
 
 
-@router.post("/v2/verified", status_code=202, openapi_extra=signing_headers())
 async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) -> Response:
     """Upload weights: the body is a safetensors file."""
-    service: JudgeService = request.app.state.service
+    service = service_of(request)
     tier = _tier(service)
     signed = _signer(request, declared.sha256)
     if request.headers.get("content-encoding", "identity") != "identity":
@@ -72,20 +78,16 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
-@router.post("/v2/verified/hub", status_code=202, openapi_extra=signing_headers())
 async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) -> Response:
     """Name weights on the hub, which the judge fetches. There is no body."""
-    tier = _tier(request.app.state.service)
+    tier = _tier(service_of(request))
     queued = await tier.name(_signer(request, b""), _host(request), declared)
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
-@router.get("/v2/verified/{id}")
-async def verification(
-    request: Request, id: Annotated[str, Path(max_length=64)], after: Annotated[int, Query(ge=0, lt=2**31)] = 0
-) -> Response:
+async def verification(request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0) -> Response:
     """What became of an upload. `after`: questions that are left out of the page."""
-    service: JudgeService = request.app.state.service
+    service = service_of(request)
     kept = await service.read(service.records.one, id)
     if kept is None:
         raise Refused(Refusal(404, "no upload of this id is known", "The judge keeps a peer's last few; upload the weights again."))
@@ -110,7 +112,7 @@ async def verification(
 def _signer(request: Request, body: bytes | str) -> Signed:
     scope = request.scope
     target = scope["raw_path"].decode("latin-1") + "?" + scope["query_string"].decode("latin-1")
-    signed = verify_request("POST", target, scope["headers"], body, request.app.state.service.settings.origins)
+    signed = verify_request("POST", target, scope["headers"], body, service_of(request).settings.origins)
     if isinstance(signed, Refusal):
         raise Refused(signed)
     return signed

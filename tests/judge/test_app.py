@@ -7,8 +7,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi.routing import APIRoute
 
 from judge import config
+from judge.app import create_app
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
 from swarmd.tasks.scoring import Verifier, VerifierFailed
 from tests.judge.conftest import Court
@@ -242,6 +244,9 @@ async def test_what_is_not_there(court: Court) -> None:
     refused(await court.http.get("/v1/peers/nobody?before=x"), 422)
     refused(await court.answer(court.peer(), "0" * 32, "x"), 404)
     refused(await court.answer(court.peer(), "%2e%2e", "x"), 404)
+    for path in ("/v1/peers", "/nodes", "/v2/evaluations", "/evaluations", "/v2/verified"):  # PostgreSQL has no NUL
+        refused(await court.http.get(f"{path}/%00"), 422, "another form")
+    court.monotonic.now += 3.0  # longer than /healthz says the same
     health = (await court.http.get("/healthz")).json()
     assert (health["status"], health["curriculum"]) == ("ok", TINY_9.digest)
 
@@ -284,6 +289,12 @@ async def test_every_page_answers_head(court: Court) -> None:
     me = peer.identity.peer_id
     for page in ("/", "/healthz", "/v1/leaderboard", f"/v1/peers/{me}", f"/nodes/{me}", f"/nodes/{me}/badge.svg", "/swarm", "/compare"):
         assert (await court.http.head(page)).status_code == (await court.http.get(page)).status_code == 200, page
+
+
+def test_every_address_that_is_read_answers_head(court: Court) -> None:
+    of = {method: {route.path for route in create_app(court.service).routes if isinstance(route, APIRoute) and method in route.methods}
+          for method in ("GET", "HEAD")}  # fmt: skip
+    assert of["GET"] == of["HEAD"] and "/v2/verified/{id}" in of["GET"]
 
 
 async def test_the_leaderboard_has_one_score_for_a_peer(court: Court) -> None:

@@ -19,13 +19,13 @@ from tests.judge.peers import SigningPeer
 pytestmark = pytest.mark.anyio
 
 
-async def listed_by(court: Court, name: str) -> SigningPeer:
+async def listed_by(court: Court, name: str, model: str = "") -> SigningPeer:
     """A peer of this name that has ten answers."""
     peer = court.peer()
     said = {"name": name, "strategy": f"strategy of {name}", "version": f"version of {name}", "sharing": "swarm"}
     for number in range(10):
         court.monotonic.now += 1.0
-        wish = {"round": number, "curriculum": TINY_9.digest, "asker": {"model": f"model of {name}", **said}}
+        wish = {"round": number, "curriculum": TINY_9.digest, "asker": {"model": model or f"model of {name}", **said}}
         asked = (await court.post(peer, "/v2/evaluations", wish)).json()["evaluations"][0]
         graded = await court.post(peer, f"/v2/evaluations/{asked['evaluation']}/answers", {"answers": [{"text": "x", "ended": True}]})
         assert graded.status_code == 200, graded.text
@@ -122,3 +122,14 @@ async def test_the_command_bans_a_key_that_was_never_seen_and_wants_a_reason(tmp
         assert (await court.ask(stranger)).status_code == 403
     async with open_court(database, tmp_path) as court:  # after a restart too
         assert (await court.ask(court.peer())).status_code == 403
+
+
+async def test_a_model_that_is_called_hidden_is_not(tmp_path: Path) -> None:
+    database = str(tmp_path / "judge.sqlite3")
+    async with open_court(database, tmp_path) as court:
+        sly = (await listed_by(court, "sly", "hidden")).identity.peer_id
+        answered = (await court.http.get(f"/v1/peers/{sly}")).json()["evaluations"][0]["evaluation"]
+        assert (await court.http.get(f"/v2/evaluations/{answered}")).status_code == 200  # so its answers can be checked
+        moderation.act(database, "hide", sly, "rude version", 1_800_000_130.0)
+        assert (await court.http.get(f"/v2/evaluations/{answered}")).status_code == 403
+        assert "sly" not in (await court.http.get(f"/evaluations/{answered}")).text

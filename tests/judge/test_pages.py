@@ -109,7 +109,10 @@ async def test_older_answers_are_on_further_pages(site: httpx2.AsyncClient) -> N
     assert "Question 20" in newest and "Question 4" in older and "Question 5" not in older
 
 
-@pytest.mark.parametrize("path", [*PAGES[:-1], "/v1/leaderboard", "/v2/judge", "/leaderboard.csv", f"/nodes/{PEER}/badge.svg"])
+FILES = ("/v1/leaderboard", "/v2/judge", "/leaderboard.csv", "/openapi.json", f"/nodes/{PEER}/badge.svg")
+
+
+@pytest.mark.parametrize("path", [*PAGES[:-1], *FILES])
 async def test_a_reader_that_has_it_gets_304(site: httpx2.AsyncClient, path: str) -> None:
     first = await site.get(path)
     etag = first.headers["etag"]
@@ -122,7 +125,7 @@ async def test_a_reader_that_has_it_gets_304(site: httpx2.AsyncClient, path: str
 
 
 async def test_other_sites_may_read_what_is_not_a_page(site: httpx2.AsyncClient) -> None:
-    for path in ("/v1/leaderboard", f"/v1/peers/{PEER}", "/v2/comparison", "/leaderboard.csv", f"/nodes/{PEER}/badge.svg", "/healthz"):
+    for path in (*FILES, f"/v1/peers/{PEER}", "/v2/comparison", "/healthz"):
         assert (await site.get(path)).headers["access-control-allow-origin"] == "*", path
     assert "access-control-allow-origin" not in (await site.get("/")).headers
     assert "access-control-allow-origin" not in (await site.post("/v1/evaluations")).headers

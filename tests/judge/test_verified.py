@@ -114,7 +114,9 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
 
 
 async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
-    said = (await judge.http.get("/v2/verified")).json()
+    response = await judge.http.get("/v2/verified")
+    assert response.headers["etag"] and response.headers["access-control-allow-origin"] == "*"
+    said = response.json()
     assert said["models"]["good"] == {"base": BASE, "tensors": 2} and said["bytes"] == 10**6
 
 
