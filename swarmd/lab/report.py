@@ -119,7 +119,8 @@ def write_report(results: Results) -> Path:
             (results.folder / f"{name}.png").write_bytes(content)
         page.write_text(_html(results, pictures), encoding="utf-8")
     except OSError as error:
-        raise BadResults(f"{page}: cannot be written: {error.strerror or error}") from error
+        again = f"The runs stay. Mend that, then: swarmd lab report {results.folder}"
+        raise BadResults(f"{page}: cannot be written: {error.strerror or error}. {again}") from error
     return page
 
 

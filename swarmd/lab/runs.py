@@ -1,5 +1,6 @@
 """Plays the runs of an experiment, several at a time, each in a process of its own; with progress and an estimate of the time left."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -16,7 +17,9 @@ from p2p.types import Started
 from swarmd.errors import SwarmdError
 from swarmd.lab.results import Results, Run
 
-LAST_WORDS = 2000  # characters of what a failed run said
+LAST_WORDS = 2000  # characters of what a run said
+
+log = logging.getLogger(__name__)
 PARENT_CHECK = 1.0  # seconds
 
 
@@ -137,7 +140,7 @@ def end_with_parent() -> None:
 async def _one(
     results: Results, run: Run, progress: RunsProgress, told: Callable[[RunsProgress], None], command: Sequence[str]
 ) -> str | None:
-    """None where it ended well; else what it said."""
+    """None where it ended well (what it said is logged); else what it said."""
     said = bytearray()
     start = partial(
         trio.run_process,  # ends the process where this is cancelled
@@ -163,10 +166,12 @@ async def _one(
                 if line.isdigit():
                     progress.advanced(run, int(line))
                     told(progress)
-    code = process.returncode
-    if code is None or code == 0:
-        return None
-    return last_words(code, said.decode(errors="replace").strip())
+    code, words = process.returncode, said.decode(errors="replace").strip()
+    if code:
+        return last_words(code, words)
+    if words:  # of own tasks that failed, or of a save that could not be used
+        log.warning("%s, seed %d: %s", run.setting, run.seed, words)
+    return None
 
 
 def last_words(code: int, words: str) -> str:

@@ -106,6 +106,12 @@ def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(t
     assert len(results.missing) == 2  # the other went on
 
 
+def test_what_a_run_says_is_told_also_where_it_ends_well(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    said = "import sys; print('the task plug-in sums: score: oh', file=sys.stderr)"
+    play_all(Results.create(tmp_path / "out", experiment()), 1, lambda _: None, [sys.executable, "-c", said])
+    assert "2-of-0, seed 1: the task plug-in sums: score: oh" in caplog.messages
+
+
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_the_processes_and_are_told_as_an_interrupt(tmp_path: Path, by: signal.Signals) -> None:
     results = Results.create(tmp_path / "out", experiment())
