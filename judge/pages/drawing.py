@@ -10,7 +10,7 @@ Points = Sequence[tuple[float, float]]
 Segment = tuple[int, int, float, Interval]  # first and last question, share of right answers, its interval
 Arm = tuple[str, Sequence[tuple[float, float, float, float]]]  # its name; round, mean, lower and upper end of the band
 
-LEFT, FOOT, TOP = 44, 26, 8  # around a chart's inside
+LEFT, FOOT, TOP = 72, 34, 14  # around a chart's inside: room for "100%" in the style sheet's largest letters
 _BADGE_COLOURS = ((0.75, "#18794e"), (0.5, "#4d7c0f"), (0.25, "#9a6700"), (0.0, "#b4232c"))  # white text on each is legible
 
 
@@ -48,8 +48,8 @@ def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 
         if points
     )
     label = f"Cumulative reward over questions of {', '.join(name for name, _ in curves)}"
-    levels = [(value / top_y, f"{value:g}") for value in ticks(top_y)]
-    return _framed(label, _scale(levels, [(value / top_x, f"{value:g}") for value in ticks(top_x)], *inner) + lines, width, height)
+    levels = [(value / top_y, figure(value)) for value in ticks(top_y)]
+    return _framed(label, _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner) + lines, width, height)
 
 
 def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220) -> Markup:
@@ -68,7 +68,7 @@ def pass_chart(segments: Sequence[Segment], width: int = 720, height: int = 220)
     )
     drawn = f'<polygon class="band" points="{band}"/><polyline class="line c0" points="{_line(shares, top_x, 1.0, *inner)}"/>{dots}'
     levels = [(part / 4, f"{part / 4:.0%}") for part in range(5)]
-    scale = _scale(levels, [(value / top_x, f"{value:g}") for value in ticks(top_x)], *inner)
+    scale = _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner)
     return _framed("pass@1 over this node's questions", scale + drawn, width, height)
 
 
@@ -85,7 +85,7 @@ def compare_chart(arms: Sequence[Arm], mark: float | None, width: int = 720, hei
     if mark is not None:
         x = f"{inner[0] * mark / top_x:.1f}"
         drawn += f'<line class="mark" x1="{x}" x2="{x}" y1="0" y2="{inner[1]}"><title>significant from here on</title></line>'
-    levels, marks = ([(value / top, f"{value:g}") for value in ticks(top)] for top in (top_y, top_x))
+    levels, marks = ([(value / top, figure(value)) for value in ticks(top)] for top in (top_y, top_x))
     label = f"Mean cumulative reward over normalised rounds of {' and '.join(name for name, _ in arms)}, with 95 % bands"
     return _framed(label, _scale(levels, marks, *inner) + drawn, width, height)
 
@@ -101,7 +101,7 @@ def bars(counts: Sequence[tuple[str, int]], label: str, width: int = 720, height
         for place, (name, count) in enumerate(counts)
     )
     named = [((place + 0.5) / len(counts), name) for place, (name, _) in enumerate(counts) if place % 6 == 0]
-    levels = [(value / top, f"{value:g}") for value in ticks(top, 4)]
+    levels = [(value / top, figure(value)) for value in ticks(top, 4)]
     return _framed(label, _scale(levels, named, inner_width, inner_height) + drawn, width, height)
 
 
@@ -127,6 +127,11 @@ def ticks(top: float, wanted: int = 5) -> list[float]:
     return [step * i for i in range(int(top / step) + 1)]
 
 
+def figure(value: float) -> str:
+    """Short: 25000 is 25k."""
+    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
+
+
 def _framed(label: str, inside: str, width: int, height: int) -> Markup:
     return _drawn(
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
@@ -142,7 +147,7 @@ def _scale(levels: Sequence[tuple[float, str]], marks: Sequence[tuple[float, str
         for y in [height * (1 - part)]
     )
     return across + "".join(
-        f'<text x="{width * part:.1f}" y="{height + 18}" text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
+        f'<text x="{width * part:.1f}" y="{height + 24}" text-anchor="{"end" if part > 0.95 else "middle"}">{name}</text>'
         for part, name in marks
     )
 

@@ -323,3 +323,7 @@ def test_what_is_said_is_what_is_measured(curriculum: Curriculum) -> None:
     quick = replace(curriculum, configs={name: config for name, config in curriculum.configs.items() if name != "bf"})
     for specialty, share in new_shares(quick, TRAINING, 150, seed=9).items():
         assert share == pytest.approx(said[specialty], abs=0.1), specialty
+
+
+def test_figures_beside_a_chart_are_short() -> None:
+    assert [drawing.figure(value) for value in (0, 0.5, 9_999, 10_000, 250_000)] == ["0", "0.5", "9999", "10k", "250k"]

@@ -23,6 +23,15 @@ pytestmark = [pytest.mark.net, pytest.mark.slow, pytest.mark.skipif(binary() is 
 
 WITHOUT_NODES = ["/", "/swarm", "/compare", "/join", "/about", "/docs", "/?q=nothing", "/nodes/nobody"]
 
+CHARTS = """[...document.querySelectorAll('svg.chart')].flatMap((chart) => {
+  const all = [...chart.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const frame = chart.getBoundingClientRect();
+  const cut = all.filter(([, r]) => r.left < frame.left || r.right > frame.right + 1 || r.bottom > frame.bottom + 1);
+  const over = all.filter(([, a], place) => all.slice(place + 1).some(([, b]) =>
+    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4));
+  return [...cut, ...over].map(([text]) => text);
+})"""  # what is cut off of a chart's figures, or drawn over another; boxes have room above and below the letters
+
 
 @dataclass
 class Site:
@@ -86,6 +95,7 @@ def test_each_page_is_readable_in_both_schemes(site: Site, width: int) -> None:
         for dark in (False, True):
             site.open(path, width=width, height=844, dark=dark)
             assert site.tab.run("document.documentElement.scrollWidth <= innerWidth"), path  # nothing to scroll sideways
+            assert site.tab.run(CHARTS) == [], path
             assert (site.tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(17, 17, 19)") == dark
             site.tab.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
             if axe is not None:
