@@ -128,9 +128,11 @@ class WindowedStream(YamuxStream):  # type: ignore[misc]  # the library is not t
         """Bytes that may be sent, once there are any. The library waits for five seconds, which is too short for a peer with a limit.
         Raises MuxedStreamError.
         """
+        pause = 0.01  # seconds; longer and longer, or many streams that are not read would keep us looking
         with trio.move_on_after(WINDOW_TIMEOUT):
             while self.send_window <= 0 and not (self.closed or self.send_closed):
-                await trio.sleep(0.01)
+                await trio.sleep(pause)
+                pause = min(2 * pause, 0.2)
             return max(1, int(self.send_window))  # of one that is closed, the library says so
         raise MuxedStreamError(f"no room in the stream for {WINDOW_TIMEOUT:g} s")
 
