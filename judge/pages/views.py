@@ -70,7 +70,7 @@ def comparison_rows(document: Mapping[str, Any], most: int = 24) -> list[tuple[s
     rows = []
     for place in range((len(tests["round"]) - 1) % step, len(tests["round"]), step):
         at = tests["round"][place]
-        both = [f"{mean[at]:,.1f} of {count[at]} nodes" for mean, count in zip(means, peers, strict=True)]
+        both = [f"{mean[at]:,.1f} ({count[at]} nodes)" for mean, count in zip(means, peers, strict=True)]
         low, high, p = (tests[name][place] for name in ("low", "high", "holm"))
         interval = "–" if low is None or high is None else f"{low:+,.1f} to {high:+,.1f}"
         rows.append((f"{at:,}", *both, f"{tests['difference'][place]:+,.1f}", interval, "–" if p is None else f"{p:.3g}"))
