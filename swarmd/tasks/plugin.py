@@ -202,5 +202,7 @@ def _told(error: BaseException) -> str:
 
 def _shown(value: object) -> str:
     """Of what a plug-in gave: its kind, and the value where that is short."""
-    text = repr(value) if isinstance(value, str | int | float | None) else ""
+    if value is None:
+        return "None"
+    text = repr(value) if isinstance(value, str | int | float) else ""
     return f"{type(value).__name__} {printable(text)}" if 0 < len(text) < 80 else type(value).__name__

@@ -1,6 +1,7 @@
 """Experiment files: what they mean, and what is said of a wrong one."""
 
 import random
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ def test_what_comes_with_swarmd_can_be_read(path: Path) -> None:
     read = read_experiment(path)
     assert read.name == path.stem and read.question and read.expects
     assert any(setting.baseline for setting in read.settings)
+
+
+def test_the_example_in_the_documents_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    read = parse_experiment(tomllib.loads(page[page.index('    name = "mine"') :].partition("\n## ")[0]), "mine.toml")
+    assert [len(setting.nodes) for setting in read.settings] == [8] * 4 and read.baseline.name == "8/0"
+    assert [node.model.name for node in read.settings[3].nodes] == ["tiny"] + ["tiny-latent"] * 7
 
 
 def test_later_layers_win_key_by_key() -> None:
