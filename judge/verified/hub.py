@@ -67,7 +67,7 @@ class Hub:
                     await response.aclose()
             except TimeoutError:
                 raise
-            except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError) as error:  # the last: a host that is no name
                 raise UnfitWeights(f"the hub cannot be reached ({type(error).__name__})", _LATER) from None
 
     async def _answer(self, client: httpx2.AsyncClient, url: httpx2.URL) -> httpx2.Response:

@@ -31,7 +31,6 @@ from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import Curriculum
-from swarmd.tasks.scoring import VerifierFailed
 from swarmd.types import Completion, Task, TaskRef
 
 log = logging.getLogger("judge")
@@ -253,13 +252,13 @@ class VerifiedTier:
             upload = upload if upload.digest else await self._fetched(upload)
             answers = await self._answered(upload)
         except Refused as why:
-            self._let_go(upload)
-            await self._written(self._records.refused, upload, self._court.wall(), why.refusal.error, why.refusal.remedy)
-        except (EvaluationFailed, VerifierFailed, OSError) as why:
+            await self._refuse(upload, why.refusal.error, why.refusal.remedy)
+        except EvaluationFailed as why:
             log.warning("the weights %s of %s were not evaluated: %s", upload.digest, upload.peer, why)
-            told = str(why) if isinstance(why, EvaluationFailed) else "the judge failed; this is its own fault"
-            self._let_go(upload)
-            await self._written(self._records.refused, upload, self._court.wall(), told, FAILED)
+            await self._refuse(upload, str(why), FAILED)
+        except Exception:  # whatever it is, the next one is evaluated
+            log.exception("the weights %s of %s were not evaluated", upload.digest, upload.peer)
+            await self._refuse(upload, "the judge failed; this is its own fault", FAILED)
         else:
             at = self._court.wall()
             self._let_go(upload)
@@ -283,6 +282,10 @@ class VerifiedTier:
         await self._written(self._records.fetched, upload)
         return upload
 
+    async def _refuse(self, upload: Upload, error: str, remedy: str) -> None:
+        self._let_go(upload)
+        await self._written(self._records.refused, upload, self._court.wall(), error, remedy)
+
     def _let_go(self, upload: Upload) -> None:
         """Before the outcome is told: who reads it may upload again. A judge that is killed in between refuses it as lost."""
         self._folder.remove(upload.id)
@@ -305,13 +308,14 @@ class VerifiedTier:
         return answers
 
     def _drawn(self) -> Sequence[Task]:
-        """As many new held-out questions of each specialty."""
-        each = self._settings.verified_questions
-        chosen: dict[str, list[Task]] = {name: [] for name in self._court.curriculum.specialties}
+        """As many new held-out questions of each specialty, and of held-out texts where there are enough."""
+        each, lessons = self._settings.verified_questions, self._court.curriculum
+        chosen: dict[str, list[Task]] = {name: [] for name in lessons.specialties}
         while any(len(tasks) < each for tasks in chosen.values()):
             for task in self._court.draw(len(chosen), self._rng):
-                if len(chosen[task.ref.specialty]) < each:
-                    chosen[task.ref.specialty].append(task)
+                name = task.ref.specialty
+                if len(chosen[name]) < each and (name not in lessons.held_by_text or lessons.holds_out(task)):
+                    chosen[name].append(task)
         return [task for tasks in chosen.values() for task in tasks]
 
     def _receipt(self, upload: Upload, answers: Sequence[VerifiedAnswer], at: float) -> dict[str, str]:

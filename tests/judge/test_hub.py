@@ -287,6 +287,14 @@ async def test_a_cdn_is_reached_by_the_address_that_was_checked() -> None:
     assert len(sent) == 3
 
 
+async def test_a_host_that_is_no_name() -> None:
+    away = httpx2.MockTransport(lambda _: httpx2.Response(302, headers={"location": "https://" + 64 * "a" + ".example/"}))
+    hub = Hub("https://hub.example", transport=away)
+    with pytest.raises(UnfitWeights, match="cannot be reached"):
+        async with hub.opened(hub.source("me/x", COMMIT, adapter=False)):
+            pass
+
+
 @pytest.mark.parametrize("address", ["huggingface.co", "ftp://hub.example", "https://me:secret@hub.example", "https://hub.example?x"])
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(VerifiedUnusable, match="--verified-hub"):

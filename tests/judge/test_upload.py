@@ -185,6 +185,10 @@ def of_standins(folder: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(OF_THIS_TEST) == str(folder)]
 
 
+def workers(folder: Path) -> list[psutil.Process]:
+    return [process for process in of_standins(folder) if "tests.judge.standin_worker" in process.cmdline()]
+
+
 @contextmanager
 def judge_process(folder: Path) -> Iterator[str]:
     """Ends with kill -9."""
@@ -212,9 +216,9 @@ def test_kill_9_leaves_nothing_half(tmp_path: Path) -> None:
         assert {path.suffix for path in uploads.iterdir()} == {".safetensors"}
         assert weights_upload.outcome(url, hanging).state == "running"
         assert weights_upload.outcome(url, waiting).state == "queued"
-        for process in of_standins(tmp_path):
-            if "tests.judge.standin_worker" in process.cmdline():
-                process.kill()
+        wait_until(lambda: workers(tmp_path) != [])
+        for process in workers(tmp_path):
+            process.kill()
         wait_until(lambda: weights_upload.outcome(url, waiting).over)
         assert weights_upload.outcome(url, waiting).state == "done"
         assert "killed" in weights_upload.outcome(url, hanging).error

@@ -25,7 +25,10 @@ from judge.verified.records import newest
 from judge.verified.verification import Upload, VerifiedAnswer
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.source import tasks_of
 from swarmd.testing import Clock
+from swarmd.types import TaskRef
 from tests.judge.hostile_uploads import HostileUpload, uploads
 from tests.judge.peers import ORIGIN, SigningPeer
 from tests.judge.standin_worker import BASE, MODELS, SHAPES
@@ -109,6 +112,8 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     assert [[q["specialty"], q["n"], q["reward"], q["correct"]] for q in found["questions"]] == receipt["questions"]
     assert set(found["pass_at"]) == {"1", "2"}
     assert judge.files() == []
+    tasks = [tasks_of("tiny-9").task(TaskRef(question["specialty"], question["n"])) for question in found["questions"]]
+    assert all(TINY_9.holds_out(task) for task in tasks if task and task.ref.specialty in TINY_9.held_by_text)
     again = await judge.upload(peer=judge.peer())  # other questions, though the weights are the same
     assert (await judge.ended(again.json()["verification"]))["questions"][0]["n"] != found["questions"][0]["n"]
 
@@ -231,6 +236,17 @@ async def test_a_judge_without_the_tier(settings: JudgeSettings, tmp_path: Path)
         refused(await judge.upload(), 404, "evaluates no uploaded weights")
         refused(await judge.http.get("/v2/verified"), 404, "evaluates no uploaded weights")
         refused(await judge.http.get("/v2/verified/nothing"), 404, "no upload of this id")
+
+
+async def test_own_tasks_that_fail_end_nothing(settings: JudgeSettings, tmp_path: Path) -> None:
+    plugin = tmp_path / "none.py"
+    generate = "def generate(specialty, seed):\n    assert seed < 10**9\n    return 'none', ''\n"  # no held-out question
+    plugin.write_text(f"specialties = ['add']\n{generate}def score(facts, answer):\n    return 0.0\n")
+    digest = find_curriculum(str(plugin)).digest
+    async with judging(replace(settings, database=str(tmp_path / "judge.sqlite3"), curriculum=str(plugin))) as judge:
+        for _ in range(2):
+            found = await judge.ended((await judge.upload(curriculum=digest)).json()["verification"])
+            assert (found["state"], found["error"]) == ("refused", "the judge failed; this is its own fault")
 
 
 async def test_what_a_restart_finds(database: str, tmp_path: Path) -> None:
