@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from judge import config
+from judge.limits import network_of
 from judge.pages.routes import add_page_routes
 from judge.reading import add_reading_routes, service_of
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
@@ -21,6 +22,7 @@ from judge.service import JudgeService
 from judge.signing import Signed, verify_request
 from judge.store import Grade
 from judge.verified.routes import add_verified_routes
+from p2p.rate_limit import TokenBuckets
 from swarmd.tasks.scoring import Completion
 
 B = TypeVar("B", bound=Body)
@@ -31,6 +33,8 @@ def create_app(service: JudgeService) -> FastAPI:
     """The HTTP app of an open service."""
     app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="2")
     app.state.service = service
+    rate, burst = config.ANSWER_BYTES_A_SECOND, config.ANSWER_BYTES_BURST
+    app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
     _add_error_answers(app)
     _add_evaluation_routes(app)
     add_reading_routes(app)
@@ -44,13 +48,13 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     async def ask(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(AskBody, body)
-        host = request.client.host if request.client else ""
-        handed = (await service_of(request).ask(signed, host, wish))[0]
+        handed = (await service_of(request).ask(signed, _host(request), wish))[0]
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
 
     @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody))
     async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
+        _pay(request, len(body))
         given = _parse(AnswerBody, body)
         graded = await service_of(request).answer(signed, id, [Completion(given.text, given.ended)])
         return JSONResponse({name: value for name, value in _fields(graded.grade).items() if name not in LATER})
@@ -59,9 +63,8 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     async def ask_for_several(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(QuestionsBody, body)
-        host = request.client.host if request.client else ""
         service = service_of(request)
-        handed = await service.ask(signed, host, wish)
+        handed = await service.ask(signed, _host(request), wish)
         evaluations = [
             {
                 "evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers,
@@ -74,6 +77,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     @app.post("/v2/evaluations/{id}/answers", openapi_extra=described(AnswersBody))
     async def answer_several(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
+        _pay(request, len(body))
         given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]
         graded = await service_of(request).answer(signed, id, given)
         service, reasons = service_of(request), graded.evaluation.reasons
@@ -125,6 +129,18 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
     if isinstance(outcome, Refusal):
         raise Refused(outcome)
     return outcome, bytes(body)
+
+
+def _pay(request: Request, size: int) -> None:
+    """Raises Refused where the sender's network has sent too much; the question stays open."""
+    now = service_of(request).now()
+    if wait := request.app.state.answer_bytes.of(network_of(_host(request)), now).wait(now, size):
+        seconds = int(wait) + 1
+        raise Refused(Refusal(429, "the answers of your network are too much text", f"Send it again in {seconds} s.", retry_after=seconds))
+
+
+def _host(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _parse(kind: type[B], body: bytes) -> B:

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -14,7 +15,7 @@ from judge.app import create_app
 from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
 from swarmd.tasks.scoring import Verifier, VerifierFailed
 from tests.judge.conftest import Court
-from tests.judge.peers import SigningPeer, encode
+from tests.judge.peers import ORIGIN, SigningPeer, encode
 
 pytestmark = pytest.mark.anyio
 
@@ -357,6 +358,20 @@ async def test_a_verifier_that_cannot_run_counts_against_nobody(court: Court, mo
     assert (await court.answer(peer, await asked(court, peer), "x")).status_code == 200
     row = await standing(court, peer)
     assert (row["n"], row["unanswered"]) == (1, 0)
+
+
+async def test_a_network_sends_so_much_text(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "ANSWER_BYTES_BURST", 5_000.0)
+    transport = httpx2.ASGITransport(app=create_app(court.service))
+    (peer, evaluation, right), (other, another, _) = await questioned(court), await questioned(court)
+    async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
+        few = replace(court, http=http)
+        answers = {"answers": [{"text": "x" * 4_000, "ended": True}]}
+        assert (await few.post(other, f"/v2/evaluations/{another}/answers", answers)).status_code == 200
+        response = await few.answer(peer, evaluation, right + "x" * 3_000)
+        refused(response, 429, "too much text")
+        court.wall.now += int(response.headers["retry-after"])
+        assert (await few.answer(peer, evaluation, right + "x" * 3_000)).json()["reward"] == 1.0  # it is open still
 
 
 async def test_too_busy_to_score_leaves_the_question_open(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
