@@ -310,12 +310,12 @@ class TrainerLink:
         with self._changed:
             return len(self._envelopes)
 
-    def wait(self, seconds: float, *, envelopes: bool = False) -> None:
-        """Until the daemon says something that matters to the loop, or the time is over. envelopes: these matter, too."""
+    def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
+        """Until the daemon says something that matters to the loop, or the time is over. envelopes, questions: whether these matter."""
         with self._changed:
             before = self.pause, self.stopping
             self._changed.wait_for(
-                lambda: (self.pause, self.stopping) != before or self._questions or (envelopes and self.waiting), seconds
+                lambda: (self.pause, self.stopping) != before or (questions and self._questions) or (envelopes and self.waiting), seconds
             )
 
     @property

@@ -216,7 +216,7 @@ class Trainer:
                     raise
                 log.warning("%s", error)
                 self.link.tell(link.TrainerState("paused", str(error), f"it is tried again every {RETRY_FULL_DISK:.0f} s"))
-                self.link.wait(RETRY_FULL_DISK)
+                self.link.wait(RETRY_FULL_DISK, questions=False)  # one would be answered after the save, and end each wait at once
             else:
                 if attempt:
                     self._say_training()

@@ -294,9 +294,9 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path, monkeypa
         disk = SmallDisk(trainer.checkpoints.folder)
         wait = trainer.link.wait
 
-        def waited(seconds: float) -> None:
+        def waited(seconds: float, *, questions: bool) -> None:
             disk.room = disk.tries >= 4
-            wait(seconds)
+            wait(seconds, questions=questions)
 
         trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
         trainer.run()
@@ -304,6 +304,27 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path, monkeypa
     paused = [s for s in states if s.state == "paused"]
     assert paused and all("Free some space" in s.cause and "tried again" in s.remedy for s in paused) and states[-1].state == "training"
     assert len(figures(tmp_path)) == 2 and (disk.folder / "round-00000002").is_dir()
+
+
+def test_a_question_that_waits_does_not_make_it_try_a_full_disk_without_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "RETRY_FULL_DISK", 0.05)
+    with trainer_in(tmp_path, 2, every=0, gigabytes_a_day=10**6) as (trainer, daemon):
+        disk, took = SmallDisk(trainer.checkpoints.folder), list[float]()
+        wait = trainer.link.wait
+
+        def waited(seconds: float, **kinds: bool) -> None:
+            if not took:
+                daemon.sendall(link.pack(link.JudgeQuestion("1", "2 + 2?")))
+                wait(PATIENCE)
+            disk.room = disk.tries >= 4
+            begun = time.monotonic()
+            wait(seconds, **kinds)
+            took.append(time.monotonic() - begun)
+
+        trainer.saver, trainer.link.wait = Saver(disk), waited  # type: ignore[method-assign]
+        trainer.run()
+        assert any(isinstance(m, link.JudgeAnswer) for m in heard(daemon))
+    assert took and min(took) >= 0.05
 
 
 def test_a_run_told_to_stop_on_a_full_disk_ends_with_what_it_has(tmp_path: Path) -> None:
