@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections import namedtuple
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,7 @@ def test_the_shortest_of_all_answers_counts_and_none_is_none() -> None:
 def test_a_battery() -> None:
     assert on_battery(lambda: None) is None and on_battery(lambda: Battery(50, 100, None)) is None
     assert on_battery(lambda: Battery(50, 100, False)) is True and on_battery(lambda: Battery(50, -2, True)) is False
+    assert on_battery(partial(os.listdir, "/nowhere")) is None  # as psutil looks, where Linux has no /sys/class/power_supply
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,10 @@ _METERED = (
 
 def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | None:
     """None where there is no battery, or it is not known whether it is charged."""
-    battery = sensors()
+    try:
+        battery = sensors()
+    except OSError:  # of Linux without /sys/class/power_supply, as in some containers; or the battery was taken out
+        return None
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged
 
 
