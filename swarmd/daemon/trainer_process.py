@@ -57,6 +57,7 @@ class TrainerChild:
 
     def tell(self, message: link.ToTrainer) -> None:
         """Queue a message; returns at once. What a dead trainer did not read goes to the next one."""
+        self._watchdog.told(message)
         self._outbox.put(message)
         self._wake.set()
 
@@ -80,10 +81,15 @@ class TrainerChild:
     async def run(self) -> None:
         """Until the trainer has finished, or was stopped, or died too often: then `failed` says why."""
         while True:
-            status = await self._once()
+            try:
+                process, ours = await self._start()
+            except OSError as error:  # no more processes or open files, or its log cannot be written
+                cause = f"it cannot be started: {error}"
+            else:
+                status = await self._attend(process, ours)
+                cause = f"killed, for it was stuck: {self._stuck.cause}" if self._stuck is not None else _cause(status, self.log_file)
             if self.finished or self._stopping or self.failed is not None:
                 return
-            cause = f"killed, for it was stuck: {self._stuck.cause}" if self._stuck is not None else _cause(status, self.log_file)
             death = self._deaths.died(cause)
             if death.hopeless:
                 message = f"the trainer died {death.count} times in a row without finishing a new round: {death.cause}"
@@ -96,22 +102,30 @@ class TrainerChild:
                 return
             self.restarts += 1
 
-    async def _once(self) -> int:
-        """Run one trainer process; returns its exit status."""
+    async def _start(self) -> tuple[trio.Process, socket.socket]:
+        """A trainer process and our end of its socket. Raises OSError."""
         self.ready = False
-        ours, theirs = socket.socketpair()
         with contextlib.suppress(FileNotFoundError):  # the log of the run before is kept
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
-        with self.log_file.open("wb") as output, theirs:
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],  # -P: no file of the working folder is imported
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C goes to the daemon, which tells the trainer
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            )
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self.log_file.open("wb") as output:
+                process = await trio.lowlevel.open_process(
+                    [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],  # -P: no file of the working folder is imported
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C goes to the daemon, which tells the trainer
+                    env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                )
+        except OSError:
+            ours.close()
+            raise
+        return process, ours
+
+    async def _attend(self, process: trio.Process, ours: socket.socket) -> int:
+        """Talk to the process until it ends; returns its exit status."""
         self.pid, self._stuck = process.pid, None
         if self._stopping:  # said while it was being started
             self.kill()

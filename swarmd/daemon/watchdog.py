@@ -50,7 +50,12 @@ class Watchdog:
         """A trainer process starts."""
         self._looked = now
         self._silent = self._without_round = 0.0  # seconds
-        self._spoke = self._training = False
+        self._spoke = self._training = self._resting = False
+
+    def told(self, message: link.ToTrainer) -> None:
+        """What the trainer is told. While it has to rest (for the CPU share: a rest that it does not tell as a state), no round can end."""
+        if isinstance(message, link.Pause | link.Resume):
+            self._resting = isinstance(message, link.Pause)
 
     def heard(self, message: link.ToDaemon) -> None:
         self._silent, self._spoke = 0.0, True
@@ -65,7 +70,7 @@ class Watchdog:
         """Whether it is stuck now. To be called about once a second. stopped: the operating system says so of its process."""
         passed, self._looked = min(COUNTED, max(0.0, now - self._looked)), now
         self._silent += passed
-        if self._training:
+        if self._training and not self._resting:
             self._without_round += passed
         return self._silence(stopped) or self._hanging()
 

@@ -76,6 +76,18 @@ def test_a_loop_that_hangs_while_its_process_speaks(daemon: Daemon) -> None:
     assert end is not None and end.hopeless and daemon.now - begun > 1200
 
 
+def test_rests_for_the_cpu_share_are_no_hang(daemon: Daemon) -> None:
+    """2 % of the machine instead of all: rounds of 5 s take 250 s, one of 105 s takes over 5,000 s."""
+    for _ in range(100):
+        daemon.dog.told(link.Pause(brief=True))
+        assert daemon.wait(49, 2, [ALIVE]) is None
+        daemon.dog.told(link.Resume())
+        assert daemon.wait(1, 1, [ALIVE]) is None
+    daemon.dog.heard(ROUND)
+    hangs = daemon.wait(600, 2, [ALIVE])
+    assert hangs is not None and "no round has ended for over 9 min; the slowest of late took 105.0 s" in hangs.cause
+
+
 def test_long_rounds_are_normal_where_rounds_are_long() -> None:
     """Ten minutes each on a slow machine, one of them forty; the first takes an hour."""
     daemon = Daemon()
@@ -149,6 +161,29 @@ def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_rest
 
     trio.run(run)
     assert causes == ["killed by signal 9 (out of memory, perhaps)"] * deaths and child.restarts == deaths - 1 and child.pid is None
+
+
+@pytest.mark.net
+def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
+    log_file, causes = tmp_path / "logs" / "trainer.log", list[str]()
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        if len(causes) == 1:
+            log_file.parent.mkdir()
+        else:
+            child.stop()
+
+    start = link.StartTrainer("{}", str(tmp_path), "", 1)
+    child = TrainerChild(start, log_file, print, died, module="tests.node.lingering", lingers=0.1)
+
+    async def run() -> None:
+        with trio.fail_after(PATIENCE):
+            await child.run()
+
+    trio.run(run)
+    assert causes[0] == f"it cannot be started: [Errno 2] No such file or directory: '{log_file}'" and "signal 9" in causes[1]
 
 
 @pytest.mark.slow
