@@ -133,10 +133,11 @@ class Checkpoints:
     def newest(self, take_up: Callable[[RunState, Path], None] | None = None) -> tuple[RunState, Path, list[str]] | None:
         """The newest whole checkpoint, its folder, and what had to be passed over to find it. None where there never was one.
 
-        A damaged one is set aside under another name, for inspection. take_up: resumes from one; where it raises ValueError or
-        another of _DAMAGE, that one counts as damaged.
+        A damaged one is set aside under another name, for inspection, once one before it is found. SwarmdError where none is whole: they
+        stay, so that the next start does not begin anew either. take_up: resumes from one; where it raises ValueError or another of
+        _DAMAGE, that one counts as damaged.
         """
-        notes: list[str] = []
+        damaged: list[tuple[Path, Exception]] = []
         for path in reversed(self._saved()):
             try:
                 _verify(path, self._needs)
@@ -145,16 +146,12 @@ class Checkpoints:
                 if take_up is not None:
                     take_up(state, path)
             except _DAMAGE as error:
-                aside = path.with_name("damaged-" + path.name)
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
-                notes.append(f"checkpoint {path.name} is damaged ({error}); set aside as {aside.name}, using the one before it")
+                damaged.append((path, error))
                 continue
-            return state, path, notes
-        if notes:
-            raise SwarmdError(
-                f"no checkpoint in {self.folder} can be used: {'; '.join(notes)}. To start anew, give another folder with --state-dir."
-            )
+            return state, path, [_set_aside(*each) for each in damaged]
+        if damaged:
+            why = "; ".join(f"{path.name} is damaged ({error})" for path, error in damaged)
+            raise SwarmdError(f"no checkpoint in {self.folder} can be used: {why}. To start anew, give another folder with --state-dir.")
         return None
 
     def _saved(self) -> Sequence[Path]:
@@ -267,6 +264,14 @@ class Saver:
         elif failure is not None:
             raise failure
         self._begun = None
+
+
+def _set_aside(path: Path, error: Exception) -> str:
+    """A note for the operator."""
+    aside = path.with_name("damaged-" + path.name)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    return f"checkpoint {path.name} is damaged ({error}); set aside as {aside.name}, using the one before it"
 
 
 def _name(round_number: int) -> str:
