@@ -17,6 +17,7 @@ from judge.limits import network_of
 from judge.pages.routes import add_page_routes
 from judge.reading import add_reading_routes, service_of
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
+from judge.replies import GradeReply, QuestionReply, QuestionsReply, ReceiptReply, RefusalReply
 from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
@@ -31,7 +32,8 @@ LATER = ("number", "low", "high")  # fields of a grade that version 1 does not h
 
 def create_app(service: JudgeService) -> FastAPI:
     """The HTTP app of an open service."""
-    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="2")
+    refused: dict[int | str, dict[str, Any]] = {of: {"model": RefusalReply, "description": "Refused"} for of in ("4XX", "5XX")}
+    app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="2", responses=refused)
     app.state.service = service
     rate, burst = config.ANSWER_BYTES_A_SECOND, config.ANSWER_BYTES_BURST
     app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
@@ -44,14 +46,14 @@ def create_app(service: JudgeService) -> FastAPI:
 
 
 def _add_evaluation_routes(app: FastAPI) -> None:
-    @app.post("/v1/evaluations", status_code=201, openapi_extra=described(AskBody))
+    @app.post("/v1/evaluations", status_code=201, openapi_extra=described(AskBody), responses={201: {"model": QuestionReply}})
     async def ask(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(AskBody, body)
         handed = (await service_of(request).ask(signed, _host(request), wish))[0]
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
 
-    @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody))
+    @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody), responses={200: {"model": GradeReply}})
     async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
         _pay(request, len(body))
@@ -59,7 +61,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         graded = await service_of(request).answer(signed, id, [Completion(given.text, given.ended)])
         return JSONResponse({name: value for name, value in _fields(graded.grade).items() if name not in LATER})
 
-    @app.post("/v2/evaluations", status_code=201, openapi_extra=described(QuestionsBody))
+    @app.post("/v2/evaluations", status_code=201, openapi_extra=described(QuestionsBody), responses={201: {"model": QuestionsReply}})
     async def ask_for_several(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(QuestionsBody, body)
@@ -74,7 +76,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         ]  # fmt: skip
         return JSONResponse({"judge": service.key, "evaluations": evaluations}, 201)
 
-    @app.post("/v2/evaluations/{id}/answers", openapi_extra=described(AnswersBody))
+    @app.post("/v2/evaluations/{id}/answers", openapi_extra=described(AnswersBody), responses={200: {"model": ReceiptReply}})
     async def answer_several(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
         signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
         _pay(request, len(body))

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 
 PAGE_SECONDS = 2  # for so long nobody asks again
 OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "etag, link"}  # for scripts of other pages: all is public
@@ -13,8 +14,8 @@ OPEN = {"access-control-allow-origin": "*", "access-control-expose-headers": "et
 Handler = Callable[..., Awaitable[Response]]
 
 
-def readable(app: FastAPI, path: str, *, documented: bool = True) -> Callable[[Handler], Handler]:
-    """A route whose handler takes the request. `documented`: it is in /openapi.json."""
+def readable(app: FastAPI, path: str, *, documented: bool = True, kind: type[Response] = JSONResponse) -> Callable[[Handler], Handler]:
+    """A route whose handler takes the request. `documented`: it is in /openapi.json, where `kind` is what it answers with."""
 
     def both(handler: Handler) -> Handler:
         @wraps(handler)
@@ -22,7 +23,7 @@ def readable(app: FastAPI, path: str, *, documented: bool = True) -> Callable[[H
             return unless_known(request_of(parameters), await handler(**parameters))
 
         app.head(path, include_in_schema=False)(conditional)
-        return app.get(path, include_in_schema=documented)(conditional)
+        return app.get(path, include_in_schema=documented, response_class=kind)(conditional)
 
     return both
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import Field
 
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
@@ -37,6 +37,10 @@ NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md nam
 
 class CsvQuery(BoardQuery):
     limit: Annotated[int, Field(ge=1, le=CSV_ROWS)] = CSV_ROWS
+
+
+class CsvResponse(Response):
+    media_type = "text/csv"
 
 
 def add_page_routes(app: FastAPI) -> None:
@@ -86,13 +90,13 @@ def _add_board(app: FastAPI) -> None:
             "new_texts": new_texts(service.curriculum.digest), "training": TRAINING,
         }  # fmt: skip
 
-    @readable(app, "/leaderboard.csv")
+    @readable(app, "/leaderboard.csv", kind=CsvResponse)
     async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
         service = service_of(request)
         found = await service.leaderboard(asked.view(service.now()))
         text, after = views.csv_of(found)
         headers = {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'} if after is not None else {}
-        return Response(text, headers=headers, media_type="text/csv")
+        return CsvResponse(text, headers=headers)
 
 
 def _add_nodes(app: FastAPI) -> None:
@@ -180,7 +184,7 @@ def _add_files(app: FastAPI) -> None:
     async def robots(_request: Request) -> Response:
         return Response(ROBOTS, media_type="text/plain")
 
-    @readable(app, "/metrics")
+    @readable(app, "/metrics", kind=PlainTextResponse)
     async def metrics(request: Request) -> Response:
         return Response(await _metrics(request), headers={"cache-control": "no-store"}, media_type="text/plain; version=0.0.4")
 

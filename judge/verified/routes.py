@@ -1,6 +1,7 @@
 """The verified tier over HTTP. docs/judge-verified.md describes it."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect
 from judge import config
 from judge.reading import PathName, service_of
 from judge.refusals import TOO_SLOW, Refusal, Refused
+from judge.replies import QueuedReply
 from judge.requests import signing_headers
 from judge.responses import readable
 from judge.service import JudgeService
@@ -49,8 +51,9 @@ class RevisionQuery(WeightsQuery):
 
 def add_verified_routes(app: FastAPI) -> None:
     body = {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-    app.post("/v2/verified", status_code=202, openapi_extra={**signing_headers(), "requestBody": body})(upload)
-    app.post("/v2/verified/hub", status_code=202, openapi_extra=signing_headers())(name)
+    post = partial(app.post, status_code=202, responses={202: {"model": QueuedReply}})
+    post("/v2/verified", openapi_extra={**signing_headers(), "requestBody": body})(upload)
+    post("/v2/verified/hub", openapi_extra=signing_headers())(name)
     readable(app, "/v2/verified")(models)
     readable(app, "/v2/verified/{id}")(verification)
 

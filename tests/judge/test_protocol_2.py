@@ -174,6 +174,33 @@ async def test_openapi_names_both_protocols(court: Court) -> None:
         assert {parameter["name"] for parameter in post["parameters"]} >= {"swarmd-peer", "swarmd-signature"}
 
 
+async def test_openapi_has_the_forms_of_the_answers(court: Court) -> None:
+    document = (await court.http.get("/openapi.json")).json()
+    known = {schema["title"]: schema for schema in document["components"]["schemas"].values()}
+    assert "HTTPValidationError" not in known
+
+    def told(response: httpx2.Response, path: str, status: str = "") -> set[str]:
+        """The fields that the answer to this has, by /openapi.json."""
+        form = document["paths"][path]["post"]["responses"][status or str(response.status_code)]["content"]["application/json"]["schema"]
+        return set(known[form["$ref"].rsplit("/", 1)[1]]["properties"])
+
+    peer = court.peer()
+    asked = await ask(court, peer)
+    assert set(asked.json()) == told(asked, "/v2/evaluations")
+    (question,) = asked.json()["evaluations"]
+    assert set(question) == set(known["CommittedQuestion"]["properties"])
+    graded = await answer(court, peer, question["evaluation"], "x")
+    assert set(graded.json()) == told(graded, "/v2/evaluations/{id}/answers")
+    again = await answer(court, peer, question["evaluation"], "x")
+    assert set(again.json()) == told(again, "/v2/evaluations/{id}/answers", "4XX")
+    older = await court.ask(peer)
+    assert set(older.json()) == told(older, "/v1/evaluations")
+    graded = await court.answer(peer, older.json()["evaluation"], "x")
+    assert set(graded.json()) == told(graded, "/v1/evaluations/{id}/answer")
+    kinds = {path: list(document["paths"][path]["get"]["responses"]["200"]["content"]) for path in ("/leaderboard.csv", "/metrics")}
+    assert kinds == {"/leaderboard.csv": ["text/csv"], "/metrics": ["text/plain"]}
+
+
 async def test_protocol_1_answers_with_the_fields_it_always_had(court: Court) -> None:
     peer = court.peer()
     response = await court.ask(peer)

@@ -18,6 +18,7 @@ from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.receipts import checked
+from judge.replies import QueuedReply
 from judge.service import JudgeService, open_service
 from judge.store import Store
 from judge.verified.evaluator import Evaluator
@@ -103,6 +104,7 @@ async def test_weights_are_evaluated_and_the_receipt_names_them(judge: Uploader)
     peer = judge.peer()
     taken = await judge.upload(peer=peer, answers=3)
     assert taken.status_code == 202, taken.text
+    assert taken.json().keys() == QueuedReply.model_fields.keys()  # as /openapi.json has it
     found = await judge.ended(taken.json()["verification"])
     assert (found["state"], found["n"], found["tier"]) == ("done", 18, "verified")
     assert found["weights"] == sha256(GOOD).hexdigest() and found["peer"] == peer.identity.peer_id
