@@ -1,5 +1,6 @@
 """Windows: committed to before they open, kept through kill -9 and clock steps, revealed when nothing of them is open."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,6 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,9 +156,9 @@ def test_questions_are_made_ahead_of_those_who_ask() -> None:
 @pytest.mark.anyio
 async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> None:
     async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court:
-        with anyio.fail_after(PATIENCE):
+        async with asyncio.timeout(PATIENCE):
             while court.service._questions.missing(court.service._next_window) == (court.service._questions.window, 0):
-                await anyio.sleep(0.01)
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.anyio
