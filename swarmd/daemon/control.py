@@ -52,6 +52,19 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
     _clear_away(state_dir)
     folder = _socket_folder()
     path = folder / "control"
+    room = trio.Semaphore(_CONNECTIONS)
+
+    async def converse(stream: trio.SocketStream) -> None:
+        try:
+            room.acquire_nowait()
+        except trio.WouldBlock:
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            await _converse(stream, handlers)
+        finally:
+            room.release()
+
     try:
         listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
         with listener:
@@ -61,43 +74,30 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
             document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
             write_atomically(state_dir / RUN_FILE, document)
             task_status.started(str(path))
-            async with trio.open_nursery() as nursery:
-                room = trio.Semaphore(_CONNECTIONS)
-                while True:
-                    client, _ = await listener.accept()
-                    stream = trio.SocketStream(client)
-                    try:
-                        room.acquire_nowait()
-                    except trio.WouldBlock:
-                        client.close()
-                        continue
-                    nursery.start_soon(_converse, stream, handlers, room)
+            await trio.serve_listeners(converse, [trio.SocketListener(listener)])  # which waits where there are no more open files
     finally:
         (state_dir / RUN_FILE).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         folder.rmdir()
 
 
-async def _converse(stream: "trio.SocketStream", handlers: Mapping[str, Handler], room: "trio.Semaphore") -> None:
+async def _converse(stream: "trio.SocketStream", handlers: Mapping[str, Handler]) -> None:
     """One connection: requests and replies in turn, until the caller closes it, is idle too long or sends no valid request."""
     import trio
 
     buffer = bytearray()
-    try:
-        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-            async with stream:
-                while True:
-                    with trio.move_on_after(_IDLE) as waiting:
-                        line = await _line(stream, buffer)
-                    if waiting.cancelled_caught or line is None:
-                        return
-                    reply = await answer(line, handlers)
-                    with trio.move_on_after(_IDLE) as sending:
-                        await stream.send_all(reply)
-                    if sending.cancelled_caught or len(line) > MAX_REQUEST:
-                        return
-    finally:
-        room.release()
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        async with stream:
+            while True:
+                with trio.move_on_after(_IDLE) as waiting:
+                    line = await _line(stream, buffer)
+                if waiting.cancelled_caught or line is None:
+                    return
+                reply = await answer(line, handlers)
+                with trio.move_on_after(_IDLE) as sending:
+                    await stream.send_all(reply)
+                if sending.cancelled_caught or len(line) > MAX_REQUEST:
+                    return
 
 
 async def _line(stream: "trio.SocketStream", buffer: bytearray) -> bytes | None:

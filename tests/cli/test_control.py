@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import resource
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from swarmd.daemon.control import MAX_REPLY, MAX_REQUEST, call, serve, wait_until_gone
 from swarmd.errors import NotRunning, SwarmdError, Unreachable
@@ -112,6 +114,19 @@ async def test_more_connections_than_there_is_room_for_are_closed_and_the_room_c
             with contextlib.suppress(Unreachable), trio.fail_after(PATIENCE):
                 assert (await ask(tmp_path, "status"))["schema"] == 1
                 break
+
+
+async def test_a_node_that_may_open_no_more_files_answers_once_it_may(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with running(tmp_path) as path:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(path)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            try:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (await ask(tmp_path, "status"))["schema"] == 1
 
 
 async def test_what_a_killed_node_left_is_cleared_away_and_means_not_running(tmp_path: Path) -> None:
