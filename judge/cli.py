@@ -236,7 +236,7 @@ def moderate(
 
     hide: its name, model, strategy and version are not shown; it is asked, scored and ranked as before.
 
-    ban: hidden too, its requests are refused, and it is off the leaderboard; its own page and its receipts stay.
+    ban: hidden too, its requests are refused, and it is off the leaderboard; its own page and its answers stay.
 
     undo: neither any more.
     """

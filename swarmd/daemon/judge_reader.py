@@ -17,6 +17,7 @@ SECONDS = 20.0  # of a whole answer
 
 K = TypeVar("K")
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Seconds = Annotated[int, msgspec.Meta(ge=0, lt=2**37)]  # since 1970; a later year cannot be written
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
@@ -53,8 +54,8 @@ class JudgedBoard(msgspec.Struct, frozen=True):
 
 class CommittedWindow(msgspec.Struct, frozen=True):
     number: int
-    opens: int
-    closes: int
+    opens: _Seconds
+    closes: _Seconds
     questions: Annotated[int, msgspec.Meta(ge=1)]
     commitment: str
     seed: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None

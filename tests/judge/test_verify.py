@@ -109,6 +109,8 @@ def test_what_cannot_be_checked_yet(verifier: Verifier, honest: dict[str, Any]) 
     window = replace(WINDOW, revealed=None).told()
     assert findings(verifier, {**honest, "window": window}) == {"signature": True, "answers": True, "commitment": None, "score": True}
     assert findings(verifier, {**honest, "window": None})["commitment"] is None
+    with pytest.raises(msgspec.ValidationError, match="closes"):  # no calendar has it
+        findings(verifier, {**honest, "window": {**window, "closes": 10**18}})
 
 
 @contextmanager
