@@ -115,7 +115,7 @@ def _shipped() -> Path:
 def _file(given: str) -> Path:
     path = Path(given).expanduser()
     shipped = _shipped() / f"{given}.toml"
-    return shipped if not path.exists() and shipped.is_file() else path
+    return shipped if not path.is_file() and shipped.is_file() else path  # a results folder has the name, too
 
 
 def _opened(wanted: "Experiment", folder: Path, resume: bool, engine: str) -> "Results":

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swarmd.cli.app import main
 from swarmd.lab import EXPERIMENTS
 from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, parse_experiment, read_experiment
@@ -65,6 +66,15 @@ def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("name = ")
     with pytest.raises(BadExperiment, match=r"bad\.toml: no TOML"):
         read_experiment(tmp_path / "bad.toml")
+
+
+def test_a_name_is_of_what_comes_with_swarmd_also_beside_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "churn").mkdir()
+    (tmp_path / "churn" / "theirs.txt").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert main(["lab", "run", "churn"]) == 2 and "churn is not empty, and holds no results" in capsys.readouterr().err
 
 
 def test_a_settings_surroundings_are_read_and_checked() -> None:
