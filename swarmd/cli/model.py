@@ -70,7 +70,7 @@ def models(
     folder = as_state_dir(state_dir)
     trained, _ = trained_from(folder)
     name = next((short for short, repository in REPOSITORIES.items() if repository == trained), trained)
-    seconds = [sum(line["seconds"].values()) for line in read_metrics(folder / METRICS_FILE)[-RECORDED:] if "seconds" in line]
+    seconds = [sum(line["seconds"].values()) for line in read_metrics(folder / METRICS_FILE, RECORDED) if "seconds" in line]
     where, listed = list_models(load(config_file(config), os.environ, {"device": device}), {name: seconds} if name else {})
     document = {"schema": 1, "device": where, "models": [model.document() for model in listed]}
     answer(document, "\n".join(lines(where, listed)), as_json)

@@ -35,7 +35,7 @@ from swarmd.daemon.judging import Judging
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.reachability_survey import survey
-from swarmd.daemon.status import StatusBoard
+from swarmd.daemon.status import REWARDS_KEPT, StatusBoard
 from swarmd.daemon.tracking import run_tracker
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck
@@ -119,7 +119,7 @@ class Daemon:
         )
         self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
-        self.status.replay(read_metrics(folder / METRICS_FILE))
+        self.status.replay(read_metrics(folder / METRICS_FILE, REWARDS_KEPT))
         runs = introduce(self.member, curriculum, lambda: PAUSED if self.guest.pauses else TRAINING)
         self.isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self.status.roster, time.time, view.talk, runs)
         self.guest = Guest(config, folder, traffic, self.member, self.child.tell, view.talk, on_gpu=self.status.on_gpu)

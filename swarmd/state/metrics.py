@@ -14,6 +14,7 @@ from p2p import durable
 from swarmd.errors import CannotRecord
 from swarmd.types import Figure, RoundReport, UpdateReport
 
+_LONG = 4096  # bytes: a line has less, nearly always
 _KINDS: Mapping[str, Any] = {"reward_mean": (int, float, type(None)), "tokens": dict, "judge": (dict, type(None))}  # of what is read again
 
 
@@ -126,16 +127,17 @@ class MetricsFile:
     def __init__(self, path: Path, resumed_round: int) -> None:
         self.path = path
         self.notes: list[str] = []  # what an operator should know
-        lines = [line for line in read_metrics(path) if line["round"] <= resumed_round]
-        if missing := resumed_round - len(lines):
-            self.notes.append(f"{path.name} was damaged or cut: {missing} of the {resumed_round} rounds behind have no line there any more")
         try:
-            kept = "".join(map(_text, lines)).encode()
-            if not path.exists() or path.read_bytes() != kept:
-                durable.replace(path, kept, 0o666)  # less the umask: others may read it
+            there = _cut(path, resumed_round)
+            if there is None:
+                lines = [line for line in read_metrics(path) if line["round"] <= resumed_round]
+                there = len(lines)
+                durable.replace(path, "".join(map(_text, lines)).encode(), 0o666)  # less the umask: others may read it
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise CannotRecord.to(path, error) from None
+        if missing := resumed_round - there:
+            self.notes.append(f"{path.name} was damaged or cut: {missing} of the {resumed_round} rounds behind have no line there any more")
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write one line, in one call. Raises CannotRecord, with the file as it was before."""
@@ -168,30 +170,60 @@ class MetricsFile:
         self.close()
 
 
-def read_metrics(path: Path) -> Sequence[dict[str, Any]]:
+def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]]:
     """The lines of a metrics file in order of rounds, the last where a round stands there twice. Torn lines are left out.
 
-    An absent file has no lines. Raises CannotRecord where there is something that cannot be read.
+    last: about so many from the file's end, which is all that is read then: weeks of rounds are gigabytes once they are in memory. An
+    absent file has no lines. Raises CannotRecord where there is something that cannot be read.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            if last is not None and (begin := file.seek(0, os.SEEK_END) - last * _LONG) > 0:
+                file.seek(begin)
+                file.readline()  # the rest of one
+            elif last is not None:
+                file.seek(0)
+            data = file.read()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CannotRecord(f"{path}: cannot be read: {error.strerror or error}. Move it away, or mend its permissions.") from None
-    rounds = {line["round"]: line for line in _whole_lines(data)}
-    return [rounds[number] for number in sorted(rounds)]
+    # What follows the last newline is torn, or empty.
+    rounds = {line["round"]: line for raw in data.split(b"\n")[:-1] if (line := _parsed(raw)) is not None}
+    return [rounds[number] for number in sorted(rounds)[-last if last else None :]]
 
 
-def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
-    for raw in data.split(b"\n")[:-1]:  # what follows the last newline is torn, or empty
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        ours = isinstance(line, dict) and type(line.get("round")) is int and line["round"] > 0
-        if ours and all(isinstance(line[key], kinds) for key, kinds in _KINDS.items() if key in line):
-            yield line
+def _parsed(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    ours = isinstance(line, dict) and type(line.get("round")) is int and line["round"] > 0
+    return line if ours and all(isinstance(line[key], kinds) for key, kinds in _KINDS.items() if key in line) else None
+
+
+def _cut(path: Path, round_number: int) -> int | None:
+    """Cut off what comes after this round; returns how many lines are left. None, and nothing is done, where more is to be mended.
+
+    One line at a time is in memory. Raises OSError.
+    """
+    lines = before = size = 0
+    try:
+        with path.open("rb") as file:
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break  # torn: the file's end
+                line = _parsed(raw)
+                if line is None or line["round"] <= before:
+                    return None
+                before = line["round"]
+                if before <= round_number:
+                    lines, size = lines + 1, file.tell()
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    if size < path.stat().st_size:
+        os.truncate(path, size)
+    return lines
 
 
 def _text(line: Mapping[str, Any]) -> str:

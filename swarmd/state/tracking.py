@@ -102,7 +102,7 @@ class Follower:
 
     def __init__(self, path: Path) -> None:
         self._path, self._file, self._at = path, 0, 0  # its inode, and how far it was read
-        lines = read_metrics(path)
+        lines = read_metrics(path, 1)
         self._round = lines[-1]["round"] if lines else 0
 
     def read(self) -> Iterator[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ import random
 import re
 import resource
 import signal
+import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,20 @@ def test_rubbish_and_repeated_rounds_are_mended_on_opening(tmp_path: Path) -> No
     MetricsFile(path, 9).close()
     assert path.read_text() == '{"round":1,"loss":2}\n'
     assert read_metrics(tmp_path / "absent.jsonl") == []
+
+
+def test_weeks_of_rounds_take_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line(number)) + "\n" for number in range(1, 2001)))
+    tracemalloc.start()
+    try:
+        with MetricsFile(path, 1990) as file:
+            assert not file.notes
+        assert [entry["round"] for entry in read_metrics(path, 3)] == [1988, 1989, 1990]
+        assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 10
+    finally:
+        tracemalloc.stop()
+    assert len(read_metrics(path)) == len(read_metrics(path, 2000)) == 1990
 
 
 def test_rounds_that_have_no_line_any_more_are_said(tmp_path: Path) -> None:
