@@ -67,7 +67,7 @@ def run(
             play_all(results, jobs, _Teller(), RANKS if engine == "torch" else ())
     except KeyboardInterrupt:
         again = f"swarmd lab run {experiment} --out {folder} --resume"
-        print(f"\nstopped; what was saved stays. To go on: {again} (and the same --seeds and --rounds)", file=sys.stderr)
+        print(f"\nstopped; what was saved stays. To go on: {again}, with the other options as they were", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         if len(results.missing) < len(results.runs):

@@ -87,6 +87,9 @@ class Results:
         """Go on with the folder for this experiment, of which more seeds may be wanted now. BadResults where it is of another one, or was
         played by other versions."""
         if replace(self.experiment, seeds=experiment.seeds) != experiment:
+            rounds = self.experiment.rounds
+            if experiment == replace(self.experiment, seeds=experiment.seeds, rounds=experiment.rounds):
+                raise BadResults(f"{self.folder} is of {rounds} rounds. Give --rounds {rounds}, or another folder with --out.")
             raise BadResults(f"{self.folder} is of another experiment, or of this one with other settings. Give another folder with --out.")
         then, now = ({"engine": MEMORY} | dict(each) for each in (self.versions, versions(experiment, engine)))
         if changed := "; ".join(f"{name} {old}, now {now.get(name)}" for name, old in then.items() if now.get(name) != old):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -168,8 +169,10 @@ def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) 
     reopened = Results.open(played.folder)
     assert reopened.experiment == played.experiment
     reopened.resume(played.experiment)
-    with pytest.raises(BadResults, match="another experiment"):
+    with pytest.raises(BadResults, match="is of 2 rounds"):
         reopened.resume(experiment(rounds=3))
+    with pytest.raises(BadResults, match="another experiment"):
+        reopened.resume(replace(experiment(), question="another"))
     document = json.loads((played.folder / FILE).read_text())
     for changed, said in (({"schema": 99}, "schema 99"), ({"experiment": 3}, "damaged")):
         (tmp_path / FILE).write_text(json.dumps(document | changed))
