@@ -44,6 +44,7 @@ class TrainerChild:
         self.start, self.log_file, self.on_message, self.on_death, self.on_stuck = start, log_file, on_message, on_death, on_stuck
         self._watchdog = watchdog or Watchdog()
         self._stuck: Stuck | None = None
+        self._ending = ""  # why it ended, where we know better than its exit status
         self.pid: int | None = None
         self.restarts = 0
         self.failed: link.TrainerFailed | None = None
@@ -87,7 +88,7 @@ class TrainerChild:
                 cause = f"it cannot be started: {error}"
             else:
                 status = await self._attend(process, ours)
-                cause = f"killed, for it was stuck: {self._stuck.cause}" if self._stuck is not None else _cause(status, self.log_file)
+                cause = self._ending or _cause(status, self.log_file)
             if self.finished or self._stopping or self.failed is not None:
                 return
             death = self._deaths.died(cause)
@@ -126,7 +127,7 @@ class TrainerChild:
 
     async def _attend(self, process: trio.Process, ours: socket.socket) -> int:
         """Talk to the process until it ends; returns its exit status."""
-        self.pid, self._stuck = process.pid, None
+        self.pid, self._stuck, self._ending = process.pid, None, ""
         if self._stopping:  # said while it was being started
             self.kill()
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
@@ -150,7 +151,12 @@ class TrainerChild:
         unpacker = link.from_trainer()
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             async for data in stream:
-                for message in unpacker.feed(data):
+                try:
+                    messages = unpacker.feed(data)
+                except ValueError as error:  # msgspec's are
+                    self._ending = f"it is of another version of swarmd than the daemon ({error}): stop the node and join again"
+                    return
+                for message in messages:
                     self._note(message)
                     self._watchdog.heard(message)
                     self.on_message(message)
@@ -165,6 +171,7 @@ class TrainerChild:
                 self.on_stuck(stuck)
             if stuck is not None and stuck.hopeless:
                 log.error("the trainer is killed: %s", stuck.cause)
+                self._ending = f"killed, for it was stuck: {stuck.cause}"
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 return

@@ -164,6 +164,25 @@ def test_a_trainer_that_closed_its_connection_and_lingers_is_killed_and_not_rest
 
 
 @pytest.mark.net
+def test_a_trainer_of_another_version_is_a_death_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
+    causes: list[str] = []
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        child.stop()
+
+    child = TrainerChild(link.StartTrainer("{}", "", "", 1), tmp_path / "trainer.log", print, died, module="tests.node.foreign")
+
+    async def run() -> None:
+        with trio.fail_after(PATIENCE):
+            await child.run()
+
+    trio.run(run)
+    assert len(causes) == 1 and "another version of swarmd" in causes[0] and "join again" in causes[0]
+
+
+@pytest.mark.net
 def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
     log_file, causes = tmp_path / "logs" / "trainer.log", list[str]()
