@@ -1,6 +1,7 @@
 """What only the hivemind engine has to withstand: a child process that dies, hangs or outlives us, and peers it passes things on for."""
 
 import os
+import resource
 import signal
 import socket
 import stat
@@ -22,8 +23,10 @@ import trio.testing
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
 from p2p.engines import choose
+from p2p.engines.common.request_response import Responder
 from p2p.engines.hivemind import p2pd as p2pd_module
 from p2p.engines.hivemind.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
+from p2p.engines.hivemind.streams import serve
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
@@ -53,6 +56,26 @@ def children() -> list[psutil.Process]:
 
 
 # The child process.
+
+
+@with_p2pd
+async def test_no_room_for_another_stream_ends_nothing(nursery: trio.Nursery) -> None:
+    _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with open_p2pd(Identity.from_seed(bytes([7]) * 32), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
+        nursery.start_soon(serve, p2pd, Responder(lambda _, question: question, lambda _: True))
+        await until((p2pd.folder / "asked").exists)
+        async with await trio.open_unix_socket(str(p2pd.folder / "asked")) as first:
+            await first.send_eof()
+            assert await first.receive_some(1) == b""  # it serves
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.connect(str(p2pd.folder / "asked"))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            try:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert (await p2pd.ask(type=p2pd.pb.Request.IDENTIFY)).identify.id
+        nursery.cancel_scope.cancel()
 
 
 @with_p2pd

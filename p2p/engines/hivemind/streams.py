@@ -7,6 +7,7 @@ direction is the end of both there.
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
@@ -52,10 +53,8 @@ async def serve(p2pd: P2pd, responder: Responder) -> None:
         listening.listen(BACKLOG)
         handler = {"addr": unix_address(path), "proto": [ASK], "balanced": False}
         await p2pd.ask(type=p2pd.pb.Request.STREAM_HANDLER, streamHandler=handler)
-        async with trio.open_nursery() as nursery:
-            while True:
-                connection, _ = await listening.accept()
-                nursery.start_soon(_serve_one, p2pd, responder, trio.SocketStream(connection))
+        listeners = [trio.SocketListener(listening)]
+        await trio.serve_listeners(partial(_serve_one, p2pd, responder), listeners)  # which waits where there are no more open files
 
 
 async def _serve_one(p2pd: P2pd, responder: Responder, stream: trio.SocketStream) -> None:
