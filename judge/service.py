@@ -277,8 +277,8 @@ class JudgeService:
             await asyncio.sleep(config.AHEAD_SECONDS if missing else config.EXPIRE_SECONDS)
 
     async def _void_abandoned(self) -> None:
-        now = self._wall()
-        if self.settings.shared and now >= self._abandoned + config.ABANDONED_SECONDS:
+        now, failed = self._wall(), self._failed > -math.inf  # then the end of a question may not have been written
+        if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_SECONDS:
             late = now - self.settings.deadline - config.ABANDONED_SECONDS
             await self.write(self._store.abandoned, self._abandoned and late - 3_600.0, late)
             self._abandoned = now

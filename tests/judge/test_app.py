@@ -1,5 +1,6 @@
 """The protocol, with the real verifier: an evaluation from question to leaderboard, and everything that is refused on the way."""
 
+import asyncio
 import os
 import random
 import signal
@@ -282,6 +283,10 @@ async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
     assert again != evaluation
     assert (await court.answer(peer, again, "x")).json()["n"] == 1
     assert (await standing(court, peer))["unanswered"] == 0
+    court.wall.now += 60.0 + config.ABANDONED_SECONDS + 1.0
+    lost = f"SELECT state FROM evaluations WHERE id = '{evaluation}'"
+    while court.rows(lost) != [("void",)]:  # else its window were never revealed; the judge looks each second
+        await asyncio.sleep(0.05)
 
 
 async def test_every_page_answers_head(court: Court) -> None:
