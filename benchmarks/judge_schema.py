@@ -1,6 +1,6 @@
 """Cases made of a judge's own OpenAPI, by schemathesis: what it says and what it does not. None may be a server error.
 
-    python -m benchmarks.judge_schema [--cases 10000] [--seed 1]
+    python -m benchmarks.judge_schema [--cases 10000] [--seed 1] [--database postgresql://…]
 
 Needs `pip install schemathesis`, which swarmd does not. The judge is a process of its own. Half of the requests that need a signature get a
 right one, so that they get past it. Prints what was answered, by operation; exit code 1 if the judge failed at one.
@@ -78,8 +78,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--database", default="", help="a file or a postgresql:// address; by default a new file")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(str(Path(folder) / "judge.sqlite3")) as (_, url):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(given.database or str(Path(folder) / "judge.sqlite3"), "--key", str(Path(folder) / "judge.key")) as (_, url),
+    ):
         try:
             seen, failed = play(url, given.cases, given.seed)
         except ModuleNotFoundError as missing:
