@@ -13,12 +13,14 @@ from swarmd.state.folder import METRICS_FILE
 
 LOGS: Final = ("swarmd.log", "trainer.log")
 _LAST: Final = 256 * 1024  # bytes of the end of each log, and of the figures
+_NAMED: Final = r"""(?i)((?:token|(?:passwd|password|secret|api[_-]?key|credential)s?)(?:\\?["'])?\s*[=:]\s*"""  # "tokens" are counted
 # What looks like a secret, wherever it stands. The key is never read.
 _SECRETS: Final = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), "<secret>"),
     (re.compile(r"\b(hf|sk|ghp|gho|github_pat|glpat|xox[abp])[_-][A-Za-z0-9_-]{16,}"), "<secret>"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 <secret>"),
-    (re.compile(r"""(?i)((?:token|passwd|password|secret|api[_-]?key|credential)s?["']?\s*[=:]\s*["']?)[^\s"'&,;}\]]+"""), r"\1<secret>"),
+    (re.compile(_NAMED + r"""(\\?["']))(?:(?!\2)[^\n])+"""), r"\1<secret>"),
+    (re.compile(_NAMED + r""")[^\s"'&,;{}\[\]\\][^\s"'&,;}\]]*"""), r"\1<secret>"),
     (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://)[^/\s@\"']+@"), r"\1<secret>@"),
 )
 _NAMED_HOST: Final = re.compile(r"(?i)(/(?:dns|dns4|dns6)/|\bhttps?://(?:<secret>@)?)[^/\s\"',:<>]+")
