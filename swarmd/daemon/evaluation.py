@@ -26,8 +26,9 @@ class ReceiptFile:
 
     def add(self, receipt: Mapping[str, str]) -> None:
         try:
+            torn = self._path.exists() and self._path.read_bytes()[-1:] not in (b"", b"\n")  # by kill -9, or a full disk
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(receipt) + "\n")
+                file.write("\n" * torn + json.dumps(receipt) + "\n")
             lines = self._path.read_bytes().splitlines(keepends=True)
             if len(lines) > 2 * self._most:
                 durable.replace(self._path, b"".join(lines[-self._most :]))

@@ -220,6 +220,9 @@ def test_a_disk_that_fails_costs_receipts_alone(tmp_path: Path, caplog: pytest.L
     path.rmdir()
     file.add({"receipt": "kept", "signature": ""})
     assert [json.loads(line)["receipt"] for line in path.read_text().splitlines()] == ["kept"] and len(caplog.records) == 1
+    path.write_text(path.read_text() + '{"receipt": "to')  # kill -9
+    file.add({"receipt": "whole", "signature": ""})
+    assert json.loads(path.read_text().splitlines()[-1])["receipt"] == "whole"
 
 
 # Judges that lie.
