@@ -13,7 +13,8 @@ from swarmd.state.folder import METRICS_FILE
 
 LOGS: Final = ("swarmd.log", "trainer.log")
 _LAST: Final = 256 * 1024  # bytes of the end of each log, and of the figures
-_NAMED: Final = r"""(?i)((?:token|(?:passwd|password|secret|api[_-]?key|credential)s?)(?:\\?["'])?\s*[=:]\s*"""  # "tokens" are counted
+# A name and what stands before its value; "tokens" are counted, and "an unlikely token" too.
+_NAMED: Final = r"""(?i)((?:(?<!unlikely )token|(?:passwd|password|secret|api[_-]?key|credential)s?)(?:\\?["'])?\s*[=:]\s*"""
 # What looks like a secret, wherever it stands. The key is never read.
 _SECRETS: Final = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), "<secret>"),

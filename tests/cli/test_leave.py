@@ -130,7 +130,7 @@ def test_a_report_shows_itself_asks_and_leaves_secrets_out(run: Run, tmp_path: P
         (r'{"event": "password=\"abc def\" of"}', r'{"event": "password=\"<secret>\" of"}'),
         ("x?token=abc&y secrets: abc, def", "x?token=<secret>&y secrets: <secret>, def"),
         ('{"tokens":{"generated":267},"max_new_tokens":64}', '{"tokens":{"generated":267},"max_new_tokens":64}'),
-        ("max_new_tokens = 64", "max_new_tokens = 64"),
+        ('max_new_tokens = 64, "gated":{"an unlikely token":1}', 'max_new_tokens = 64, "gated":{"an unlikely token":1}'),
         ("/ip4/203.0.113.7/tcp/4001/p2p/12D3", "/ip4/<address>/tcp/4001/p2p/12D3"),
         ("/ip6/2001:db8::7/tcp/1 and /dns4/ada.example/tcp/1", "/ip6/<address>/tcp/1 and /dns4/<address>/tcp/1"),
         ("from 203.0.113.7:4001, at 2026-11-23 03:04:56, fe80::1.", "from <address>:4001, at 2026-11-23 03:04:56, <address>."),
