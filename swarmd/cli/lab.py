@@ -77,13 +77,12 @@ def run(
 @app.command(epilog="Example: swarmd lab report sapo-table")
 def report(folder: Annotated[Path, typer.Argument(help="A results folder.")], as_json: AsJson = False) -> None:
     """Write the report of what is finished: a table, figures, an HTML page."""
-    from swarmd.lab.report import HEADS, table
+    from swarmd.lab.columns import document
     from swarmd.lab.results import Results
 
     results = Results.open(folder)
     if as_json:
-        _, *rows = table(results)
-        print_json({"schema": 1, "experiment": results.experiment.name, "settings": [dict(zip(HEADS, row, strict=True)) for row in rows]})
+        print_json({"schema": 1, "experiment": results.experiment.name, "settings": document(results)})
         return
     _report(results)
 

@@ -3,9 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from swarmd.lab.results import BadResults, Results, Run
 from swarmd.lab.statistics import Interval, RunFigures, figures, interval
+
+# Of RunFigures, for programs
+FIGURES = ("cumulative", "late", "per_thousand", "mixed", "useful", "predicted", "external", "gated", "roughness", "cpu_seconds")
 
 
 @dataclass(frozen=True)
@@ -59,3 +63,17 @@ def gains(column: Column, other: Column) -> Mapping[int, float]:
     """By seed, cumulative reward over the baseline's, in percent. A seed in which the baseline earned nothing says nothing."""
     both = [seed for seed in sorted(column.runs.keys() & other.runs.keys()) if other.runs[seed].cumulative > 0]
     return {seed: 100 * (column.runs[seed].cumulative / other.runs[seed].cumulative - 1) for seed in both}
+
+
+def document(results: Results) -> list[dict[str, Any]]:
+    """For programs, a setting each: its finished seeds, FIGURES, the gain over its baseline in percent, and pass@k at the end. A figure is
+    a mean over seeds, half of its 95 % interval (None: one seed), and the seeds that have it; None where there is none."""
+    found, told = columns(results), []
+    for column in found:
+        other = baseline(results, column, found)
+        over = gain(column, other) if other is not None and other is not column else None
+        intervals = {"over_baseline": over, "pass@1": column.pass_at(1), "pass@8": column.pass_at(8)}
+        intervals |= {of: column.over_seeds(of) for of in FIGURES}
+        each = {name: {"mean": i.mean, "half": i.half, "n": i.n} if i and i.n else None for name, i in intervals.items()}
+        told.append({"setting": column.name, "seeds": sorted(column.runs), **each})
+    return told

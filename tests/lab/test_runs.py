@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from swarmd.cli.app import main
 from swarmd.lab.columns import columns, gain
 from swarmd.lab.experiment import Experiment, parse_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
@@ -89,6 +90,14 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
     assert markdown(played).count("\n") == 3 and "| 1/1 |" in markdown(played)
     alone, together = columns(played)
     assert gain(alone, alone).mean == 0 and together.pass_at(2) is not None and together.pass_at(8) is None
+
+
+def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "report", str(played.folder), "--json"]) == 0
+    alone, together = json.loads(capsys.readouterr().out)["settings"]
+    _, column = columns(played)
+    assert alone["over_baseline"] is None and together["pass@8"] is None and together["seeds"] == [1]
+    assert together["cumulative"] == {"mean": column.runs[1].cumulative, "half": None, "n": 1}
 
 
 def test_what_is_missing_is_played_in_processes_of_its_own_and_a_death_is_told(tmp_path: Path) -> None:
