@@ -17,8 +17,13 @@ log = logging.getLogger(__name__)
 async def run_tracker(name: str, folder: Path, peer: str, talk: Callable[[str], None]) -> None:
     """Run it until cancelled. One that fails is told once and not started again: the figures are in metrics.jsonl."""
     command = [sys.executable, "-m", "swarmd.state.tracking", str(folder), peer, name]
-    with (folder / LOG_FILE).open("ab") as output:
-        process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        with (folder / LOG_FILE).open("ab") as output:
+            process = await trio.lowlevel.open_process(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    except OSError as error:
+        talk(f"{name} gets no figures: its process cannot be started: {error}")
+        log.warning("the tracker %s cannot be started: %s", name, error)
+        return
     try:
         await process.wait()
         talk(f"{name} gets no more figures: its process ended with status {process.returncode}; see {folder / LOG_FILE}")

@@ -33,7 +33,7 @@ INDEX: Final = "backup.json"
 BESIDE: Final = (SEED_FILE, CHOICES_FILE, METRICS_FILE)
 CHECKPOINTS: Final = "checkpoints"
 _IN_CHECKPOINT: Final = re.compile(r"checkpoints/(round-[0-9]{8,12})/[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-_LARGEST: Final = {INDEX: 2**16, IDENTITY_FILE: 2**10, SEED_FILE: 2**16, CHOICES_FILE: 2**16, METRICS_FILE: 2**30}
+_LARGEST: Final = {INDEX: 2**16, IDENTITY_FILE: 2**10, SEED_FILE: 2**16, CHOICES_FILE: 2**16, METRICS_FILE: 2**40}
 _MOST_FILES: Final = 64
 _BLOCK: Final = 2**20
 _NOT_A_ZIP: Final = (OSError, ValueError, RuntimeError, NotImplementedError, EOFError, zipfile.BadZipFile, MemoryError, OverflowError)
@@ -124,10 +124,8 @@ def _take_place(draft: Path, folder: Path, *, with_training: bool) -> list[Path]
             continue
         if old.exists():
             kept.append(durable.keep_aside(old))
-        if new.is_dir():
-            durable.name_folder(new, old)
-        elif new.exists():
-            durable.replace(old, new.read_bytes())
+        if new.exists():
+            durable.name_folder(new, old)  # or a file: metrics.jsonl may be larger than the memory
     return kept
 
 

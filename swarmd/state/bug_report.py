@@ -14,7 +14,8 @@ from swarmd.state.folder import METRICS_FILE
 LOGS: Final = ("swarmd.log", "trainer.log")
 _LAST: Final = 256 * 1024  # bytes of the end of each log, and of the figures
 # A name and what stands before its value; "tokens" are counted, and "an unlikely token" too.
-_NAMED: Final = r"""(?i)((?:(?<!unlikely )token|(?:passwd|password|secret|api[_-]?key|credential)s?)(?:\\?["'])?\s*[=:]\s*"""
+_WORDS: Final = r"(?:passwd|password|secret|(?:api|access|private)[_-]?key|credential)(?:s|[_-][a-z_-]+)?"
+_NAMED: Final = rf"""(?i)((?:(?<!unlikely )token|{_WORDS})(?:\\?["'])?\s*[=:]\s*"""
 # What looks like a secret, wherever it stands. The key is never read.
 _SECRETS: Final = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), "<secret>"),
@@ -22,6 +23,7 @@ _SECRETS: Final = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 <secret>"),
     (re.compile(_NAMED + r"""(\\?["']))(?:(?!\2)[^\n])+"""), r"\1<secret>"),
     (re.compile(_NAMED + r""")[^\s"'&,;{}\[\]\\][^\s"'&,;}\]]*"""), r"\1<secret>"),
+    (re.compile(r"""(?i)(--(?:[a-z]+-)*(?:token|passwd|password|secret|key)["']?,?\s+["']?)[^\s"',]+"""), r"\1<secret>"),
     (re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://)[^/\s@\"']+@"), r"\1<secret>@"),
 )
 _NAMED_HOST: Final = re.compile(r"(?i)(/(?:dns|dns4|dns6)/|\bhttps?://(?:<secret>@)?)[^/\s\"',:<>]+")

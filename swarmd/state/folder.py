@@ -55,6 +55,8 @@ class StateFolder:
         Raises StateFolderInUse, naming the owner's pid, and ConfigError where the folder cannot be used.
         """
         path = path.expanduser().absolute()
+        if not _is_text(path):
+            raise ConfigError(f"{str(path)!r}: the name of a state folder is UTF-8. Choose another with --state-dir.")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.stat().st_mode & stat.S_IWOTH:
@@ -169,6 +171,14 @@ def _take(lock: int) -> str | None:
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return None
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unusable(path: Path, error: OSError) -> ConfigError:

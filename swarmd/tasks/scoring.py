@@ -38,6 +38,7 @@ MOST_ANSWERS = 1024  # in one request
 FAULT_KINDS = 100  # of a plug-in, that are told apart
 START_SECONDS = 60.0  # ReasoningGYM takes two to load on an idle machine
 ITEM_SECONDS = 2.0  # the verifier's own limits keep an item below one
+SLACK = 4.0  # times as long as the attempt before: a machine may be slow, and no answer can use it up
 
 log = logging.getLogger(__name__)
 _Reply = TypeVar("_Reply", VerifierReady, Judgements, Made)
@@ -76,7 +77,7 @@ class Verifier:
     def __enter__(self) -> Self:
         """Start the process, without waiting for it."""
         with self._lock, contextlib.suppress(_Failed):  # the first call to `judge` tries again, and reports
-            self._child = self._child or _Child(self._command)
+            self._child = self._child or _Child(self._command, START_SECONDS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -161,9 +162,9 @@ class Verifier:
     def _ask(self, ask: "Callable[[_Child], _Reply]") -> _Reply:
         cause = ""
         with self._lock:
-            for _ in range(ATTEMPTS):
+            for attempt in range(ATTEMPTS):
                 try:
-                    self._child = self._child or _Child(self._command)
+                    self._child = self._child or _Child(self._command, START_SECONDS, SLACK**attempt)
                     return ask(self._child)
                 except _Failed as failure:
                     cause = str(failure)
@@ -200,8 +201,12 @@ def describe(source: str, seconds: float = START_SECONDS) -> PluginDescription:
 class _Child:
     """One verifier process and its pipes."""
 
-    def __init__(self, command: Sequence[str], start_seconds: float = START_SECONDS) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+    def __init__(self, command: Sequence[str], start_seconds: float, slack: float = 1.0) -> None:
+        """slack: by how much all limits of time are longer. Raises _Failed."""
+        try:
+            self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
+        except OSError as error:
+            raise _Failed(f"a temporary file cannot be made ({error})") from error
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, cwd="/", env=_environment(), bufsize=0
@@ -213,7 +218,8 @@ class _Child:
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)
-        self._start_by = time.monotonic() + start_seconds
+        self._slack = slack
+        self._start_by = time.monotonic() + slack * start_seconds
         self.pid = self._process.pid
         self.seccomp: bool | None = None
 
@@ -238,7 +244,7 @@ class _Child:
     def _exchange(self, request: Request, kind: type[_Reply], patience: float) -> _Reply:
         if self.seccomp is None:
             self.ready()
-        deadline = time.monotonic() + ITEM_SECONDS * (1 + len(request.items)) + patience
+        deadline = time.monotonic() + self._slack * (ITEM_SECONDS * (1 + len(request.items)) + patience)
         with self._failing():
             pipe.send(self._stdin.fileno(), request, deadline)
         return self._receive(kind, deadline)

@@ -61,6 +61,17 @@ def test_the_training_goes_there_and_back(run: Run, tmp_path: Path) -> None:
     assert run("identity", "restore", tmp_path / "all.zip", "--state-dir", tmp_path / "fresh").code == 0
 
 
+def test_a_backup_with_more_figures_than_memory_is_not_refused_for_that(run: Run, tmp_path: Path) -> None:
+    """Its size is claimed only."""
+    trained(tmp_path / "a")
+    run("identity", "backup", tmp_path / "all.zip", "--training", "--state-dir", tmp_path / "a")
+    with zipfile.ZipFile(tmp_path / "all.zip", "a") as archive:
+        archive.getinfo("metrics.jsonl").file_size = 2**31
+        archive.comment = b"to be written again"
+    said = run("identity", "restore", tmp_path / "all.zip", "--state-dir", tmp_path / "b")
+    assert said.code == 0, said.err
+
+
 def test_a_running_node_keeps_its_files(run: Run, tmp_path: Path) -> None:
     trained(tmp_path / "a")
     run("identity", "backup", tmp_path / "key", "--state-dir", tmp_path / "a")

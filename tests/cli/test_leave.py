@@ -136,6 +136,8 @@ def test_a_report_shows_itself_asks_and_leaves_secrets_out(run: Run, tmp_path: P
         ("from 203.0.113.7:4001, at 2026-11-23 03:04:56, fe80::1.", "from <address>:4001, at 2026-11-23 03:04:56, <address>."),
         ("version 2.13.0, round 3: reward 0.5", "version 2.13.0, round 3: reward 0.5"),
         ("tokens 300 generated, new_tokens 16", "tokens 300 generated, new_tokens 16"),
+        ("AWS_SECRET_ACCESS_KEY=abc/def+g HF_TOKEN=abc", "AWS_SECRET_ACCESS_KEY=<secret> HF_TOKEN=<secret>"),
+        ("--token abc --max-new-tokens 64, ['--hf-token', 'abc']", "--token <secret> --max-new-tokens 64, ['--hf-token', '<secret>']"),
         ("-----BEGIN OPENSSH PRIVATE KEY-----\nabc\n", "<secret>"),
     ],
 )  # fmt: skip

@@ -61,7 +61,8 @@ def test_what_cannot_be_a_state_folder_is_refused_with_a_remedy(tmp_path: Path) 
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    for bad in (tmp_path / "file", tmp_path / "file" / "below", open_to_all, Path("/proc/nowhere")):
+    not_utf8 = tmp_path / os.fsdecode(b"\xff")
+    for bad in (tmp_path / "file", tmp_path / "file" / "below", open_to_all, Path("/proc/nowhere"), not_utf8):
         with pytest.raises(ConfigError, match="--state-dir"):
             StateFolder.open(bad)
 

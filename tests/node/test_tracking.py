@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from swarmd.daemon.tracking import run_tracker
 from swarmd.errors import ConfigError
 from swarmd.state.metrics import MetricsFile
 from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow
@@ -81,6 +82,13 @@ def test_a_real_tracker_writes_what_it_is_given(name: str, tmp_path: Path, monke
         found = {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
         assert [event.step for event in found["reward_mean"]] == [1, 2] and [event.step for event in found["judge/score"]] == [2]
         assert found["judge/score"][0].tensor_proto.float_val[0] == 0.75
+
+
+async def test_a_tracker_without_a_log_is_told_and_the_node_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "tracking.log").mkdir()
+    said: list[str] = []
+    await run_tracker("tensorboard", tmp_path, PEER, said.append)
+    assert len(said) == 1 and "cannot be started" in said[0]
 
 
 @pytest.mark.net  # it starts a process

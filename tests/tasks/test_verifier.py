@@ -5,7 +5,9 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from swarmd.tasks import pipe
+from swarmd.tasks import pipe, scoring
 from swarmd.tasks.grading import solution
 from swarmd.tasks.pipe import Judgements, Made, Reply, Request, ScoreItem, VerifierReady, VerifierRefused
 from swarmd.tasks.scoring import COMMAND, Completion, GradeReason, TaskRef, Verifier, VerifierFailed
@@ -228,3 +230,18 @@ def test_what_never_runs_is_an_error_with_cause_and_remedy(command: tuple[str, .
         assert "3 times" in str(caught.value)
         assert "install swarmd again" in str(caught.value)
         assert broken.restarts == 3
+
+
+def test_a_slow_machine_gets_more_time_with_each_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "START_SECONDS", 0.02)
+    begun = time.monotonic()
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    with Verifier("tiny-9", command) as slow, pytest.raises(VerifierFailed, match="did not answer in time"):
+        slow.score(questions(1, 0))
+    assert time.monotonic() - begun >= 0.02 * (1 + 4 + 16)
+
+
+def test_no_room_for_a_temporary_file_is_an_error_with_cause_and_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with Verifier("tiny-9") as broken, pytest.raises(VerifierFailed, match=r"temporary file cannot be made.*Free some"):
+        broken.score(questions(1, 0))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,7 +18,7 @@ REMEDY: Final = "swarmd resume"
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    until: float | None = None  # seconds since the epoch; None: until `swarmd resume`
+    until: Annotated[float, msgspec.Meta(lt=2e11)] | None = None  # seconds since the epoch; None: until `swarmd resume`
     schema: int = 1
 
 
