@@ -9,6 +9,7 @@ from pathlib import Path
 
 from p2p import durable
 from p2p.address import Endpoint, parse_endpoint
+from p2p.identity import public_key_of
 from p2p.netgroup import LOCAL, group_of, only_here
 from p2p.peers import addressbook_file
 from p2p.peers.addressbook_file import MAX_ADDRESSES, MAX_FILE
@@ -64,6 +65,7 @@ class AddressBook:
 
     def add(self, peer: PeerId, addresses: Iterable[str], now: float, *, teller: PeerId | None = None, source: str | None = None) -> None:
         """Add addresses of a peer. Those that nobody could dial are left out, and DNS names, as others should not choose what we look up.
+        Ids that no member has are left out too: DHT nodes may name any, and a file with one would be taken for damaged.
 
         teller: the peer that sent them; None: the peer itself, over a connection that proves it. source: the network group of the
         teller's own connection; None counts as the group of the first address.
@@ -73,7 +75,7 @@ class AddressBook:
         if peer == self.me or (known is None and not itself and self._tellers.of(teller or peer, now).wait(now)):
             return
         said = _dialable(addresses, source)
-        if not said:
+        if not said or (known is None and not _is_member_id(peer)):
             return
         near = itself and group_of(said[0]) == source
         if known is None:
@@ -175,7 +177,7 @@ class AddressBook:
         came: dict[str, list[PeerId]] = {}
         groups: dict[PeerId, str] = {}
         for peer, known in self._known.items():
-            if peer in without or known.due() > now or known.terrible(now):
+            if peer in without or known.due(now) > now or known.terrible(now):
                 continue
             group = next((group for address in known.addresses if (group := group_of(address)) not in avoid), None)
             if group is None:
@@ -203,12 +205,12 @@ class AddressBook:
 
     def bootstraps(self, now: float, without: Collection[PeerId] = ()) -> list[Candidate]:
         """The bootstrap peers that are due."""
-        return [(peer, list(k.addresses)) for peer, k in self._known.items() if k.pinned and peer not in without and k.due() <= now]
+        return [(peer, list(k.addresses)) for peer, k in self._known.items() if k.pinned and peer not in without and k.due(now) <= now]
 
     def feeler(self, now: float, rng: random.Random, without: Collection[PeerId] = ()) -> Candidate | None:
         """A peer to dial only to check that it is there: first one whose place another would take, else one that we never reached."""
         for peer in self._contested:
-            if peer not in without and self._known[peer].due() <= now:
+            if peer not in without and self._known[peer].due(now) <= now:
                 return peer, list(self._known[peer].addresses)
         proved = {peer for peer, known in self._known.items() if known.tried or known.pinned}
         return next(iter(self.candidates(now, rng, without=proved.union(without), count=1)), None)
@@ -273,6 +275,13 @@ class AddressBook:
         wanted = list(dict.fromkeys(addresses))[:MAX_ADDRESSES]
         if wanted != known.addresses:
             known.addresses, self.changed = wanted, True
+
+
+def _is_member_id(peer: PeerId) -> bool:
+    try:
+        return bool(public_key_of(peer))
+    except ValueError:
+        return False
 
 
 def _dialable(addresses: Iterable[str], source: str | None) -> list[str]:

@@ -47,9 +47,9 @@ class Known:
     def group(self) -> str:
         return group_of(self.addresses[0]) or ""
 
-    def due(self) -> float:
-        """When to dial again."""
-        if self.failures == 0:
+    def due(self, now: float) -> float:
+        """When to dial again: at once, where the clock was set back since the last failure."""
+        if self.failures == 0 or self.last_failure > now:
             return 0.0
         fresh = self.pinned or self.last_failure - self.last_success < _FRESH
         return self.last_failure + min(FIRST_WAIT * 2.0 ** min(self.failures - 1, 16), FRESH_WAIT if fresh else STALE_WAIT)

@@ -46,7 +46,7 @@ class Outbound:
 
     def choose(self, connected: Collection[PeerId], members: Collection[PeerId], now: float, rng: random.Random) -> list[Candidate]:
         """The peers to dial now; each is in `dialling` until `reached` or `missed`."""
-        self._company = now if members else self._company
+        self._company = now if members else min(self._company, now)  # the clock may have been set back, here and below
         free = min(DIALS - len(self.dialling), OUTBOUND - len(self.links) - len(self.dialling))
         taken = {group for addresses in self.dialling.values() for address in addresses if (group := group_of(address))}
         taken |= {link.group for link in self.links.values()}
@@ -70,7 +70,7 @@ class Outbound:
 
     def feeler(self, connected: Collection[PeerId], now: float, rng: random.Random) -> Candidate | None:
         """Every FEEL_EVERY, while no other peer is dialled: a peer to dial only to check that it is there."""
-        if self.dialling or now - self._felt < FEEL_EVERY or len(self.links) >= OUTBOUND:
+        if self.dialling or 0 <= now - self._felt < FEEL_EVERY or len(self.links) >= OUTBOUND:
             return None
         self._felt = now
         found = self._book.feeler(now, rng, {*connected})

@@ -212,6 +212,24 @@ def test_candidates_come_in_seeded_order_and_only_when_due(book: AddressBook) ->
     assert peer(1) not in dict(book.candidates(NOW, random.Random(1), without={peer(1)}))
 
 
+def test_a_clock_that_is_set_back_keeps_nobody_from_being_dialled(book: AddressBook) -> None:
+    pin(book, peer(1), at(1))
+    book.add(peer(2), [at(2)], NOW)
+    for who in (peer(1), peer(2)):
+        book.failed(who, NOW + 7200)
+    assert dict(book.bootstraps(NOW)) and set(dict(book.candidates(NOW, random.Random(1)))) == {peer(1), peer(2)}
+
+
+def test_an_id_that_no_member_has_costs_no_file(book: AddressBook, tmp_path: Path) -> None:
+    book.add(peer(1), [at(1)], NOW)
+    for name in ("5T", "16Uiu2HAmNLtLvEjYNQ1faAae5Uinin6jv7eGTPt5t7W3dp8u1ajT", "QmbxZcDMQKGaEGpCHYLyeARpzKnq88DDnPWZKk4BUjkH92"):
+        book.add(PeerId(name), [at(2)], NOW, teller=peer(1))
+    book.save(tmp_path / "peers.json")
+    again = AddressBook(ME, KEY)
+    again.load(tmp_path / "peers.json")
+    assert peer(1) in again
+
+
 def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> None:
     pin(book, peer(1), at(1))
     book.add(peer(2), [at(2)], NOW - 10_000)
@@ -220,14 +238,14 @@ def test_waits_grow_and_stay_short_for_peers_seen_lately(book: AddressBook) -> N
         found = []
         for _ in range(12):
             book.failed(who, start)
-            found.append(book[who].due() - start)
+            found.append(book[who].due(start) - start)
             start += found[-1]
         return found
 
     assert waits(peer(1), NOW) == [1, 2, 4] + [8] * 9  # a bootstrap may be starting just now
     assert waits(peer(2), NOW)[-1] == 300
     book.lost(peer(2), NOW)
-    assert book[peer(2)].due() == 0 and waits(peer(2), NOW)[3:8] == [8] * 5
+    assert book[peer(2)].due(NOW) == 0 and waits(peer(2), NOW)[3:8] == [8] * 5
 
 
 def test_anchors_come_first_and_old_ones_fill_up(book: AddressBook) -> None:

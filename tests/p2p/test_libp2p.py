@@ -11,6 +11,8 @@ from typing import Any
 import multiaddr
 import pytest
 import trio
+from libp2p import new_host
+from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
 from p2p.address import parse_bootstrap, parse_listen
@@ -347,6 +349,17 @@ async def test_connections_without_proof_of_identity_are_refused(nursery: trio.N
         assert b"na\n" in answer and protocol not in answer
         await stream.aclose()
     assert a_engine.restarts == 0
+
+
+async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nursery) -> None:
+    """No member has one, and a member's id is its key."""
+    _, a_engine, address = await started(nursery, 1)
+    stranger = new_host(key_pair=create_new_key_pair())
+    async with stranger.run(listen_addrs=[]):
+        with contextlib.suppress(Exception):  # the library may think that it is connected, until it reads
+            await stranger.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
+        await until(lambda: not stranger.get_network().get_connections())
+    assert not stack_of(a_engine).host.get_network().get_connections() and a_engine.restarts == 0
 
 
 async def test_a_restart_within_a_second_repeats_no_message_id() -> None:

@@ -98,6 +98,23 @@ def test_bootstraps_are_asked_at_the_first_start_and_when_we_are_alone() -> None
         assert peer(99) in play.dialled
 
 
+def test_a_clock_that_is_set_back_keeps_nobody_alone() -> None:
+    """As of a machine that starts with two hours too many, until it has a network and NTP."""
+    play = Play(*map(at, range(60)))
+    pin(play.book, peer(99), at(99))
+    for n in range(40):
+        dial(play.book, peer(n))
+    play.dead = {peer(n) for n in range(60)}
+    play.tick()
+    play.now -= 7200
+    play.tick(1 + int(ALONE))
+    assert peer(99) in play.dialled
+    for now in (play.now + FEEL_EVERY, play.now - 7200):
+        found = play.outbound.feeler(play.connected, now, play.rng)
+        assert found is not None
+        play.answer(*found)
+
+
 def test_a_peer_of_another_swarm_is_hung_up_on() -> None:
     play = Play(*map(at, range(30)))
     play.strangers = {peer(n) for n in range(30) if n % 2}

@@ -26,11 +26,13 @@ from libp2p.stream_muxer.yamux.yamux import (
     Yamux,
     YamuxStream,
 )
+from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
 from p2p.engines.common.traffic import Traffic
+from p2p.identity import public_key_of
 from p2p.netgroup import group_of_host
 from p2p.types import PeerId
 
@@ -237,6 +239,11 @@ class MuxerChoice(MuxerMultistream):  # type: ignore[misc]
         self._traffic = traffic
 
     async def new_conn(self, conn: Any, peer_id: Any) -> Any:
+        """Refuses peers whose key is not Ed25519. The library takes RSA and secp256k1 too, but such a peer cannot be a member."""
+        try:
+            public_key_of(str(peer_id))
+        except ValueError as error:
+            raise MuxerUpgradeFailure(f"{peer_id}: {error}") from None
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         return self._annotate_connection(Muxer(conn, peer_id, is_initiator=conn.is_initiator, traffic=self._traffic), conn, protocol)
 
