@@ -149,6 +149,14 @@ async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_an
     assert await discovery.find(TOPIC) == [PEERS[2], PEERS[3]]
 
 
+async def test_a_peer_that_is_banned_while_the_engine_ends_harms_nothing(library: Library, book: AddressBook) -> None:
+    discovery = Discovery(library, library, [TOPIC], Subscription(), book, lambda peer: False, trio.current_time, random.Random(1))
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await discovery.run()
+    discovery.hang_up_soon(PEERS[1])
+
+
 async def test_a_peer_is_reached_once_for_all_who_ask_and_a_banned_one_never(
     autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
 ) -> None:

@@ -116,14 +116,20 @@ class Discovery:
             self._nursery = nursery
             nursery.start_soon(self._ask_dht, nursery)
             nursery.start_soon(self._search_shards)
-            while True:
-                pause = await self._connections.look([0, *sorted(self._subscription.wanted)], self._dialled)
-                for record in await self._connections.identified():
-                    self._note_record(record)
-                self._note_connected()
-                await self._reconnect_missing()
-                await self._keep_enough(nursery)
-                await trio.sleep(pause)
+            try:
+                await self._look_on(nursery)
+            finally:
+                self._nursery = None  # others may still call `hang_up_soon` while the engine ends
+
+    async def _look_on(self, nursery: trio.Nursery) -> None:
+        while True:
+            pause = await self._connections.look([0, *sorted(self._subscription.wanted)], self._dialled)
+            for record in await self._connections.identified():
+                self._note_record(record)
+            self._note_connected()
+            await self._reconnect_missing()
+            await self._keep_enough(nursery)
+            await trio.sleep(pause)
 
     def peers(self) -> list[Peer]:
         """Connected members of our swarm that get what we publish."""
