@@ -163,7 +163,8 @@ class Inbox:
         self._oldest = list(memory.contents)  # heap of (sent_at in ms, content id), one for each in _seen
         heapq.heapify(self._oldest)
         self._seen = {content_id for _, content_id in self._oldest}
-        self._horizon = max(memory.horizon, int(not_before * 1000))  # ms
+        self._start = max(memory.horizon, int(not_before * 1000))  # ms; what was sent before it is stale
+        self._horizon = 0  # ms; the same, of what was forgotten since
 
     def receive(self, frame: bytes, now: float, via: PeerId | None = None, swarm_id: bytes | None = None) -> Envelope | Rejected:
         """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known; swarm_id: of
@@ -186,7 +187,7 @@ class Inbox:
     def memory(self) -> Memory:
         """The state to give to this inbox after a restart."""
         authors = [(key, author.newest, author.seen) for key, author in self._authors.items()]
-        return Memory(self._horizon, list(self._oldest), authors)
+        return Memory(max(self._start, self._horizon), list(self._oldest), authors)
 
     def _from(self, via: PeerId | None, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
         if via is None:  # not known to the engine: only the author can be charged
@@ -212,7 +213,9 @@ class Inbox:
             return parsed
         if parsed.author == self._own_key:
             return Rejected(Reason.OWN_ECHO)
-        if abs(now - parsed.sent_at_ms / 1000) > self.limits.window or parsed.sent_at_ms < self._horizon:
+        if self._start > (now + 2 * self.limits.window) * 1000:  # the clock was set back, and all frames would be stale until it caught up
+            self._start = int(now * 1000)
+        if abs(now - parsed.sent_at_ms / 1000) > self.limits.window or parsed.sent_at_ms < max(self._start, self._horizon):
             return Rejected(Reason.STALE)
         content_id = sha256(frame).digest()[:16]
         author = self._authors.get(parsed.author) or _Author(self.limits, now)

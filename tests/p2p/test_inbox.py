@@ -74,6 +74,12 @@ def test_a_restart_opens_no_door_to_replays() -> None:
     assert reason(box.receive(frame(A, 11, NOW + 2), NOW + 2)) is None
 
 
+def test_a_clock_that_was_ahead_at_the_start_makes_nobody_stale() -> None:
+    box = inbox(not_before=NOW + 7200)
+    assert reason(box.receive(frame(A, 1, NOW + 1), NOW)) is None
+    assert reason(box.receive(frame(A, 2, NOW - 1), NOW)) is Reason.STALE and box.memory().horizon == NOW * 1000
+
+
 def test_quota_in_frames_and_in_bytes() -> None:
     box = inbox(frames_burst=10, frames_per_second=2)
     outcomes = [reason(box.receive(frame(A, n), NOW)) for n in range(12)]
