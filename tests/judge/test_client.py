@@ -73,6 +73,8 @@ async def judge(handle: Handler, protocol: int = 1) -> AsyncIterator[str]:
             request = b""
             while not whole(request) and (part := await stream.receive_some(65_536)):
                 request += part
+            if not whole(request):
+                return  # the client left before it had asked
             try:
                 if protocol == 1 and request.startswith(b"POST /v2/"):
                     await stream.send_all(NO_PROTOCOL_2)
