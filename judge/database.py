@@ -6,6 +6,7 @@ that an older judge made is moved by Alembic when it is opened.
 
 import contextlib
 import fcntl
+import sqlite3
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +18,7 @@ from judge.errors import DatabaseInUse, DatabaseUnusable, JudgeError
 HEAD = "0010"  # the newest migration
 OLDER = frozenset(f"{number:04}" for number in range(1, int(HEAD)))  # those that are moved
 BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migration that it stands for
-FAILURES = (SQLAlchemyError, JudgeError)  # what a step on the database may raise
+FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)  # what a step on the database may raise; the last: when it begins
 _LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks: held by a judge while it runs,
 _WRITING = _LOCK + 1  # and by one of several judges for a transaction
 
@@ -52,9 +53,10 @@ def shown(url: URL) -> str:
 class Database:
     """An open database of the newest schema. Use it from one thread at a time."""
 
-    def __init__(self, database: Path | str, *, alone: bool = True, shared: bool = False) -> None:
-        """`alone`: keep other judges out and move an older schema. Otherwise it is only read. `shared`: other judges that say so may use
-        it too, on PostgreSQL alone; one at a time is in a transaction. Raises DatabaseInUse, DatabaseUnusable."""
+    def __init__(self, database: Path | str, *, alone: bool = True, shared: bool = False, writes: bool = False) -> None:
+        """`alone`: keep other judges out and move an older schema. Otherwise it is only read, or, with `writes`, written beside a judge.
+        `shared`: other judges that say so may use it too, on PostgreSQL alone; one at a time is in a transaction.
+        Raises DatabaseInUse, DatabaseUnusable."""
         url = database_url(database)
         self.name = shown(url)
         refuse_to_share(url, shared)
@@ -62,7 +64,7 @@ class Database:
             raise DatabaseUnusable(f"there is no database {self.name}; give it with --database")
         self._lock = _lock_file(Path(str(url.database))) if alone and url.get_backend_name() == "sqlite" else None
         try:
-            self.engine = _engine(url, alone, shared)
+            self.engine = _engine(url, alone, shared, writes or alone)
             with self.engine.begin() as connection:
                 _migrate(connection, self.name, may_move=alone)
         except ModuleNotFoundError:  # psycopg
@@ -70,7 +72,7 @@ class Database:
             raise DatabaseUnusable(
                 "PostgreSQL needs a package that is not installed. Run `pip install 'swarmd[judge-postgres]'`."
             ) from None
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, sqlite3.Error) as error:
             self.close()
             raise _unusable(self.name, error) from None
         except JudgeError:
@@ -97,7 +99,7 @@ def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | 
     file = Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
     lock = _lock_file(file) if file and _lock_of(file).exists() else None  # where there is none no judge runs; none is left behind
     with contextlib.closing(lock) if lock else contextlib.nullcontext():
-        engine = _engine(url, alone=True, shared=shared)
+        engine = _engine(url, alone=True, shared=shared, writes=False)
         try:
             with engine.begin() as connection:
                 version = _known(connection, shown(url))
@@ -110,7 +112,7 @@ def look(database: Path | str, shared: bool = False) -> tuple[str | None, str | 
             engine.dispose()
 
 
-def _unusable(name: str, error: SQLAlchemyError) -> DatabaseUnusable:
+def _unusable(name: str, error: Exception) -> DatabaseUnusable:
     why = " ".join(str(getattr(error, "orig", None) or error).split())
     remedy = "see that the server runs and lets this user in" if "://" in name else "restore it from a backup"
     return DatabaseUnusable(f"{name} cannot be used as the judge's database: {why}; {remedy}, or give another one with --database")
@@ -134,9 +136,12 @@ def _lock_file(path: Path) -> TextIO:
     return lock
 
 
-def _engine(url: URL, alone: bool, shared: bool) -> Engine:
+def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
-    options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": 5}} if sqlite else {}
+    patience = 5 if alone else 30  # seconds for another writer; a judge that is busy leaves short gaps
+    options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": patience}}
+    if not sqlite:
+        options = {"pool_pre_ping": True}  # after a restart of the server the first step is not lost
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
 
@@ -148,7 +153,8 @@ def _engine(url: URL, alone: bool, shared: bool) -> Engine:
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
             driver: Any = connection.connection.driver_connection  # straight: SQLAlchemy's own way takes as long as a statement
-            driver.execute("BEGIN")  # Python's own begins none before it changes a table
+            # Python's own begins none before it changes a table. What one has read stays so until it has written, or else it fails.
+            driver.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     else:
 

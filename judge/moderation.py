@@ -1,5 +1,6 @@
 """Moderation: hides what a peer calls itself, or bans a key. Each act is kept, with its time and reason; the newest counts."""
 
+import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -7,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, func, insert, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from judge.database import Database
-from judge.errors import JudgeError
+from judge.errors import DatabaseUnusable, JudgeError
 from judge.tables import moderation as table
 from p2p.identity import public_key_of
 
@@ -41,13 +43,16 @@ def act(database: Path | str, act: ModerationAct, peer: str, why: str, now: floa
         public_key_of(peer)
     except ValueError:
         raise NothingToModerate(f"{peer!r} is no peer id; the page of a peer has its id, 52 letters that begin with 12D3KooW") from None
-    with closing(Database(database, alone=False)) as opened, opened.begin() as db:
-        stands = db.scalar(select(table.c.act).where(table.c.peer == peer, _newest)) or "undo"
-        if stands == act:
-            said = "is neither hidden nor banned" if act == "undo" else f"has this already: {act}"
-            raise NothingToModerate(f"the peer {said}; `swarmd-judge moderate log` has what was done")
-        number = (db.scalar(select(func.max(table.c.number))) or 0) + 1
-        db.execute(insert(table).values(number=number, at=now, act=act, peer=peer, why=why))
+    try:
+        with closing(Database(database, alone=False, writes=True)) as opened, opened.begin() as db:
+            stands = db.scalar(select(table.c.act).where(table.c.peer == peer, _newest)) or "undo"
+            if stands == act:
+                said = "is neither hidden nor banned" if act == "undo" else f"has this already: {act}"
+                raise NothingToModerate(f"the peer {said}; `swarmd-judge moderate log` has what was done")
+            number = (db.scalar(select(func.max(table.c.number))) or 0) + 1
+            db.execute(insert(table).values(number=number, at=now, act=act, peer=peer, why=why))
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise DatabaseUnusable(f"nothing was done: {getattr(error, 'orig', None) or error}; free some space, or try it again") from None
 
 
 def history(database: Path | str) -> Sequence[ModerationEntry]:

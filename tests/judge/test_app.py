@@ -4,10 +4,12 @@ import asyncio
 import os
 import random
 import signal
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import httpx2
+import psycopg
 import pytest
 from fastapi.routing import APIRoute
 
@@ -276,7 +278,8 @@ async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
         refused(await court.ask(peer), 500)
         assert (await court.http.get("/v1/leaderboard")).status_code == 200
     finally:
-        court.rows("PRAGMA query_only=0")
+        with closing(court.service._store.database.engine.raw_connection()) as connection:  # a transaction cannot begin
+            connection.cursor().execute("PRAGMA query_only=0")
     court.monotonic.now += 31.0
     assert (await court.http.get("/healthz")).status_code == 200
     again = await asked(court, peer)
@@ -287,6 +290,18 @@ async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
     lost = f"SELECT state FROM evaluations WHERE id = '{evaluation}'"
     while court.rows(lost) != [("void",)]:  # else its window were never revealed; the judge looks each second
         await asyncio.sleep(0.05)
+
+
+async def test_a_server_that_restarts_costs_no_answer(court: Court) -> None:
+    address = str(court.service.settings.database)
+    if "postgresql" not in address:
+        pytest.skip("SQLite has no server")
+    peer, evaluation, right = await questioned(court)
+    others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    with psycopg.connect(address) as admin:
+        assert len(admin.execute(f"SELECT pg_terminate_backend(pid, 60000) {others}").fetchall()) == 2  # of the store and the reader
+    assert (await court.answer(peer, evaluation, right)).json()["reward"] == 1.0
+    assert (await court.http.get(f"/v1/peers/{peer.identity.peer_id}")).json()["answered"] == 1
 
 
 async def test_every_page_answers_head(court: Court) -> None:

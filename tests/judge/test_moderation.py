@@ -1,7 +1,11 @@
 """Hidden names and banned keys, on SQLite and PostgreSQL, while the judge runs."""
 
+import sqlite3
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 from fastapi.routing import APIRoute
@@ -11,8 +15,11 @@ from judge import moderation
 from judge.app import create_app
 from judge.cli import app
 from judge.config import EXPIRE_SECONDS
+from judge.errors import DatabaseUnusable
 from judge.moderation import NothingToModerate
+from judge.store import Store
 from swarmd.tasks.curriculum import TINY_9
+from swarmd.testing import PATIENCE
 from tests.judge.conftest import Court, open_court
 from tests.judge.peers import SigningPeer
 
@@ -122,6 +129,32 @@ async def test_the_command_bans_a_key_that_was_never_seen_and_wants_a_reason(tmp
         assert (await court.ask(stranger)).status_code == 403
     async with open_court(database, tmp_path) as court:  # after a restart too
         assert (await court.ask(court.peer())).status_code == 403
+
+
+def test_a_key_is_banned_while_the_judge_writes_without_a_pause(database: str) -> None:
+    ended, failed = Event(), []
+    with closing(Store(database, "tiny-9 0123")) as store, ThreadPoolExecutor(1) as thread:
+
+        def write() -> None:
+            while not ended.is_set():
+                failed.extend(outcome for outcome in store.together([(store.probe, (0.0,))]) if outcome is not None)
+
+        writing = thread.submit(write)
+        try:
+            for number in range(3):
+                moderation.act(database, "ban", SigningPeer(number).identity.peer_id, "spam", 1_800_000_000.0)
+        finally:
+            ended.set()
+        writing.result(PATIENCE)
+    assert failed == [] and len(moderation.history(database)) == 3
+
+
+def test_a_full_disk_is_no_traceback(tmp_path: Path) -> None:
+    Store(database := tmp_path / "judge.sqlite3", "tiny-9 0123").close()
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("CREATE TRIGGER full BEFORE INSERT ON moderation BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+    with pytest.raises(DatabaseUnusable, match="nothing was done: database or disk is full"):
+        moderation.act(database, "ban", SigningPeer(1).identity.peer_id, "spam", 1_800_000_000.0)
 
 
 async def test_a_model_that_is_called_hidden_is_not(tmp_path: Path) -> None:
