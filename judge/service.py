@@ -91,6 +91,8 @@ async def open_service(
         contextlib.closing(Verifier(lessons)) as maker,  # starts for own tasks alone: their questions do not wait for what is scored
     ):
         key = Identity.load_or_create(settings.key or config.default_key(settings.database))
+        agreed = f"--key of {key.peer_id}, --deadline {settings.deadline:g}, --window {settings.window:g}"
+        store.agree(agreed, shared=settings.shared)
         tasks = open_tasks(lessons, maker)
         rng = rng or secrets.SystemRandom()
         service = JudgeService(settings, tasks, key, store, reader, verifier.judge, rng, monotonic, wall)

@@ -126,6 +126,21 @@ class Store:
                 # Questions that were open at the last stop cannot be answered any more. That is not the peers' fault.
                 db.execute(update(evaluations).where(evaluations.c.state == "open").values(state="void"))
 
+    def agree(self, settings: str, *, shared: bool) -> None:
+        """All judges of one database have these settings; one that is alone sets them. Raises DatabaseUnusable."""
+        of_judges = about.c.name == "judges"
+        with self._begin() as db:
+            held = db.scalar(select(about.c.value).where(of_judges))
+            if held is None:
+                db.execute(insert(about).values(name="judges", value=settings))
+            elif held != settings and shared:
+                raise DatabaseUnusable(
+                    f"{self.database.name} is of judges with {held}, and this one has {settings}; start it as the others. "
+                    "To change them all: stop them all, and start one without --shared once"
+                )
+            else:
+                db.execute(update(about).where(of_judges).values(value=settings))
+
     def close(self) -> None:
         self.database.close()
 

@@ -135,6 +135,21 @@ def test_who_may_share(judges: TwoJudges, tmp_path: Path) -> None:
         serve(JudgeSettings(judges.address, "tiny-9", port=0, shared=True, verified_bytes=1), lambda url: pytest.fail(url))
 
 
+def test_all_have_the_same_key_deadline_and_window(judges: TwoJudges, postgresql: Callable[[], str], tmp_path: Path) -> None:
+    other = JudgeSettings(judges.address, "tiny-9", port=0, shared=True, key=tmp_path / "other.key")
+    with pytest.raises(DatabaseUnusable, match=r"is of judges with --key of 12D3.*start it as the others"):
+        serve(other, lambda url: pytest.fail(url))
+    with closing(Store(address := postgresql(), "tiny-9 0123", shared=True)) as store:
+        store.agree("--deadline 60", shared=True)
+        store.agree("--deadline 60", shared=True)
+        with pytest.raises(DatabaseUnusable, match="--deadline 60, and this one has --deadline 90"):
+            store.agree("--deadline 90", shared=True)
+    with closing(Store(address, "tiny-9 0123")) as alone:
+        alone.agree("--deadline 90", shared=False)
+    with closing(Store(address, "tiny-9 0123", shared=True)) as store:
+        store.agree("--deadline 90", shared=True)
+
+
 def test_questions_of_a_judge_that_is_gone_count_as_nothing(judges: TwoJudges) -> None:
     peer = judges.peer()
     _, questions = judges.ask(peer)(0)
