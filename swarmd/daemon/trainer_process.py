@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import trio
 
 from swarmd import link
 from swarmd.daemon.watchdog import Stuck, Watchdog
+from swarmd.state.logs import LOG_BYTES
 from swarmd.workers.restarts import LINGERS, Death, Deaths, exit_words
 
 log = logging.getLogger(__name__)
@@ -110,7 +112,7 @@ class TrainerChild:
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
         ours, theirs = socket.socketpair()
         try:
-            with theirs, self.log_file.open("wb") as output:
+            with theirs, self.log_file.open("ab") as output:  # so that it can be cut while it is written
                 process = await trio.lowlevel.open_process(
                     [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],  # -P: no file of the working folder is imported
                     stdin=subprocess.DEVNULL,
@@ -165,6 +167,7 @@ class TrainerChild:
         self._watchdog.started(trio.current_time())
         while True:
             await trio.sleep(CHECK_EVERY)
+            _keep_short(self.log_file)
             stuck = self._watchdog.check(trio.current_time(), stopped=_is_stopped(pid))
             if stuck != self._stuck:
                 self._stuck = stuck
@@ -202,6 +205,16 @@ def _is_stopped(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False
+
+
+def _keep_short(log_file: Path) -> None:
+    """Set its lines aside, as those of swarmd.log are. The process goes on writing to it, so they are copied."""
+    with contextlib.suppress(OSError):
+        if log_file.stat().st_size <= LOG_BYTES:
+            return
+        with contextlib.suppress(OSError):  # a full disk: cut all the same
+            shutil.copyfile(log_file, log_file.with_name(log_file.name + ".1"))
+        os.truncate(log_file, 0)
 
 
 def _cause(status: int, log_file: Path) -> str:

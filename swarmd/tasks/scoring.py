@@ -190,7 +190,8 @@ def describe(source: str, seconds: float = START_SECONDS) -> PluginDescription:
         child = _Child((sys.executable, "-m", "swarmd.tasks.plugin_process", source, ""), seconds)
         plugin = child.ready().plugin
     except _Failed as failure:
-        raise ConfigError(f"own tasks cannot be used: {source}: {failure} (docs/own-tasks.md)") from None
+        otherwise = "`--curriculum auto` does without"
+        raise ConfigError(f"own tasks cannot be used: {source}: {failure} (docs/own-tasks.md). {otherwise}.") from None
     finally:
         if child is not None:
             child.end()

@@ -105,6 +105,14 @@ def test_a_choice_that_fails_is_not_remembered(run: Run, tmp_path: Path) -> None
         assert (tmp_path / "choices.json").read_bytes() == before
 
 
+def test_remembered_tasks_that_are_gone_are_told_with_what_overrides_them(run: Run, tmp_path: Path) -> None:
+    gone = tmp_path / "gone.jsonl"
+    remember(resolve(None, {}, {"curriculum": str(gone)}), tmp_path)
+    said = run("join", "--state-dir", tmp_path)
+    assert said.code == 2 and f"own tasks cannot be used: {gone}" in said.err and "--curriculum auto" in said.err
+    assert recalled(resolve(None, {}, {"curriculum": "auto"}), tmp_path)[0].swarm.curriculum == "auto"
+
+
 def test_choices_are_remembered_once_the_model_is_loaded(tmp_path: Path) -> None:
     chosen = resolve(None, {}, {"judge": JUDGE})
     config = NodeConfig.model_validate({"swarm": {"engine": "none"}})

@@ -13,6 +13,7 @@ from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck, StuckLimits, Watchdog
+from swarmd.state.logs import LOG_BYTES
 from swarmd.testing import PATIENCE
 from swarmd.workers.restarts import HOPELESS, Death, Deaths, exit_words
 
@@ -180,6 +181,26 @@ def test_a_trainer_of_another_version_is_a_death_with_its_cause(tmp_path: Path, 
 
     trio.run(run)
     assert len(causes) == 1 and "another version of swarmd" in causes[0] and "join again" in causes[0]
+
+
+@pytest.mark.net
+def test_what_a_trainer_says_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where `tests` is
+    log_file, causes = tmp_path / "trainer.log", list[str]()
+
+    def died(death: Death) -> None:
+        causes.append(death.cause)
+        child.stop()
+
+    child = TrainerChild(link.StartTrainer("{}", "", "", 1), log_file, print, died, module="tests.node.talking")
+
+    async def run() -> None:
+        with trio.fail_after(PATIENCE):
+            await child.run()
+
+    trio.run(run)
+    assert causes[0].startswith("the last word (") and log_file.read_text() == "the last word\n"
+    assert log_file.with_name("trainer.log.1").stat().st_size == LOG_BYTES + 1
 
 
 @pytest.mark.net
