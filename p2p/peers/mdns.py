@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SERVICE = "_p2p._udp.local."
 ADDRESSES = 8  # of one node
 CHECK_EVERY = 15.0  # seconds between two checks of our own addresses
+TRY_AGAIN = 300.0  # seconds after a failure
 CLOSING = 5.0  # seconds for closing
 ANSWER = 3000  # milliseconds to wait for the rest of an announcement
 _MAX_TEXT = 255  # bytes of one string (RFC 1035, 3.3.14)
@@ -91,18 +92,22 @@ class Mdns:
 
     async def run(self) -> None:
         """Until cancelled. Without an address that others here could dial, it waits for one. Where multicast does not work, it logs that
-        once and ends: peers are found by other means.
+        once and tries again now and then, as the machine may come into another network.
         """
-        try:
-            while True:
+        said = False
+        while True:
+            try:
                 self._networks = own_networks()
                 own = self._announced()
                 if own:
                     await self._announce(own)
                 else:
                     await trio.sleep(CHECK_EVERY)
-        except Exception as error:  # any of the library's, about sockets, interfaces and packets
-            log.warning('members on the local network cannot be found: %s; swarm.mdns = "off" ends this message', error or repr(error))
+            except Exception as error:  # any of the library's, about sockets, interfaces and packets
+                level, said = logging.DEBUG if said else logging.WARNING, True
+                why = error or repr(error)
+                log.log(level, 'members on the local network cannot be found: %s; swarm.mdns = "off" ends this message', why)
+                await trio.sleep(TRY_AGAIN)
 
     def _announced(self) -> list[str]:
         """Those of our addresses that are this machine's own, on a network."""
