@@ -22,6 +22,7 @@ ANCHORS = 2
 TRIED_FIRST = 0.95  # how often a peer that we reached before is preferred to one that others named
 TOLD_RATE, TOLD_BURST = 0.1, 40.0  # unknown peers that one peer may name: a second, and at once
 HEARSAY_EVERY = 3600.0  # seconds between two times that another peer's word renews an entry
+CONNECTED_EVERY = 3600.0  # the same of a connection that lasts
 NEARBY = PeerId("nearby")  # the teller of all peers that are announced on our local network
 _CONTESTED = 16
 
@@ -101,6 +102,13 @@ class AddressBook:
         if address in known.addresses:
             known.proved = address or ""
             self._set(known, [known.proved, *known.addresses])
+
+    def still_connected(self, peers: Iterable[PeerId], now: float) -> None:
+        """Noted once an hour: after a month a peer that was connected all the time would count as gone, and be dialled after no restart."""
+        for peer in peers:
+            known = self._known.get(peer)
+            if known is not None and now - known.last_success > CONNECTED_EVERY:
+                known.last_success, self.changed = now, True
 
     def met(self, peer: PeerId, now: float) -> None:
         """We dialled it and it is of our swarm: it moves to `tried`."""

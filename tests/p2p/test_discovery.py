@@ -10,7 +10,7 @@ import trio
 from p2p.engines.common.discovery import FORGOTTEN, AddressRecord, Dialled, Discovery
 from p2p.engines.common.subscription import Subscription
 from p2p.identity import Identity
-from p2p.peers.addressbook import AddressBook
+from p2p.peers.addressbook import CONNECTED_EVERY, AddressBook
 from p2p.peers.outbound import STRANGER, TARGET
 from p2p.peers.shard_peers import IDLE
 from p2p.topic import Topic
@@ -117,6 +117,18 @@ async def test_a_stranger_is_hung_up_on_and_not_dialled_again(
     assert library.dials == [(PEERS[1], ["/ip4/11.0.0.1/tcp/1"])] and not library.hung_up
     await trio.sleep(2 * STRANGER)
     assert library.hung_up == [PEERS[1]] and len(library.dials) == 1
+
+
+async def test_a_peer_that_stays_connected_for_months_is_not_taken_for_gone(
+    autojump_clock: Any, discovery: Discovery, library: Library, book: AddressBook
+) -> None:
+    library.members = {PEERS[1]}
+    book.add(PEERS[1], ["/ip4/11.0.0.1/tcp/1"], trio.current_time())
+    library.connect(PEERS[1], "inbound")
+    await trio.sleep(2)
+    began, book.changed = book[PEERS[1]].last_success, False
+    await trio.sleep(CONNECTED_EVERY + 2)
+    assert book[PEERS[1]].last_success >= began + CONNECTED_EVERY and book.changed
 
 
 async def test_what_the_library_dialled_ends_when_nobody_asks_there_and_what_came_in_stays(

@@ -191,6 +191,7 @@ class Discovery:
             self._book.succeeded(peer, None, now)
             if connected[peer].direction == "outbound" and peer not in self._dialled:
                 self._request_connections.begin(peer, now)  # the library's DHT dialled it, to ask it something: it would stay for good
+        self._book.still_connected(connected, now)
         self._connected = frozenset(connected)
         self._dialled &= self._connected | self._dialling
 
