@@ -28,9 +28,9 @@ from swarmd.daemon.judging import said_of
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.lab.demo.processes import LabFailed, local_judge
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
+from swarmd.lab.leash import end_with_parent
 from swarmd.lab.play import PlayedSwarm, play
 from swarmd.lab.results import JUDGE, Results, Run
-from swarmd.lab.runs import end_with_parent
 from swarmd.lab.saving import Said
 from swarmd.protocols import Reward
 

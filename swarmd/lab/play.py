@@ -28,8 +28,8 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
 from swarmd.lab.hostile import MARK, HostilePeer
+from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results, Run
-from swarmd.lab.runs import end_with_parent
 from swarmd.lab.saving import EVERY, RunSaves, Said, Saying
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.protocols import Reward

@@ -14,8 +14,9 @@ from typing import Final
 import trio
 
 from p2p.errors import OperatorError
+from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results
-from swarmd.lab.runs import LAST_WORDS, end_with_parent, interrupt_on_signal, last_words
+from swarmd.lab.runs import LAST_WORDS, interrupt_on_signal, last_words
 
 LOST: Final = 75  # exit code of a rank that lost another one: the other has the last words
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
 
 import trio
 
@@ -20,7 +19,6 @@ from swarmd.lab.results import Results, Run
 LAST_WORDS = 2000  # characters of what a run said
 
 log = logging.getLogger(__name__)
-PARENT_CHECK = 1.0  # seconds
 
 
 class RunsFailed(SwarmdError):
@@ -121,20 +119,6 @@ async def interrupt_on_signal(task_status: Started = trio.TASK_STATUS_IGNORED) -
         task_status.started(())
         async for _ in signals:
             raise KeyboardInterrupt
-
-
-def end_with_parent() -> None:
-    """Send this process SIGTERM once its parent is gone, kill -9 included. Not left to the kernel (`seccomp.die_with_parent`):
-    that acts when the *thread* that started us ends, and trio starts processes from threads that end after ten seconds without work.
-    """
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_CHECK)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    Thread(target=watch, daemon=True).start()
 
 
 async def _one(

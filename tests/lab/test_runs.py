@@ -26,7 +26,7 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import wait_until
 from tests.p2p.real import SECONDS
-from tests.processes import killed_after
+from tests.processes import ended, killed_after
 
 pytestmark = pytest.mark.slow
 
@@ -158,13 +158,6 @@ def test_kill_9_of_the_lab_ends_its_runs_before_their_next_line(tmp_path: Path) 
         for process in runs:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-
-
-def ended(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swarmd.cli.app import main
 from swarmd.lab.demo.figures import Curve, moving_mean, reward_figure
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import PATIENCE
+from swarmd.testing import PATIENCE, wait_until
+from tests.processes import ended, killed_after
 
 ROUNDS = 12
 
@@ -42,6 +45,33 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "killed with SIGKILL" in done.stderr and "is back" in done.stderr
 
     assert main(command) == 2 and "--out" in capsys.readouterr().err, "an earlier demo is not written over"
+
+
+STARTS = """
+import sys
+from pathlib import Path
+from swarmd.lab.demo.processes import local_judge, local_swarm
+with local_judge(Path(sys.argv[1])), local_swarm(Path(sys.argv[1]), 1, ["--model", "tiny"]) as (node,):
+    node.start()
+    print("started", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.net
+def test_kill_9_of_the_demo_ends_its_judge_and_nodes(tmp_path: Path) -> None:
+    started: list[psutil.Process] = []
+    try:
+        command = [sys.executable, "-c", STARTS, str(tmp_path)]
+        with killed_after(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)) as demo:
+            assert demo.stdout is not None and demo.stdout.readline() == b"started\n"
+            started = psutil.Process(demo.pid).children()
+        wait_until(lambda: all(map(ended, started)), PATIENCE)
+        assert len(started) == 2
+    finally:
+        for process in started:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def test_the_moving_mean_is_of_what_is_there() -> None:

@@ -106,7 +106,7 @@ def local_swarm(
     dialable = [f"{address}/p2p/{identity.peer_id}" for address, identity in zip(addresses, identities, strict=True)]
     swarm = []
     for number, (path, identity, address) in enumerate(zip(folders, identities, addresses, strict=True), start=1):
-        command = [sys.executable, "-m", "swarmd", "join", "--swarm", name, "--listen", address]
+        command = [*_leashed(), "swarmd", "join", "--swarm", name, "--listen", address]
         command += ["--seed", str(number), "--state-dir", str(path), *options]
         command += [word for other in dialable if not other.startswith(address) for word in ("--bootstrap", other)]
         swarm.append(LocalNode(number, path, command, identity.peer_id, variables or {}))
@@ -124,7 +124,7 @@ def local_swarm(
 @contextlib.contextmanager
 def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
     """A judge on loopback; gives its URL."""
-    command = [sys.executable, "-m", "judge.cli", "serve", "--host", "127.0.0.1", "--port", "0", "--curriculum", curriculum]
+    command = [*_leashed(), "judge.cli", "serve", "--host", "127.0.0.1", "--port", "0", "--curriculum", curriculum]
     command += ["--database", str(folder / "judge.sqlite"), "--json"]
     with (folder / "judge.log").open("ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
@@ -153,6 +153,11 @@ def end(process: subprocess.Popen[bytes]) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
     return process.wait()
+
+
+def _leashed() -> Sequence[str]:
+    """Before a module: it leaves where we are killed."""
+    return (sys.executable, "-m", "swarmd.lab.leash", str(os.getpid()))
 
 
 def _url(output: IO[bytes], folder: Path) -> str:

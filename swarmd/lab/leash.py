@@ -1,0 +1,32 @@
+"""Processes that end with their parent, kill -9 included. `python -m swarmd.lab.leash PID MODULE …` runs a module so; PID: the parent."""
+
+import os
+import runpy
+import signal
+import sys
+import time
+from threading import Thread
+
+PARENT_CHECK = 1.0  # seconds
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Send this process SIGTERM once its parent is gone, kill -9 included.
+
+    Not left to the kernel (`seccomp.die_with_parent`): that acts when the *thread* that started us ends, and trio starts processes from
+    threads that end after ten seconds without work. parent: its pid, where it was told; it may be gone by now.
+    """
+    parent = parent or os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[1]))
+    del sys.argv[:2]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
