@@ -38,15 +38,22 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the newest checkpoint's model for transformers, with a model card. The node may keep running."""
-    from swarmd.config.sources import load
+    from swarmd.config.sources import resolve
+    from swarmd.daemon.choices import recalled
+    from swarmd.errors import ConfigError
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export.export import FILES, base_of
     from swarmd.policy.export.export import export as write
     from swarmd.policy.export.upload import upload
     from swarmd.trainer.snapshot import read_snapshot
 
-    run = read_snapshot(as_state_dir(state_dir), FILES)
-    curriculum = curriculum_of(load(config_file(config), os.environ, {"model": base_of(run.files)})).name
+    folder = as_state_dir(state_dir)
+    run = read_snapshot(folder, FILES)
+    joined, _ = recalled(resolve(config_file(config), os.environ, {"model": base_of(run.files)}), folder)
+    try:
+        curriculum = curriculum_of(joined).name
+    except ConfigError:  # own tasks that are gone: for the card their file's name will do
+        curriculum = Path(joined.swarm.curriculum).stem
     made = write(run.files, run.metrics, curriculum, out.expanduser().absolute(), adapter_only=adapter)
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"

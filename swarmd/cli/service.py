@@ -1,6 +1,7 @@
 """`swarmd service`: run the node whenever this user's machine runs, by systemd or launchd."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,14 +65,17 @@ def installed_for(folder: Path) -> Path | None:
     """The file of a service that starts the node of this state folder; None where there is none."""
     from swarmd.errors import ConfigError
     from swarmd.state.folder import default_state_dir
+    from swarmd.state.service import service_word
 
     try:
         service = _service(None)
         content = service.file.read_bytes()
+        names = {os.fsencode(folder), service_word(folder)}
     except (ConfigError, OSError):
         return None
     own = b"--state-dir" not in content
-    return service.file if (own and folder == default_state_dir()) or os.fsencode(folder) in content else None
+    named = any(re.search(re.escape(name) + rb"""["'\s<]""", content) for name in names)  # not that of /node2 where it is /node
+    return service.file if (own and folder == default_state_dir()) or named else None
 
 
 def _service(state_dir: Path | None) -> "UserService":

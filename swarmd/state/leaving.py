@@ -1,5 +1,6 @@
 """What `swarmd leave` removes from a state folder, and what it leaves there. By name: nothing that swarmd did not write is touched."""
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from swarmd.errors import CannotRecord
 JOINED: Final = ("choices.json", "peers.json*", "seen*", "reputation*")  # the swarm's: what was joined, who was met
 OWN: Final = (
     *("identity.key*", "sequence*", "checkpoints*", "metrics.jsonl*", "node.json*", "usage.json*", "swarmd.log*", "trainer.log*"),
-    *("receipts.jsonl*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
+    *("receipts.jsonl*", "restoring-*", "tracking*", "ui.html*", "pause.json*", "lock", "run.json"),
 )
 
 
@@ -31,7 +32,7 @@ class Leaving:
                     path.unlink(missing_ok=True)
             except OSError as error:
                 raise CannotRecord(f"{path}: cannot be removed: {error.strerror or error}. Remove it by hand.") from None
-        if not any(self.folder.iterdir()):
+        with contextlib.suppress(OSError):  # others' files are there, or it is a mount point
             self.folder.rmdir()
 
 

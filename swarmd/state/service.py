@@ -134,6 +134,11 @@ def _quoted(word: str) -> str:
     return escaped if escaped.isascii() and not set(escaped) & set(" \t'\";") else f'"{escaped}"'
 
 
+def service_word(path: Path) -> bytes:
+    """A path as a unit of systemd has it, without quotes around it."""
+    return _quoted(str(path)).strip('"').encode()
+
+
 def _launchd(command: Sequence[str], home: Path) -> UserService:
     agent = plistlib.loads((UNITS / AGENT).read_bytes())
     agent["ProgramArguments"] = list(command)

@@ -61,6 +61,13 @@ def test_export_while_a_node_owns_the_folder(run: Run, trained: Path, tmp_path: 
     assert "Choose another with --out" in again.err
 
 
+@pytest.mark.parametrize("chosen, said", [("tiny-9-strict", "tiny-9-strict"), ("/none/fractions.py", "fractions")])
+def test_the_card_names_the_curriculum_that_was_joined(run: Run, trained: Path, tmp_path: Path, chosen: str, said: str) -> None:
+    (trained / "choices.json").write_text(json.dumps({"schema": 1, "curriculum": chosen}))
+    document = json.loads(run("export", "--state-dir", trained, "--out", tmp_path / "out", "--json").out)
+    assert document["model"]["curriculum"] == said
+
+
 def test_export_that_cannot_be(run: Run, trained: Path, tmp_path: Path) -> None:
     assert run("export", "--state-dir", trained, "--out", tmp_path / "a", "--adapter").code == 2
     pushed = run("export", "--state-dir", trained, "--out", tmp_path / "b", "--push", "me/it")

@@ -14,6 +14,7 @@ from swarmd.state.bug_report import redacted
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.leaving import JOINED, OWN
 from swarmd.state.log_reader import follow, for_people
+from swarmd.state.service import user_service
 from tests.cli.conftest import Run
 from tests.cli.test_cli import node
 from tests.packaging.checkout import ROOT
@@ -55,6 +56,16 @@ def test_leaving_with_everything_removes_what_swarmd_wrote_and_nothing_else(run:
     assert names(tmp_path / "state") == {"notes of mine.txt"} and (tmp_path / "outside" / "file").exists()
 
 
+def test_leaving_with_everything_from_a_folder_that_stays(run: Run, tmp_path: Path) -> None:
+    """As the mount point of a container's volume does; a link cannot be removed as a folder either."""
+    state(tmp_path / "real")
+    (tmp_path / "real" / "notes of mine.txt").unlink()
+    (tmp_path / "real" / "restoring-7").mkdir()  # of a restore that was killed: a key may be in it
+    (tmp_path / "state").symlink_to(tmp_path / "real")
+    said = run("leave", "--everything", "--yes", "--state-dir", tmp_path / "state")
+    assert said.code == 0 and list((tmp_path / "real").iterdir()) == []
+
+
 def test_every_file_of_a_state_folder_is_known() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     text = text.partition("## What a state folder holds\n")[2].partition("What is damaged")[0]
@@ -77,6 +88,10 @@ def test_a_service_would_start_it_again(run: Run, tmp_path: Path) -> None:
     state(tmp_path / "state")
     said = run("leave", "--yes", "--state-dir", tmp_path / "state")
     assert said.code == 2 and "swarmd service uninstall" in said.err and (tmp_path / "state" / "choices.json").exists()
+    assert run("leave", "--yes", "--state-dir", state(tmp_path / "st")).code == 0, "of a folder whose name begins with it"
+    odd = tmp_path / "100% $mine"
+    unit.write_bytes(user_service("linux", odd, tmp_path).content)
+    assert run("leave", "--yes", "--state-dir", state(odd)).code == 2
 
 
 def test_logs_are_readable_lines(run: Run, tmp_path: Path) -> None:
