@@ -13,7 +13,7 @@ from libp2p.stream_muxer.yamux.yamux import FLAG_ACK, TYPE_PING
 from libp2p.utils.varint import read_varint_prefixed_bytes
 
 from p2p.engines.libp2p import connections
-from p2p.engines.libp2p.pubsub import MESHSUB
+from p2p.engines.libp2p.pubsub import BACK_OFF, MESHSUB
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import TOPIC, heard
@@ -63,6 +63,18 @@ async def test_where_a_peer_is_now_is_noted_at_once(monkeypatch: pytest.MonkeyPa
     stack_of(a_engine).host.get_peerstore().add_addrs(peer, [multiaddr.Multiaddr(there)], 1000)
     await heard(b, a)
     await until(lambda: there in a_engine._book[b.identity.peer_id].addresses)
+
+
+async def test_a_peer_can_fill_no_memory_with_topics_that_nobody_is_in(nursery: trio.Nursery) -> None:
+    _, a_engine, address = await started(nursery, 1)
+    router, ours = stack_of(a_engine).router, str(TOPIC)
+    async with hostile_peer(address) as (stack, target):
+        rpc = rpc_pb2.RPC()
+        for topic in (*map(str, range(100)), ours):
+            rpc.control.prune.add(topicID=topic, backoff=2**63)
+        stack.router.send_rpc(target, rpc)
+        await until(lambda: ours in router.back_off)
+        assert set(router.back_off) == {ours} and max(router.back_off[ours].values()) <= time.time() + BACK_OFF
 
 
 async def test_messages_carry_no_addresses_and_who_was_pruned_is_let_in_again(nursery: trio.Nursery) -> None:

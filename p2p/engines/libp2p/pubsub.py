@@ -1,6 +1,7 @@
 """py-libp2p's GossipSub as we need it: every message goes through our admission, and every peer pays for what it sends."""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]  # a message'
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
 SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
 HEARTBEAT = 1  # seconds
+BACK_OFF = 600  # seconds for which a peer may keep us out of its mesh, at most
 SUBSCRIPTIONS = 16  # topics of a peer that we take note of
 
 log = logging.getLogger(__name__)
@@ -193,6 +195,12 @@ class Router(GossipSub):  # type: ignore[misc]
         if self.pubsub.meter.charge_other(sender_peer_id, cost(rpc.control)):
             await super().handle_rpc(rpc, sender_peer_id)
 
+    async def handle_prune(self, prune_msg: Any, sender_peer_id: Any) -> None:
+        """The library takes any topic and any time, and keeps both."""
+        if prune_msg.topicID in self.mesh:
+            prune_msg.backoff = min(prune_msg.backoff, BACK_OFF)
+            await super().handle_prune(prune_msg, sender_peer_id)
+
     def send_rpc(self, peer_id: Any, rpc: Any, priority: bool = False) -> None:
         """Without our signed addresses, which the library adds to each message: identify has told them, and each receiver of each copy
         would check their signature.
@@ -213,9 +221,13 @@ class Router(GossipSub):  # type: ignore[misc]
             await self.emit_prune(topic, peer, False, True)
 
     async def tidy(self) -> None:
-        """Two of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""
+        """Three of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""
         while True:
             await trio.sleep(10)
+            now = time.time()  # the library's clock
+            for held in self.back_off.values():
+                for peer in [peer for peer, until in held.items() if until <= now]:
+                    del held[peer]
             self.recent_message_deliveries.clear()
             self.equivocation_detection.clear()  # the inbox refuses a repeated sequence number itself
 
