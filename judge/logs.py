@@ -2,7 +2,24 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from judge.refusals import Refused
+
+log = logging.getLogger("judge")
+
+
+@contextmanager
+def survived(work: str) -> Iterator[None]:
+    """Around a step of what never ends: nothing that goes wrong ends it. A Refused is in the log already."""
+    try:
+        yield
+    except Refused:
+        pass
+    except Exception:
+        log.exception("%s failed, and goes on", work)
 
 
 def set_up_logging(*, as_json: bool) -> None:

@@ -23,6 +23,7 @@ from judge.database import FAILURES, Database
 from judge.errors import NotTogether
 from judge.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
 from judge.limits import network_of
+from judge.logs import survived
 from judge.reader import Reader
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.recent import Recent
@@ -264,7 +265,7 @@ class JudgeService:
     async def expire_forever(self) -> None:
         while True:
             await asyncio.sleep(config.EXPIRE_SECONDS)
-            with contextlib.suppress(Refused):  # the disk failed; that is in the log
+            with survived("looking for late questions, new windows and bans"):
                 await self.expire()
                 await self._turn_windows()
                 await self.heed_moderation()
@@ -274,15 +275,18 @@ class JudgeService:
         """Make those of the open window and the next before they are needed. One may take 70 ms, and when a window opens nearly every
         peer needs one that nobody had before. Own tasks are made when they are asked for: their plug-in may fail."""
         while isinstance(self._tasks, CurriculumTasks):
-            if missing := self._questions.missing(self._next_window):
-                await asyncio.to_thread(self._questions.task, *missing)
-            await asyncio.sleep(config.AHEAD_SECONDS if missing else config.EXPIRE_SECONDS)
+            pause = config.EXPIRE_SECONDS
+            with survived("making questions"):
+                if missing := self._questions.missing(self._next_window):
+                    await asyncio.to_thread(self._questions.task, *missing)
+                    pause = config.AHEAD_SECONDS
+            await asyncio.sleep(pause)
 
     async def _void_abandoned(self) -> None:
         now, failed = self._wall(), self._failed > -math.inf  # then the end of a question may not have been written
         if (self.settings.shared or failed) and now >= self._abandoned + config.ABANDONED_SECONDS:
-            late = now - self.settings.deadline - config.ABANDONED_SECONDS
-            await self.write(self._store.abandoned, self._abandoned and late - 3_600.0, late)
+            grace = self.settings.deadline + config.ABANDONED_SECONDS
+            await self.write(self._store.abandoned, self._abandoned and self._abandoned - grace - 3_600.0, now - grace)
             self._abandoned = now
 
     async def heed_moderation(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from judge import config, receipts
 from judge.config import JudgeSettings
 from judge.limits import network_of
+from judge.logs import survived
 from judge.refusals import BUSY, FAULT, TOO_SLOW, Refusal, Refused
 from judge.signing import Signed
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
@@ -243,7 +244,8 @@ class VerifiedTier:
             await self._come.wait()
             while self._queue:
                 upload, _ = self._queue.popleft()
-                await self._evaluate(upload)
+                with survived("an evaluation of weights"):
+                    await self._evaluate(upload)
             self._come.clear()
 
     async def _evaluate(self, upload: Upload) -> None:
@@ -288,8 +290,9 @@ class VerifiedTier:
 
     def _let_go(self, upload: Upload) -> None:
         """Before the outcome is told: who reads it may upload again. A judge that is killed in between refuses it as lost."""
-        self._folder.remove(upload.id)
-        del self._held[upload.peer]
+        self._held.pop(upload.peer, None)
+        with survived("removing weights"):
+            self._folder.remove(upload.id)
 
     async def _answered(self, upload: Upload) -> Sequence[VerifiedAnswer]:
         """Raises EvaluationFailed, VerifierFailed, OSError."""

@@ -154,6 +154,19 @@ async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: 
         assert found["state"] == "refused" and "longer than 0.5 s" in found["error"]
 
 
+async def test_weights_that_cannot_be_removed_hold_up_nobody(settings: JudgeSettings, tmp_path: Path) -> None:
+    own = replace(settings, database=str(tmp_path / "judge.sqlite3"), verified_folder=tmp_path / "uploads")
+    async with judging(own, seconds=0.5) as judge:
+        stuck = (await judge.upload(model="hangs")).json()["verification"]
+        while (await judge.http.get(f"/v2/verified/{stuck}")).json()["state"] != "running":
+            await asyncio.sleep(0.01)
+        file = tmp_path / "uploads" / f"{stuck}.safetensors"
+        file.unlink()
+        file.mkdir()  # which `unlink` refuses, as it would on a disk that fails
+        assert (await judge.ended(stuck))["state"] == "refused"
+        assert (await judge.ended((await judge.upload()).json()["verification"]))["state"] in ("done", "refused")  # 0.5 s may be too few
+
+
 @pytest.mark.parametrize(
     ("said", "status", "words"),
     [

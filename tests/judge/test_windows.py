@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from judge import config
 from judge.database import Database
 from judge.reader import Reader
 from judge.receipts import checked
@@ -159,6 +160,20 @@ async def test_a_judge_makes_questions_before_it_is_asked(tmp_path: Path) -> Non
         async with asyncio.timeout(PATIENCE):
             while court.service._questions.missing(court.service._next_window) == (court.service._questions.window, 0):
                 await asyncio.sleep(0.01)
+
+
+@pytest.mark.anyio
+async def test_nothing_ends_the_work_that_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(config, "EXPIRE_SECONDS", 0.01)
+    async with open_court(str(tmp_path / "judge.sqlite3"), tmp_path) as court, asyncio.timeout(PATIENCE):
+        before, court.wall.now = court.wall.now, float("inf")  # a fault that nobody foresaw
+        while "failed, and goes on" not in caplog.text:
+            await asyncio.sleep(0.01)
+        court.wall.now = before + court.service.settings.window
+        while court.service._questions.window.number == 1:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.anyio
