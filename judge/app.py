@@ -14,11 +14,12 @@ from starlette.requests import ClientDisconnect
 
 from judge import config
 from judge.limits import network_of
-from judge.pages.routes import add_page_routes
-from judge.reading import add_reading_routes, service_of
+from judge.pages.routes import add_page_routes, refused_page
+from judge.reading import add_reading_routes, host_of, service_of
 from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.replies import GradeReply, QuestionReply, QuestionsReply, ReceiptReply, RefusalReply
 from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
+from judge.responses import OPEN
 from judge.service import JudgeService
 from judge.signing import Signed, verify_request
 from judge.store import Grade
@@ -36,6 +37,7 @@ def create_app(service: JudgeService) -> FastAPI:
     app = FastAPI(title="swarmd judge", docs_url=None, redoc_url=None, openapi_url=None, version="2", responses=refused)
     app.state.service = service
     rate, burst = config.ANSWER_BYTES_A_SECOND, config.ANSWER_BYTES_BURST
+    app.state.boards = TokenBuckets[str](config.BOARDS_A_SECOND, config.BOARDS_BURST, config.REMEMBERED_PEERS)
     app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
     _add_error_answers(app)
     _add_evaluation_routes(app)
@@ -50,7 +52,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     async def ask(request: Request) -> Response:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(AskBody, body)
-        handed = (await service_of(request).ask(signed, _host(request), wish))[0]
+        handed = (await service_of(request).ask(signed, host_of(request), wish))[0]
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
 
     @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody), responses={200: {"model": GradeReply}})
@@ -66,7 +68,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(QuestionsBody, body)
         service = service_of(request)
-        handed = await service.ask(signed, _host(request), wish)
+        handed = await service.ask(signed, host_of(request), wish)
         evaluations = [
             {
                 "evaluation": h.id, "question": h.question, "seconds": h.seconds, "answers": h.answers,
@@ -89,24 +91,32 @@ def _add_evaluation_routes(app: FastAPI) -> None:
 
 def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(Refused)
-    async def refused(_request: Request, refused: Refused) -> Response:
-        return _refusal(refused.refusal)
+    async def refused(request: Request, refused: Refused) -> Response:
+        return _refusal(request, refused.refusal)
 
     @app.exception_handler(HTTPException)
-    async def no_such_page(_request: Request, error: HTTPException) -> Response:
-        return _refusal(Refusal(error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is."), error.headers)
+    async def no_such_page(request: Request, error: HTTPException) -> Response:
+        refusal = Refusal(error.status_code, str(error.detail).lower(), "docs/judge-protocol.md names what there is.")
+        return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def bad_parameter(_request: Request, _error: RequestValidationError) -> Response:
-        return _refusal(Refusal(422, "a parameter of the address has another form", "docs/judge-protocol.md gives the form of each."))
+    async def bad_parameter(request: Request, _error: RequestValidationError) -> Response:
+        refusal = Refusal(422, "a parameter of the address has another form", "docs/judge-protocol.md gives the form of each.")
+        return refused_page(request, refusal) if _in_a_browser(request) else _refusal(request, refusal)
 
     @app.exception_handler(Exception)
-    async def fault(_request: Request, _error: Exception) -> Response:  # our own bug: the server logs its traceback
-        return _refusal(FAULT)
+    async def fault(request: Request, _error: Exception) -> Response:  # our own bug: the server logs its traceback
+        return _refusal(request, FAULT)
 
 
-def _refusal(refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
-    more = dict(headers or {})
+def _in_a_browser(request: Request) -> bool:
+    """Somebody looks for a page."""
+    asked = request.method in ("GET", "HEAD") and not request.url.path.startswith(("/v1/", "/v2/"))
+    return asked and "text/html" in request.headers.get("accept", "")
+
+
+def _refusal(request: Request, refusal: Refusal, headers: Mapping[str, str] | None = None) -> Response:
+    more = {**(OPEN if request.method in ("GET", "HEAD") else {}), **(headers or {})}
     if refusal.retry_after is not None:
         more["retry-after"] = str(refusal.retry_after)
     return JSONResponse({"error": refusal.error, "remedy": refusal.remedy, **dict(refusal.extra)}, refusal.status, more)
@@ -136,13 +146,9 @@ async def _signed(request: Request, limit: int) -> tuple[Signed, bytes]:
 def _pay(request: Request, size: int) -> None:
     """Raises Refused where the sender's network has sent too much; the question stays open."""
     now = service_of(request).now()
-    if wait := request.app.state.answer_bytes.of(network_of(_host(request)), now).wait(now, size):
+    if wait := request.app.state.answer_bytes.of(network_of(host_of(request)), now).wait(now, size):
         seconds = int(wait) + 1
         raise Refused(Refusal(429, "the answers of your network are too much text", f"Send it again in {seconds} s.", retry_after=seconds))
-
-
-def _host(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def _parse(kind: type[B], body: bytes) -> B:

@@ -11,11 +11,12 @@ from pydantic import BaseModel, Field
 from judge import config
 from judge.anytime import always
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, LeaderboardPage, Record, ScoreTally, Standing, by_specialty
+from judge.limits import network_of
 from judge.overlap import new_texts
 from judge.ranks import RankRange
 from judge.reader import DAY
 from judge.receipts import GradedEvaluation
-from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refused
+from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
 from judge.responses import readable
 from judge.service import JudgeService
 from judge.statistics import Interval
@@ -69,7 +70,7 @@ def add_reading_routes(app: FastAPI) -> None:
     @readable(app, "/v1/leaderboard")
     async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
         service = service_of(request)
-        board = await service.leaderboard(asked.view(service.now(), whole=True, curves=BOARD_POINTS))
+        board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
         rows, more = _until_full([_standing(standing) for standing in board.standings], board)
         return JSONResponse(
@@ -125,6 +126,21 @@ def add_reading_routes(app: FastAPI) -> None:
 def service_of(request: Request) -> JudgeService:
     service: JudgeService = request.app.state.service
     return service
+
+
+def host_of(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+async def board_of(request: Request, view: BoardView) -> LeaderboardPage:
+    """A part of the leaderboard. Raises Refused where too many were worked out for the reader's network."""
+    service = service_of(request)
+    now, buckets = service.now(), request.app.state.boards
+    if not service.boards.kept(view) and (wait := buckets.of(network_of(host_of(request)), now).wait(now)):
+        seconds = int(wait) + 1
+        said = f"Read it again in {seconds} s."
+        raise Refused(Refusal(429, "your network reads too many pages of the leaderboard", said, retry_after=seconds))
+    return await service.leaderboard(view)
 
 
 def all_shown(graded: GradedEvaluation, shown: Mapping[str, Any]) -> bool:

@@ -16,6 +16,10 @@ class Recent(Generic[K, V]):
         self._kept: dict[K, tuple[float, V]] = {}
         self._lock = asyncio.Lock()
 
+    def kept(self, key: K) -> bool:
+        """Whether it need not be worked out now."""
+        return key in self._kept and 0 <= self._clock() - self._kept[key][0] < self._seconds
+
     async def get(self, key: K) -> V:
         async with self._lock:
             now = self._clock()

@@ -142,7 +142,7 @@ class JudgeService:
         self._scorer = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._scoring = 0
         keep = config.ANSWERS_KEPT
-        self._boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_SECONDS, keep, monotonic)
+        self.boards = Recent[BoardView, LeaderboardPage](self._board, config.LEADERBOARD_SECONDS, keep, monotonic)
         self._healths = Recent[None, SwarmHealth](self._health, config.LEADERBOARD_SECONDS, 1, monotonic)
         self._comparisons = Recent[str | None, Mapping[str, Any]](self._compared, config.COMPARISON_SECONDS, keep, monotonic)
         self._probed: tuple[float, bool] | None = None  # when, and whether it could write
@@ -294,7 +294,7 @@ class JudgeService:
         self._banned = await self.read(self._reader.banned)
 
     async def leaderboard(self, view: BoardView) -> LeaderboardPage:
-        return await self._boards.get(view)
+        return await self.boards.get(view)
 
     async def _board(self, view: BoardView) -> LeaderboardPage:
         return await self.read(self._reader.board, view)

@@ -13,7 +13,7 @@ from pydantic import Field
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
 from judge.overlap import TRAINING, new_texts
 from judge.pages import drawing, joining, rendering, views
-from judge.reading import Before, BoardQuery, ModelName, PathName, all_shown, service_of
+from judge.reading import Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
 from judge.refusals import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.responses import Handler, readable, request_of
 from judge.tiers import TIERS
@@ -56,21 +56,31 @@ def page(app: FastAPI, path: str) -> Callable[[PageHandler], Handler]:
     def route(handler: PageHandler) -> Handler:
         @wraps(handler)
         async def rendered(**parameters: Any) -> Response:
-            request, status = request_of(parameters), 200
+            request = request_of(parameters)
             try:
                 template, context = await handler(**parameters)
             except Refused as refused:
-                told = refused.refusal
-                template, context, status = "refused.html", {"error": told.error, "remedy": told.remedy}, told.status
-            service = service_of(request)
-            base = next(iter(sorted(service.settings.origins)), str(request.base_url).rstrip("/"))
-            given = {"curriculum": service.curriculum.name, "here": request.url.path, "now": service.now(), "base": base, "tiers": TIERS}
-            given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW}
-            return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
+                return refused_page(request, refused.refusal)
+            return _rendered(request, template, context)
 
         return readable(app, path, documented=False)(rendered)
 
     return route
+
+
+def refused_page(request: Request, refusal: Refusal) -> Response:
+    response = _rendered(request, "refused.html", {"error": refusal.error, "remedy": refusal.remedy}, refusal.status)
+    if refusal.retry_after is not None:
+        response.headers["retry-after"] = str(refusal.retry_after)
+    return response
+
+
+def _rendered(request: Request, template: str, context: Mapping[str, Any], status: int = 200) -> Response:
+    service = service_of(request)
+    base = next(iter(sorted(service.settings.origins)), str(request.base_url).rstrip("/"))
+    given = {"curriculum": service.curriculum.name, "here": request.url.path, "now": service.now(), "base": base, "tiers": TIERS}
+    given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW}
+    return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
 
 
 def _add_board(app: FastAPI) -> None:
@@ -78,7 +88,7 @@ def _add_board(app: FastAPI) -> None:
     async def board(request: Request, asked: Annotated[BoardQuery, Query()]) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
         view = asked.view(service.now(), curves=CURVE)
-        found = await service.leaderboard(view)
+        found = await board_of(request, view)
         first = [] if view != BoardView(curves=CURVE) else found.standings[:CHARTED]
         return "board.html", {
             "board": found, "asked": asked, "sorts": SORTS, "columns": COLUMNS, "models": _models(found.models, asked.model),
@@ -93,7 +103,7 @@ def _add_board(app: FastAPI) -> None:
     @readable(app, "/leaderboard.csv", kind=CsvResponse)
     async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
         service = service_of(request)
-        found = await service.leaderboard(asked.view(service.now()))
+        found = await board_of(request, asked.view(service.now()))
         text, after = views.csv_of(found)
         headers = {"link": f'<{_link("/leaderboard.csv", asked, after=after)}>; rel="next"'} if after is not None else {}
         return CsvResponse(text, headers=headers)

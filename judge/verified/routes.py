@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from judge import config
-from judge.reading import PathName, service_of
+from judge.reading import PathName, host_of, service_of
 from judge.refusals import TOO_SLOW, Refusal, Refused
 from judge.replies import QueuedReply
 from judge.requests import signing_headers
@@ -77,14 +77,14 @@ async def upload(request: Request, declared: Annotated[UploadQuery, Query()]) ->
         raise Refused(Refusal(415, "the weights are compressed", "Send them as they are."))
     if request.headers.get("content-length", f"{declared.bytes}") != f"{declared.bytes}":
         raise Refused(Refusal(422, "the request has another length than was declared", "Declare the size of the file that you send."))
-    queued = await tier.receive(signed, _host(request), declared, _parts(request, declared.bytes))
+    queued = await tier.receive(signed, host_of(request), declared, _parts(request, declared.bytes))
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
 async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) -> Response:
     """Name weights on the hub, which the judge fetches. There is no body."""
     tier = _tier(service_of(request))
-    queued = await tier.name(_signer(request, b""), _host(request), declared)
+    queued = await tier.name(_signer(request, b""), host_of(request), declared)
     return JSONResponse({"verification": queued.id, "state": "queued", "place": tier.place(queued.id)}, 202)
 
 
@@ -119,10 +119,6 @@ def _signer(request: Request, body: bytes | str) -> Signed:
     if isinstance(signed, Refusal):
         raise Refused(signed)
     return signed
-
-
-def _host(request: Request) -> str:
-    return request.client.host if request.client else ""
 
 
 def _tier(service: JudgeService) -> VerifiedTier:

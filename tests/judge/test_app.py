@@ -255,6 +255,19 @@ async def test_what_is_not_there(court: Court) -> None:
     assert (health["status"], health["curriculum"]) == ("ok", TINY_9.digest)
 
 
+async def test_a_refusal_is_a_page_in_a_browser_and_open_to_scripts(court: Court) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    for path, status in (("/nothing", 404), ("/?after=-1", 422), ("/nodes/nobody", 404)):
+        page = await court.http.get(path, headers=browser)
+        assert (page.status_code, page.headers["content-type"]) == (status, "text/html; charset=utf-8"), path
+        assert "default-src 'none'" in page.headers["content-security-policy"] and "To the leaderboard" in page.text
+    for path, status in (("/nothing", 404), ("/v1/peers/nobody", 404), ("/v1/leaderboard?after=-1", 422)):
+        read = await court.http.get(path, headers=browser if path.startswith("/v1") else {})
+        refused(read, status)
+        assert read.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-origin" not in (await court.http.post("/v1/evaluations", headers=browser)).headers
+
+
 async def test_what_a_full_disk_loses_counts_as_nothing(court: Court) -> None:
     """An answer that could not be recorded is not "answered", and the question does not lapse; /healthz says that the disk is full."""
     if "postgresql" in str(court.service.settings.database):
@@ -392,6 +405,18 @@ async def test_a_network_sends_so_much_text(court: Court, monkeypatch: pytest.Mo
         refused(response, 429, "too much text")
         court.wall.now += int(response.headers["retry-after"])
         assert (await few.answer(peer, evaluation, right + "x" * 3_000)).json()["reward"] == 1.0  # it is open still
+
+
+async def test_a_network_has_so_many_pages_worked_out(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "BOARDS_BURST", 2.0)
+    transport = httpx2.ASGITransport(app=create_app(court.service))
+    async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
+        codes = [(await http.get(f"/?q={word}")).status_code for word in ("a", "b", "c", "a")]
+        assert codes == [200, 200, 429, 200]  # the last is kept
+        for path in ("/v1/leaderboard?q=d", "/leaderboard.csv?q=d", "/?q=d"):
+            assert (await http.get(path)).headers["retry-after"] == "1"
+        court.wall.now += 1.0
+        assert (await http.get("/?q=d")).status_code == 200
 
 
 async def test_too_busy_to_score_leaves_the_question_open(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
