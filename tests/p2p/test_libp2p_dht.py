@@ -7,7 +7,7 @@ import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.identity.identify_push.identify_push import push_identify_to_peer
-from libp2p.kad_dht.common import PROTOCOL_ID
+from libp2p.kad_dht.common import BUCKET_SIZE, PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.network.stream.exceptions import StreamEOF, StreamReset
 from libp2p.peer.envelope import seal_record
@@ -18,6 +18,7 @@ from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_byt
 from multiaddr import Multiaddr
 
 from p2p.engines.libp2p import dht as bounds
+from p2p.engines.libp2p.dht import SILENT
 from p2p.engines.libp2p.peerstore import ADDRESSES, LONGEST, PROTOCOLS, bounded
 from p2p.engines.libp2p.stack import Stack, make_host
 from p2p.identity import Identity
@@ -123,6 +124,18 @@ async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) ->
         providers.add_provider(bytes([n]), PeerInfo(ID(KEY), addresses(100)))
     assert [*providers.providers] == [b"\x03", b"\x01", b"\x04"]
     assert providers.get_providers(b"\x01")[0].addrs == addresses(ADDRESSES)
+
+
+async def test_a_provider_that_stopped_makes_room_and_one_that_goes_on_stays() -> None:
+    providers = bounds.BoundedProviders(host=make_host(Identity.from_seed(bytes(32))))
+    peers = [ID(bytes([n])) for n in range(BUCKET_SIZE + 2)]
+    for peer in peers[:-2]:
+        providers.add_provider(KEY, PeerInfo(peer, addresses(1)))
+    providers.add_provider(KEY, PeerInfo(peers[-2], addresses(1)))
+    assert [info.peer_id for info in providers.get_providers(KEY)] == peers[:-2]
+    providers.providers[KEY][str(peers[0])].timestamp -= SILENT + 1
+    providers.add_provider(KEY, PeerInfo(peers[-1], addresses(1)))
+    assert [info.peer_id for info in providers.get_providers(KEY)] == [*peers[1:-2], peers[-1]]
 
 
 async def test_streams_without_a_question_take_no_place_from_others(nursery: trio.Nursery) -> None:

@@ -1,11 +1,13 @@
 """py-libp2p's Kademlia for provider records, with bounds on what one peer may ask and on what is kept for others."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import trio
 from libp2p.kad_dht import kad_dht, peer_routing, provider_store
+from libp2p.kad_dht.common import BUCKET_SIZE
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
 from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.peer.peerinfo import PeerInfo
@@ -19,6 +21,7 @@ STREAMS, STREAMS_EACH = 64, 4  # served at once, in all and of one peer
 SECONDS = 30.0  # of one stream; p2pd keeps its own open for the next question, and opens another when it ends
 READ = 20.0  # what a read costs (`metering`): a question takes three, so a peer may ask 50 a second
 KEYS = 1024  # of provider records
+SILENT = 3600.0  # seconds after which another may have the place of a provider; members announce themselves each half hour at least
 
 for module in (kad_dht, peer_routing, provider_store):
     module.MAX_DHT_MESSAGE_SIZE = MAX_MESSAGE  # the library takes 4 MiB
@@ -57,10 +60,15 @@ class Dht(KadDHT):  # type: ignore[misc]  # the library is not typed for us
 
 
 class BoundedProviders(ProviderStore):  # type: ignore[misc]
-    """Of too many keys, those go that nobody has announced for longest: members announce theirs again and again."""
+    """Of too many keys, those go that nobody has announced for longest: members announce theirs again and again. For the same reason those
+    who stopped make room for others: the library keeps the first 20 of a key for two days, so a swarm's newer members were not found.
+    """
 
     def add_provider(self, key: bytes, provider: Any) -> None:
-        self.providers[key] = self.providers.pop(key, {})  # now the newest
+        held = self.providers[key] = self.providers.pop(key, {})  # now the newest
+        if len(held) >= BUCKET_SIZE:
+            for name in [name for name, record in held.items() if time.time() - record.timestamp > SILENT]:
+                del held[name]
         super().add_provider(key, PeerInfo(provider.peer_id, bounded(provider.addrs)))
         while len(self.providers) > KEYS:
             del self.providers[next(iter(self.providers))]
