@@ -1,5 +1,6 @@
 """`swarmd lab`: experiments with many nodes in one process: run, report, list."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -39,7 +40,6 @@ def run(
     from dataclasses import replace
 
     from swarmd.lab.experiment import read_experiment
-    from swarmd.lab.runs import play_all
 
     if executor not in ("local", "ray"):
         raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
@@ -54,24 +54,32 @@ def run(
     _check_room(results)
     print(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}", file=sys.stderr)
     try:
-        if executor == "ray":
-            from swarmd.lab.ray_executor import play_on_ray  # it loads torch
-
-            play_on_ray(results, _Teller())
-        elif judge:
-            from swarmd.lab.judged import judging  # it loads torch
-
-            with judging(results) as command:
-                play_all(results, jobs, _Teller(), command)
-        else:
-            play_all(results, jobs, _Teller(), RANKS if engine == "torch" else ())
-    except KeyboardInterrupt:
+        _play(results, jobs, executor, engine, judge)
+    except (KeyboardInterrupt, SwarmdError) as error:
+        with contextlib.suppress(SwarmdError):  # what ended the runs is told, not what keeps the report from being written
+            _report_what_is_there(results)
+        if isinstance(error, SwarmdError):
+            raise
         again = f"swarmd lab run {experiment} --out {folder} --resume"
         print(f"\nstopped; what was saved stays. To go on: {again}, with the other options as they were", file=sys.stderr)
         raise typer.Exit(130) from None
-    finally:
-        if len(results.missing) < len(results.runs):
-            _report(results)
+    _report_what_is_there(results)
+
+
+def _play(results: "Results", jobs: int, executor: str, engine: str, judge: bool) -> None:
+    from swarmd.lab.runs import play_all
+
+    if executor == "ray":
+        from swarmd.lab.ray_executor import play_on_ray  # it loads torch
+
+        play_on_ray(results, _Teller())
+    elif judge:
+        from swarmd.lab.judged import judging  # it loads torch
+
+        with judging(results) as command:
+            play_all(results, jobs, _Teller(), command)
+    else:
+        play_all(results, jobs, _Teller(), RANKS if engine == "torch" else ())
 
 
 @app.command(epilog="Example: swarmd lab report sapo-table")
@@ -132,6 +140,11 @@ def _check_room(results: "Results") -> None:
     needed = BYTES * nodes * results.experiment.rounds
     if results.free_bytes() < needed:
         raise SwarmdError(f"{results.folder}: the results take about {needed / 1e6:.0f} MB and there is less left on that disk.")
+
+
+def _report_what_is_there(results: "Results") -> None:
+    if len(results.missing) < len(results.runs):
+        _report(results)
 
 
 def _report(results: "Results") -> None:

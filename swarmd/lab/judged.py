@@ -82,7 +82,10 @@ def judging(results: Results) -> Iterator[Sequence[str]]:
     wanted = nodes[0].swarm.curriculum
     with local_judge(results.folder, curriculum_of(nodes[0]).name if wanted == "auto" else wanted) as url:
         yield (sys.executable, "-m", "swarmd.lab.judged", url)
-        durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
+        try:
+            durable.replace(results.folder / JUDGE, json.dumps(_comparisons(url), indent=1).encode())
+        except (OSError, ValueError, httpx2.HTTPError) as error:
+            raise LabFailed(f"{results.folder / JUDGE} has not been written: {error}. All runs are whole: use --resume.") from error
 
 
 def _comparisons(url: str) -> list[Any]:

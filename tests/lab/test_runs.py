@@ -15,7 +15,7 @@ import pytest
 
 from swarmd.cli.app import main
 from swarmd.lab.columns import columns, gain
-from swarmd.lab.experiment import Experiment, parse_experiment
+from swarmd.lab.experiment import Experiment, parse_experiment, read_experiment
 from swarmd.lab.play import PlayedSwarm, lines_of, play
 from swarmd.lab.report import markdown, write_report
 from swarmd.lab.results import FILE, BadResults, Results, Run, versions
@@ -158,6 +158,25 @@ def test_kill_9_of_the_lab_ends_its_runs_before_their_next_line(tmp_path: Path) 
         for process in runs:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+TWO_CURRICULA = """
+name = "two"
+nodes = 1
+rounds = 1
+seeds = 1
+setting = [{ name = "a", swarm = { curriculum = "tiny-9" } }, { name = "b", swarm = { curriculum = "tiny-9-strict" } }]
+"""
+
+
+def test_what_ended_the_runs_is_told_though_there_can_be_no_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "two.toml").write_text(TWO_CURRICULA)
+    results = Results.create(tmp_path / "out", read_experiment(tmp_path / "two.toml"))
+    damaged = results.path(results.runs[0])
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    assert main(["lab", "run", str(tmp_path / "two.toml"), "--out", str(results.folder), "--judge", "--resume"]) == 2
+    assert "one judge asks one curriculum" in capsys.readouterr().err
 
 
 def test_a_folder_that_does_not_fit_is_refused(played: Results, tmp_path: Path) -> None:

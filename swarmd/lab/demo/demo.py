@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from swarmd.errors import SwarmdError
-from swarmd.lab.demo.figures import Curve, draw_rewards
+from swarmd.lab.demo.figures import Curve, NoMatplotlib, draw_rewards
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
 
 MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to gain
@@ -95,15 +95,20 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
         evaluations = _evaluations(judge_url)
     figure = folder / "rewards.png"
     title = f"{nodes} nodes that share, and one alone that answers as many questions"
-    draw_rewards([Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title)
+    figures: list[str] = []
+    try:
+        draw_rewards([Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title)
+        figures.append(str(figure))
+    except (NoMatplotlib, OSError) as error:
+        talk.print(f"No picture was drawn. {error}", soft_wrap=True)
     if json_output:
         nodes_said = [story.summary() for story in stories]
         judged = {"url": judge_url, "evaluations": evaluations}
-        print(json.dumps({"schema": 1, "nodes": nodes_said, "gain": gain(stories), "judge": judged, "figures": [str(figure)]}))
+        print(json.dumps({"schema": 1, "nodes": nodes_said, "gain": gain(stories), "judge": judged, "figures": figures}))
     else:
         Console().print(_table(stories))
         Console().print(_verdict(stories), soft_wrap=True)
-        Console().print(f"The judge asked {evaluations} questions. Picture: {figure}", soft_wrap=True)
+        Console().print(" ".join([f"The judge asked {evaluations} questions.", *(f"Picture: {path}" for path in figures)]), soft_wrap=True)
     return 0
 
 
@@ -186,5 +191,5 @@ def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:
 
 
 def _evaluations(judge_url: str) -> int:
-    board = httpx2.get(f"{judge_url}/v1/leaderboard", timeout=10, trust_env=False).json()
+    board = httpx2.get(f"{judge_url}/v1/leaderboard", timeout=60, trust_env=False).json()
     return int(board["answers"])
