@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge.database import Database
-from judge.errors import DatabaseUnusable
+from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import WINDOW
 from judge.tables import about, evaluations, metadata, peers
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
@@ -37,9 +37,33 @@ class Difference:
 
 
 def backup(database: Path | str, to: Path | str) -> int:
-    """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is. Returns the rows."""
-    if "://" not in str(to) and Path(to).exists():
+    """Copy everything to another database, which must be new: a file or PostgreSQL, whatever this one is. Returns the rows.
+
+    A file of this name is whole: until then its name ends in .part.
+    """
+    if "://" in str(to):
+        return _copied(database, to)
+    if Path(to).exists():
         raise DatabaseUnusable(f"{to} exists already and was left as it is; name another file")
+    part = Path(f"{to}.part")
+    try:
+        rows = _copied(database, part)
+        part.rename(to)
+    except DatabaseInUse:
+        raise  # it is another backup's
+    except BaseException:
+        _remove(part, "", "-wal", "-shm", ".lock")
+        raise
+    _remove(part, ".lock")
+    return rows
+
+
+def _remove(part: Path, *ends: str) -> None:
+    for end in ends:
+        part.with_name(part.name + end).unlink(missing_ok=True)
+
+
+def _copied(database: Path | str, to: Path | str) -> int:
     with reading(database) as source, closing(Database(to)) as target, target.begin() as copy:
         rows = 0
         for table in metadata.sorted_tables:

@@ -131,8 +131,9 @@ class Sessions:
         return late
 
     def withdraw(self, question: OpenQuestion) -> None:
-        """Forget a question that was never handed out."""
-        self._close(question, NO_SUCH_QUESTION)
+        """Forget a question that was never handed out. It may be closed: displaced, say, while it was written."""
+        if question.id in self._open:
+            self._close(question, NO_SUCH_QUESTION)
 
     def give_up(self, question: OpenQuestion) -> None:
         """The answer was lost by a fault of ours: tell the peer so."""

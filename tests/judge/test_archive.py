@@ -75,6 +75,14 @@ def test_a_peer_with_more_than_it_earned_is_found(database: str, verifier: Verif
     assert difference.what == "peer alice"
 
 
+def test_a_backup_that_fails_leaves_nothing_that_looks_like_one(tmp_path: Path) -> None:
+    Store(database := tmp_path / "judge.sqlite3", CURRICULUM).close()
+    change(str(database), "DROP TABLE moderation")  # damaged
+    with pytest.raises(DatabaseUnusable, match="no such table"):
+        archive.backup(database, (folder := tmp_path / "backups") / "copy.sqlite3")
+    assert list(folder.iterdir()) == []
+
+
 def test_a_backup_is_the_same_judge(database: str, tmp_path: Path, verifier: Verifier) -> None:
     """To a file, and back from the file to an empty database of the first kind: nothing is lost or changed."""
     fill(database, verifier)

@@ -107,6 +107,7 @@ def test_withdrawn_is_gone() -> None:
     judge = sessions()
     question = ask(judge, ALICE, 0.0)
     judge.withdraw(question)
+    judge.withdraw(question)  # as one that was displaced meanwhile
     assert judge.take(question.id, ALICE, 0.0) is NO_SUCH_QUESTION
 
 
