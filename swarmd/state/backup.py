@@ -15,18 +15,18 @@ import re
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
 from p2p import durable
 from p2p.errors import OperatorError
 from p2p.identity import Identity
-from swarmd.errors import ConfigError, SwarmdError
+from swarmd.errors import CannotRecord, ConfigError, SwarmdError
 from swarmd.state.folder import CHOICES_FILE, IDENTITY_FILE, METRICS_FILE, SEED_FILE, StateFolder
 
 INDEX: Final = "backup.json"
@@ -58,26 +58,35 @@ class Restored:
 
 
 def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:
-    """A new file, mode 0600, with the key, and with the training of a checkpoint. OSError where that went away meanwhile; ConfigError."""
+    """A new file, mode 0600: the key, and the training of a checkpoint. OSError where that went away; ConfigError, CannotRecord."""
     identity = Identity.load(folder / IDENTITY_FILE)
     if to.exists() or to.is_symlink():
         raise ConfigError(f"{to} exists already, and a backup never replaces a file. Name a new one.")
     draft = to.with_name(f".{to.name}.{os.getpid()}")
     sources = {name: folder / name for name in (IDENTITY_FILE, *BESIDE) if (folder / name).is_file()}
     sources |= {f"{CHECKPOINTS}/{checkpoint.name}/{path.name}": path for path in sorted(checkpoint.iterdir())}
-    try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                for name, path in sources.items():
-                    with path.open("rb") as source, archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as target:
-                        shutil.copyfileobj(source, target, _BLOCK)
-                archive.writestr(zipfile.ZipInfo(INDEX), msgspec.json.encode(_Index(1, identity.peer_id)))
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(to)
-    finally:
-        draft.unlink(missing_ok=True)
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(path.open("rb")) for name, path in sources.items()}
+        try:
+            _write(opened, identity.peer_id, draft)
+            draft.rename(to)
+        except OSError as error:
+            raise CannotRecord(f"{to}: cannot be written: {error.strerror or error}. Free some space, or name another file.") from None
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
+
+
+def _write(files: Mapping[str, IO[bytes]], peer_id: str, to: Path) -> None:
+    """Raises OSError."""
+    with os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, source in files.items():
+                with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target, _BLOCK)
+            archive.writestr(zipfile.ZipInfo(INDEX), msgspec.json.encode(_Index(1, peer_id)))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def restore(state: StateFolder, file: Path, check: Callable[[Path], object]) -> Restored:

@@ -72,6 +72,12 @@ def test_a_backup_with_more_figures_than_memory_is_not_refused_for_that(run: Run
     assert said.code == 0, said.err
 
 
+def test_a_place_that_takes_no_backup_is_told_and_no_checkpoint_is_blamed(run: Run, tmp_path: Path) -> None:
+    trained(tmp_path / "a")
+    said = run("identity", "backup", tmp_path / "none" / "all.zip", "--training", "--state-dir", tmp_path / "a")
+    assert said.code == 2 and "all.zip: cannot be written: No such file or directory" in said.err
+
+
 def test_a_running_node_keeps_its_files(run: Run, tmp_path: Path) -> None:
     trained(tmp_path / "a")
     run("identity", "backup", tmp_path / "key", "--state-dir", tmp_path / "a")
