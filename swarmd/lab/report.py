@@ -274,7 +274,8 @@ def _staleness_figure(results: Results, found: Sequence[Column]) -> Any:
     for column, colour in zip(found, _colours(found), strict=False):
         if all(node.replay.mode == "off" for node in results.experiment.setting(column.slug).nodes):
             continue
-        ages = [age for run in column.runs.values() for age in run.off_policy]
+        if not (ages := [age for run in column.runs.values() for age in run.off_policy]):
+            continue  # in few rounds none of its own may have been trained on
         axes.hist(ages, bins=40, histtype="step", weights=[1 / len(ages)] * len(ages), color=colour, label=column.name)
     axes.set(xlabel="age of replayed rollouts in updates, mean of a round", ylabel="share of rounds")
     _finish(figure, axes)
@@ -299,9 +300,9 @@ def _pass_figure(found: Sequence[Column]) -> Any:
 
 
 def _finish(figure: Any, axes: Any) -> None:
-    longest = max(len(label) for label in axes.get_legend_handles_labels()[1])
-    across = max(1, int(11 * figure.get_figwidth() / (longest + 6)))  # about 11 letters an inch; no wider than the figure
-    figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
+    if labels := axes.get_legend_handles_labels()[1]:  # of runs that were cut off there may be nothing to show
+        across = max(1, int(11 * figure.get_figwidth() / (max(map(len, labels)) + 6)))  # about 11 letters an inch; no wider than the figure
+        figure.legend(frameon=False, loc="outside lower center", ncols=min(5, across))
     axes.grid(alpha=0.2)
     axes.spines[["top", "right"]].set_visible(False)
 

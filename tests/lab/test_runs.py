@@ -92,6 +92,17 @@ def test_the_report_has_every_setting_and_asks_nothing_of_the_network(played: Re
     assert gain(alone, alone).mean == 0 and together.pass_at(2) is not None and together.pass_at(8) is None
 
 
+def test_the_report_of_runs_that_were_cut_off_is_drawn_with_what_there_is(played: Results, tmp_path: Path) -> None:
+    """The setting whose replay is drawn has used none of its own, and nothing that is compared is finished."""
+    settings = [{"name": "1/1", "replay": {"mode": "on"}}, {"name": "2/0", "against": "1/1"}]
+    document = {"name": "cut", "nodes": 2, "rounds": 2, "seeds": 1, "base": {"model": {"name": "tiny"}}, "setting": settings}
+    results = Results.create(tmp_path / "out", parse_experiment(document, "cut.toml"))
+    results.path(results.runs[0]).parent.mkdir(parents=True)
+    lines = [{**line, "local": [0, 0]} if line["round"] else line for line in played.lines(played.runs[0])]
+    results.path(results.runs[0]).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert write_report(results).with_name("staleness.png").exists()
+
+
 def test_programs_get_the_figures_as_numbers(played: Results, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "report", str(played.folder), "--json"]) == 0
     alone, together = json.loads(capsys.readouterr().out)["settings"]
