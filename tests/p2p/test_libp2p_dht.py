@@ -116,6 +116,18 @@ async def test_a_full_peer_store_keeps_our_key_and_takes_a_peer_without_addresse
     assert host.get_private_key() == key and len(store.peer_data_map) <= store.max_peers + 1
 
 
+async def test_a_full_peer_store_loses_nobody_for_an_address_of_a_peer_in_it() -> None:
+    store = make_host(Identity.from_seed(bytes(32))).get_peerstore()
+    store.max_peers = 4
+    peers = [ID(bytes([n])) for n in range(5)]
+    for peer in peers[:3]:
+        store.add_protocols(peer, ["a"])
+    for n in range(9):
+        store.add_addrs(peers[3 + (n > 5)], addresses(n), 100)
+    kept = {*store.peer_data_map} & {*peers}
+    assert len(kept) == store.max_peers and peers[4] in kept
+
+
 async def test_few_provider_records_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those whose key was announced last."""
     monkeypatch.setattr(bounds, "KEYS", 3)

@@ -15,6 +15,8 @@ MAX_RECORD = 2048  # bytes of a peer's signed addresses
 class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not typed for us
     """The library keeps all addresses, and compares each with all others."""
 
+    _own: Any = None  # whose keys we have
+
     def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
         """Of too many the newest stay."""
         super().add_addrs(peer_id, bounded(addrs), ttl)
@@ -25,11 +27,18 @@ class BoundedPeerStore(PeerStore):  # type: ignore[misc]  # the library is not t
         """A peer may name half a million in one message, and a new peer costs it one connection."""
         super().add_protocols(peer_id, [name for name in protocols[:PROTOCOLS] if len(name) <= LONGEST])
 
+    def add_key_pair(self, peer_id: Any, key_pair: Any) -> None:
+        super().add_key_pair(peer_id, key_pair)
+        self._own = peer_id
+
     def _enforce_peer_limit(self) -> None:
-        """The library lets entries without addresses go first, and the first of these is our own, with our key."""
-        own = {peer: data for peer, data in self.peer_data_map.items() if data.privkey is not None}
+        """The library lets entries without addresses go first, and the first of these is our own, with our key. It does not count: put back
+        into a full store it would be one too many, and each added address would sort all peers and let another one go.
+        """
+        own = self.peer_data_map.pop(self._own, None)
         super()._enforce_peer_limit()
-        self.peer_data_map.update(own)
+        if own is not None:
+            self.peer_data_map[self._own] = own
 
     def consume_peer_record(self, envelope: Any, ttl: int) -> bool:
         return len(envelope.raw_payload) <= MAX_RECORD and super().consume_peer_record(envelope, ttl)
