@@ -6,17 +6,19 @@ import gc
 import resource
 import signal
 import socket
+import sqlite3
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 import h11
 import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.errors import JudgeCannotListen
+from judge.errors import DatabaseUnusable, JudgeCannotListen
 from judge.limits import SlowReaders, network_of
 from judge.service import open_service
 
@@ -124,7 +126,11 @@ def serve(settings: JudgeSettings, announce: Callable[[str], None]) -> bool:
     """Serve until SIGTERM or Ctrl-C; `announce` gets the URL once requests are answered. True: it was Ctrl-C. Raises OperatorError."""
     _allow_connections()
     with listening_socket(settings.host, settings.port) as listener:
-        return asyncio.run(_serve(settings, listener, announce))
+        try:
+            return asyncio.run(_serve(settings, listener, announce))
+        except (SQLAlchemyError, sqlite3.Error) as error:  # while it starts; later a peer is told
+            why = getattr(error, "orig", None) or error
+            raise DatabaseUnusable(f"the judge cannot start, as its database fails: {why}; free some space, or see its server") from None
 
 
 async def _serve(settings: JudgeSettings, listener: socket.socket, announce: Callable[[str], None]) -> bool:

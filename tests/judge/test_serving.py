@@ -22,6 +22,7 @@ import trio
 import uvicorn
 
 from judge.config import JudgeSettings
+from judge.errors import DatabaseUnusable
 from judge.limits import SlowReaders
 from judge.serving import JudgeServer, PatientProtocol, listening_socket, serve, url_of
 from judge.store import Store
@@ -276,6 +277,15 @@ def test_refused_at_the_start(tmp_path: Path, changed: dict[str, str], words: st
     settings = replace(JudgeSettings(database, "tiny-9", port=0), **changed)  # type: ignore[arg-type] # the strings among the settings
     with pytest.raises(OperatorError, match=words):
         serve(settings, lambda url: pytest.fail(f"listens at {url}"))
+
+
+def test_a_full_disk_at_the_start_is_no_traceback(tmp_path: Path) -> None:
+    with contextlib.closing(Store(database := tmp_path / "judge", f"tiny-9 {TINY_9.digest}")) as store:
+        store.agree("", shared=False)
+        with store.database.begin() as db:
+            db.exec_driver_sql("CREATE TRIGGER t BEFORE UPDATE ON about BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END")
+    with pytest.raises(DatabaseUnusable, match="cannot start, as its database fails: database or disk is full; free some space"):
+        serve(JudgeSettings(database, "tiny-9", port=0), lambda url: pytest.fail(url))
 
 
 def test_the_log_as_json_lines() -> None:
