@@ -21,6 +21,8 @@ BEFORE_ALEMBIC = {1: "0001", 2: "0002"}  # SQLite's user_version -> the migratio
 FAILURES = (SQLAlchemyError, JudgeError, sqlite3.Error)  # what a step on the database may raise; the last: when it begins
 _LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks: held by a judge while it runs,
 _WRITING = _LOCK + 1  # and by one of several judges for a transaction
+# A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is milliseconds.
+_PATIENCE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000, "connect_timeout": 10}
 
 
 def database_url(database: Path | str) -> URL:
@@ -141,7 +143,8 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
     patience = 5 if alone else 30  # seconds for another writer; a judge that is busy leaves short gaps
     options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": patience}}
     if not sqlite:
-        options = {"pool_pre_ping": True}  # after a restart of the server the first step is not lost
+        ours = {name: value for name, value in _PATIENCE.items() if name not in url.query}
+        options = {"pool_pre_ping": True, "connect_args": ours}  # so after a restart of the server the first step is not lost
     engine = create_engine(url, poolclass=QueuePool, pool_size=1, max_overflow=0, **options)
     if sqlite:
 
@@ -162,6 +165,9 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
         def claim(connection: Any, _record: object) -> None:
             connection.autocommit = True
             connection.execute("SET synchronous_commit = on")
+            for name, value in _PATIENCE.items():  # the server's: the lock of a judge whose machine is gone is free again
+                of = name.replace("keepalives", "tcp_keepalives")
+                connection.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (str(value), of))
             lock = "SELECT pg_try_advisory_lock_shared(%s)" if shared else "SELECT pg_try_advisory_lock(%s)"
             if alone and not connection.execute(lock, (_LOCK,)).fetchone()[0]:
                 raise DatabaseInUse(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -309,3 +310,13 @@ def test_what_a_peer_says_of_itself(store: Store) -> None:
     assert the(Reader(store.database).record(ALICE)).said == {}
     (newest, first), _ = Reader(store.database).history(ALICE, 2**63 - 1)
     assert first.items() >= said.items() and not said.keys() & newest.keys()
+
+
+@pytest.mark.net
+def test_a_server_that_is_gone_without_a_word_is_noticed(request: pytest.FixtureRequest) -> None:
+    address = request.getfixturevalue("postgresql")()
+    for more, seconds in (("", "30"), ("&keepalives_idle=7", "7")):
+        with closing(Database(address + more)) as database, database.begin() as db:
+            connection: Any = db.connection.driver_connection
+            said = connection.info.get_parameters()
+            assert (said["keepalives_idle"], said["tcp_user_timeout"]) == (seconds, "60000")
