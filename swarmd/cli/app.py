@@ -4,6 +4,7 @@ Data goes to standard output, messages to standard error. Exit codes: 0 done, 2 
 4 cannot reach what was asked for, 5 another node owns the state folder, 6 not running, 130 interrupted.
 """
 
+import errno
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from typer.models import CommandInfo
 from p2p.errors import OperatorError
 from swarmd.cli import inspect, invite, judged, lab, leave, model, network, page, pausing, person, plan, service, tasks, verify
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
+from swarmd.terminal import printable
 
 if TYPE_CHECKING:
     from swarmd.cli.view_notify import Send
@@ -69,6 +71,9 @@ def root(
     """Train a language model with a peer-to-peer swarm: your node trains its own copy, and nodes share their rollouts."""
 
 
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)  # of paths that were given; wherever they are looked at first
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Console entry point. An OperatorError prints its message; anything else is a bug and keeps its traceback."""
     if hasattr(sys.stdout, "reconfigure"):
@@ -79,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = str(error)
         print(text if "\n" in text else f"swarmd: {text}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.filename is None or error.errno not in _UNUSABLE:
+            raise
+        print(printable(f"swarmd: {error.filename}: {error.strerror}. Mend its permissions, or name another path."), file=sys.stderr)
+        return OperatorError.exit_code
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
     return 0

@@ -136,6 +136,12 @@ def test_wrong_usage_is_exit_code_2_without_a_traceback(run: Run, tmp_path: Path
     assert said.err.strip()
 
 
+@pytest.mark.parametrize("command", [["join", "--model"], ["leave", "--state-dir"], ["lab", "run"]])
+def test_a_path_that_cannot_be_looked_at_is_told_without_a_traceback(run: Run, command: list[str]) -> None:
+    said = run(*command, "x" * 300)
+    assert said.code == 2 and said.err.endswith("xxx: File name too long. Mend its permissions, or name another path.\n")
+
+
 def test_a_wrong_configuration_is_told_whole_and_opens_no_folder(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[round]\nlocl = 3\nexternal = -1\n")
