@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -349,6 +350,22 @@ async def test_connections_without_proof_of_identity_are_refused(nursery: trio.N
         assert b"na\n" in answer and protocol not in answer
         await stream.aclose()
     assert a_engine.restarts == 0
+
+
+async def test_a_name_is_dialled_over_ipv6_and_ipv4_in_turns() -> None:
+    """Where IPv6 leads nowhere, as in many homes, two addresses of it would take all the time that a name has."""
+
+    class Resolver(trio.abc.HostnameResolver):
+        async def getaddrinfo(self, host: Any, port: Any, *_: Any) -> Any:
+            them = [(socket.AF_INET6, "2001:db8::1"), (socket.AF_INET6, "2001:db8::2"), (socket.AF_INET, "192.0.2.1")]
+            return [(family, socket.SOCK_STREAM, 6, "", (ip, port)) for family, ip in them]
+
+        async def getnameinfo(self, *_: Any) -> Any:
+            raise NotImplementedError
+
+    trio.socket.set_custom_hostname_resolver(Resolver())
+    found = await connections._resolve("/dns/node.example/tcp/4001")
+    assert found == [f"/{ip}/tcp/4001" for ip in ("ip6/2001:db8::1", "ip4/192.0.2.1", "ip6/2001:db8::2")]
 
 
 async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nursery) -> None:

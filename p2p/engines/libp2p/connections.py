@@ -1,6 +1,7 @@
 """py-libp2p's connections for `p2p.engines.common.discovery`: dialling, hanging up, pinging, and who is in which topic."""
 
 import contextlib
+import itertools
 import logging
 import socket
 from collections.abc import Callable, Collection, Sequence
@@ -198,7 +199,7 @@ def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> S
 
 
 async def _resolve(address: str) -> list[str]:
-    """IP addresses for a name; the library's own resolver does not know plain host names."""
+    """IP addresses for a name, IPv6 and IPv4 in turns, as one may lead nowhere. The library's resolver knows no plain host names."""
     endpoint = parse_endpoint(address)
     if endpoint is None or endpoint.kind.startswith("ip"):
         return [address]
@@ -209,4 +210,8 @@ async def _resolve(address: str) -> list[str]:
         log.debug("cannot resolve %s: %s", endpoint.host, error)
         return []
     kinds = {socket.AF_INET: "ip4", socket.AF_INET6: "ip6"}
-    return [str(Endpoint(kinds[family], str(where[0]), endpoint.port)) for family, _, _, _, where in found if family in kinds][:4]
+    by_family = [
+        [str(Endpoint(kinds[family], str(where[0]), endpoint.port)) for one, _, _, _, where in found if one == family]
+        for family in dict.fromkeys(family for family, *_ in found if family in kinds)
+    ]
+    return [address for turn in itertools.zip_longest(*by_family) for address in turn if address is not None][:4]
