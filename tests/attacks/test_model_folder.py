@@ -1,6 +1,7 @@
 """A model folder made to harm whoever loads it: what its files ask for is bounded, and told in a message."""
 
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,9 @@ def test_a_template_has_so_much_time_and_memory_and_no_more(template: str, why: 
 def test_a_contained_template_is_rendered_like_our_own() -> None:
     template = NO_SYSTEM_ROLE + "{{ strftime_now('%Y') }}{{ eos_token }}"
     assert render_contained(template, {"eos_token": "<e>"}, "") == render(template, {"eos_token": "<e>"}, "")
+
+
+def test_a_full_disk_is_not_the_models_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(NoModel, match="a temporary file cannot be written"):
+        read_config(Place("mine", folder(tmp_path)))

@@ -30,6 +30,8 @@ def read_config(place: hub.Place) -> Any:
             (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
             architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # a stranger's file: transformers may raise anything for it
+        if isinstance(error, OSError) and error.errno is not None:
+            raise NoModel(f"a temporary file cannot be written ({error}). Free some space, or name another disk by TMPDIR.") from error
         if "auto_map" in document:
             raise _remote_code(place.source) from None
         raise NoModel(
