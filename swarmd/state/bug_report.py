@@ -4,6 +4,7 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -74,4 +75,6 @@ def write_report(files: Mapping[str, str], to: Path) -> None:
     except FileExistsError:
         raise ConfigError(f"{to} exists already. Name another file with --out.") from None
     except OSError as error:
+        with suppress(OSError):
+            to.unlink()  # the part that there was room for
         raise CannotRecord.to(to, error) from None

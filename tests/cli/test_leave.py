@@ -2,6 +2,7 @@
 
 import json
 import re
+import resource
 import zipfile
 from fnmatch import fnmatch
 from itertools import islice
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from p2p.identity import Identity
-from swarmd.state.bug_report import redacted
+from swarmd.errors import CannotRecord
+from swarmd.state.bug_report import redacted, write_report
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.leaving import JOINED, OWN
 from swarmd.state.log_reader import follow, for_people
@@ -135,6 +137,17 @@ def test_a_report_shows_itself_asks_and_leaves_secrets_out(run: Run, tmp_path: P
         assert hidden not in everything
     assert files["trainer.log"] == b"GET http://<secret>@<address>/x?token=<secret> <secret>\n"
     assert run("bug-report", "--yes", "--out", out, "--state-dir", folder).code == 2
+
+
+def test_a_report_that_the_disk_has_no_room_for_leaves_nothing(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(CannotRecord):
+            write_report({"swarmd.log": "x" * 10**6}, tmp_path / "report.zip")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "report.zip").exists()
 
 
 @pytest.mark.parametrize(
