@@ -62,7 +62,8 @@ class Caller:
         near = {"host": "judge", "content-length": str(len(body)), "x-forwarded-for": f"198.18.{network}.7"}
         headers = {**peer.headers("POST", target, body), **near}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        if self._streams is None:
+        if self._streams is None or self._streams[0].at_eof():  # a judge ends a connection that is idle for five seconds
+            self.close()
             self._streams = await asyncio.open_connection(*self._address)
         reader, writer = self._streams
         writer.write(f"POST {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
