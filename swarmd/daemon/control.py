@@ -17,6 +17,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,22 +50,11 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
     """
     import trio
 
+    from swarmd.daemon.limited_serving import serve_at_most
+
     _clear_away(state_dir)
     folder = _socket_folder()
     path = folder / "control"
-    room = trio.Semaphore(_CONNECTIONS)
-
-    async def converse(stream: trio.SocketStream) -> None:
-        try:
-            room.acquire_nowait()
-        except trio.WouldBlock:
-            await trio.aclose_forcefully(stream)
-            return
-        try:
-            await _converse(stream, handlers)
-        finally:
-            room.release()
-
     try:
         listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
         with listener:
@@ -74,14 +64,14 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
             document = {"schema": 1, "pid": os.getpid(), "socket": str(path), "started_at": time.time()}
             write_atomically(state_dir / RUN_FILE, document)
             task_status.started(str(path))
-            await trio.serve_listeners(converse, [trio.SocketListener(listener)])  # which waits where there are no more open files
+            await serve_at_most(_CONNECTIONS, partial(_converse, handlers), [trio.SocketListener(listener)])
     finally:
         (state_dir / RUN_FILE).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         folder.rmdir()
 
 
-async def _converse(stream: "trio.SocketStream", handlers: Mapping[str, Handler]) -> None:
+async def _converse(handlers: Mapping[str, Handler], stream: "trio.SocketStream") -> None:
     """One connection: requests and replies in turn, until the caller closes it, is idle too long or sends no valid request."""
     import trio
 

@@ -8,6 +8,8 @@ from urllib.parse import parse_qsl
 import h11
 import trio
 
+from swarmd.daemon.limited_serving import serve_at_most
+
 CONNECTIONS = 32  # at once; more are closed as they come
 PATIENCE = 10.0  # seconds for a whole request, and for each part of a response to be taken
 MAX_HEAD = 16 * 1024  # bytes of the request line and the headers
@@ -41,24 +43,16 @@ Respond = Callable[[Request], Awaitable[Response]]
 
 async def serve(respond: Respond, listeners: list[trio.SocketListener]) -> None:
     """Answer requests until cancelled."""
-    room = trio.Semaphore(CONNECTIONS)
 
     async def converse(stream: trio.SocketStream) -> None:
-        try:
-            room.acquire_nowait()
-        except trio.WouldBlock:
-            await trio.aclose_forcefully(stream)
-            return
         try:
             await _converse(stream, respond)
         except* (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError, h11.LocalProtocolError):
             pass  # the client is gone, or does not read
         except* Exception:
             log.exception("a request to the node's page failed")
-        finally:
-            room.release()
 
-    await trio.serve_listeners(converse, listeners)
+    await serve_at_most(CONNECTIONS, converse, listeners)
 
 
 async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
