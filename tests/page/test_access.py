@@ -14,6 +14,7 @@ from swarmd.testing import PATIENCE
 from tests.page.served import Node, served
 
 pytestmark = pytest.mark.net
+REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 PAUSE = '{"operation": "pause", "arguments": {}}'
 REBOUND = (
@@ -114,11 +115,11 @@ async def test_bytes_that_are_no_request_end_one_connection_and_nothing_else() -
 async def test_connections_that_say_nothing_leave_room_once_they_are_gone() -> None:
     async with served() as node:
         silent = [await trio.open_tcp_stream("127.0.0.1", node.port) for _ in range(CONNECTIONS)]
-        assert await node.send(b"GET / HTTP/1.1\r\n") == b""  # no room: hung up on
+        assert await node.send(REQUEST) == b""  # no room: hung up on
         for stream in silent:
             await stream.aclose()
         with trio.fail_after(PATIENCE):
-            while not await node.send(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"):
+            while not await node.send(REQUEST):
                 await trio.sleep(0.01)
 
 
