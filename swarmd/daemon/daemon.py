@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 REDRAW = 0.5  # seconds between two updates of the view
 SEEN_SWARM = 1.0  # seconds between two reports about the swarm to the trainer
+INVITES_WITHIN = 5.0  # seconds an invitation waits for the network: it names the addresses that the node listens on
 GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
 
 
@@ -130,6 +131,7 @@ class Daemon:
         self._cannot_share = False  # it was said that nothing can be shared
         self._behind: int | None = None  # rounds the trainer has finished; None: not known yet
         self._nursery: trio.Nursery | None = None
+        self._listens = trio.Event()  # set once others can reach us
 
     def _device(self) -> str:
         """What the model runs on; "" until it is loaded."""
@@ -162,7 +164,7 @@ class Daemon:
         await nursery.start(self._watch_signals)
         await nursery.start(partial(control.serve, self._folder, handlers))
         self.guest.begin()
-        nursery.start_soon(self.member.run)
+        nursery.start_soon(self._be_in_swarm, nursery)
         nursery.start_soon(self.member.dial_back.run)
         if self.engine is not None:
             if self.config.swarm.mdns == "on":
@@ -190,6 +192,10 @@ class Daemon:
             raise error
 
     # The network's side.
+
+    async def _be_in_swarm(self, nursery: trio.Nursery) -> None:
+        await nursery.start(self.member.run)
+        self._listens.set()
 
     def _on_frame(self) -> None:
         """Frames were admitted: offers go to the gatherer, rollouts to the trainer. What is not text is counted and left."""
@@ -225,7 +231,7 @@ class Daemon:
                 self.view.talk(f"connected to {nickname(peer)} ({len(now_connected)} connected)")
             for peer in connected - now_connected:
                 self.view.talk(f"disconnected from {nickname(peer)} ({len(now_connected)} connected)")
-            peers = self._peers()
+            peers = self.status.peers(time.time())
             if refused or peers != told:
                 self.child.tell(link.SwarmNews(peers, {reason.name: count for reason, count in refused.items()}))
             connected, told = now_connected, peers
@@ -275,7 +281,7 @@ class Daemon:
         self._behind = ready.round
         for note in ready.notes:
             self.view.talk(note)
-        self.child.tell(link.SwarmNews(self._peers(), {}))
+        self.child.tell(link.SwarmNews(self.status.peers(time.time()), {}))
         self.guest.tell_again()
 
     def _on_round_done(self, done: link.RoundDone) -> None:
@@ -313,13 +319,9 @@ class Daemon:
 
     # The operator's side.
 
-    def _peers(self) -> int:
-        """How many peers are heard, connected or not: the number of peers wherever one is shown."""
-        return len(self.status.roster.present(time.time()))
-
     def _document(self) -> dict[str, Any]:
         return self.status.document(
-            peers=self._peers(),
+            peers=self.status.peers(time.time()),
             connected=len(self.member.peers()),
             addresses=self.member.addresses(),
             rejected=self.member.rejected,
@@ -348,6 +350,8 @@ class Daemon:
         return await survey(self.member, self.engine, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        with trio.move_on_after(INVITES_WITHIN):
+            await self._listens.wait()
         return invite(self.config, curriculum_of(self.config), self.member.addresses())
 
     async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

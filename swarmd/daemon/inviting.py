@@ -9,6 +9,7 @@ from p2p.netgroup import only_here
 from swarmd.config.addresses import bootstrap_address
 from swarmd.config.config import NodeConfig
 from swarmd.config.invitation import Invitation, write_invitation
+from swarmd.errors import ConfigError, Unreachable
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.policy.models.hub import REPOSITORIES, is_folder
 from swarmd.tasks.curriculum import Curriculum
@@ -22,11 +23,18 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
 
     curriculum: None for a bootstrap node, which helps those of every curriculum and model. own: the node's addresses, where it runs. Those
     that can be dialled from the internet come first; the bootstrap addresses that a node was given come before its other own ones.
-    judges: what it advertises.
+    judges: what it advertises. Raises ConfigError where the node is in no swarm, Unreachable where there is no address to name.
     """
+    if config.swarm.engine == "none":
+        raise ConfigError('swarm.engine is "none": this node trains alone, so there is no swarm to invite to. Set it to "auto".')
     usable = sorted(filter(_can_be_invited_to, own), key=lambda address: PLACES.index(place(address)))
     public = [address for address in usable if place(address) == "internet"]
     addresses = tuple(dict.fromkeys([*public, *config.swarm.bootstrap, *usable]))[:ADDRESSES]
+    if not addresses:
+        raise Unreachable(
+            "the node has no address that others could dial, and no bootstrap address is configured. Ask again in a moment; "
+            "if it stays so, `swarmd doctor network` says why."
+        )
     model, notes = "", []
     if curriculum is not None:
         model = next((short for short, repository in REPOSITORIES.items() if repository == config.model.name), config.model.name)

@@ -74,6 +74,10 @@ class StatusBoard:
         for author, said in done.authors.items():
             self.roster.says(PeerId(author), said[0], said[1])
 
+    def peers(self, now: float) -> int:
+        """How many peers are heard, connected or not: the number of peers wherever one is shown."""
+        return len(self.roster.present(now))
+
     def document(
         self,
         *,

@@ -15,8 +15,9 @@ import pytest
 from swarmd.config.config import NodeConfig, SwarmConfig
 from swarmd.config.invitation import Invitation, as_link, read_invitation, write_invitation
 from swarmd.config.sources import FLAGS
+from swarmd.daemon import control
 from swarmd.daemon.inviting import invite
-from swarmd.errors import ConfigError
+from swarmd.errors import ConfigError, Unreachable
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.tasks.curriculum import SAPO_9, TINY_9
 from swarmd.testing import PATIENCE, wait_until
@@ -216,6 +217,10 @@ def test_what_an_invitation_says_of_its_node() -> None:
     assert read_invitation(made["invitation"]).model == "" and "is a folder of this machine" in made["notes"][0]
     repository = NodeConfig.model_validate({"model": {"name": "Qwen/Qwen3-0.6B"}})
     assert read_invitation(invite(repository, SAPO_9, [PUBLIC])["invitation"]).model == "qwen3-0.6b"
+    with pytest.raises(Unreachable, match="no address that others could dial"):
+        invite(config(), TINY_9, [])
+    with pytest.raises(ConfigError, match="this node trains alone"):
+        invite(config(engine="none"), TINY_9, [PUBLIC])
 
 
 def test_invite_without_a_node_goes_by_the_configuration(run: Run, tmp_path: Path) -> None:
@@ -266,7 +271,9 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
     try:
         wait_until(lambda: (tmp_path / "first" / "run.json").exists())
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
-        invitation = wait_until(lambda: subprocess.run(asked, capture_output=True, text=True).stdout.strip())
+        at_once = control.call(tmp_path / "first", "invitation")["invitation"]  # it listens later than it answers
+        invitation = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        assert invitation == at_once and len(read_invitation(invitation).bootstrap) == 1
         assert read_invitation(invitation).name == "lab"
         for words, met in (([invitation], shares), ([], connects)):  # the second time it remembers
             second = start("second", *words)
