@@ -3,7 +3,7 @@
 Two processes. The verifier loads what it needs once (ReasoningGYM: verifier.py; a plug-in: plugin_process.py) and talks to its client over
 standard input and output; it scores nothing itself. Its worker, a fork, gives up everything it does not need (containment.py),
 regenerates each task from its reference, and scores. An answer that takes too long, or kills the worker, earns nothing; a new worker is
-forked, in about 30 ms.
+forked, in about 30 ms. Too long is by the worker's CPU time, so that a right answer stays right where others keep the processor busy.
 
 A limit of the containment: code that ran in the worker could forge the results of later answers. Of our own scorers none runs any.
 
@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 import msgspec
+import psutil
 
 from swarmd.tasks import pipe, seccomp
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.containment import MEMORY, contain, marking
 from swarmd.tasks.pipe import Judgements, Made, PluginDescription, Request, ScoreItem, VerifierReady, VerifierRefused
 
-SECONDS = 0.2  # an answer may take, the regeneration of its task included
+SECONDS = 0.2  # of CPU time that an answer may take, the regeneration of its task included
 MOST_LOST = 2  # workers that one item may cost
 WORKER_LIFE = 4096  # answers after which a worker is replaced
 START_LIMIT = 10.0  # seconds a worker may take to be contained
@@ -60,7 +61,7 @@ class Work:
     """What workers do, and their limits."""
 
     prepare: Callable[[str, str, int], Prepared | None]  # (curriculum, specialty, n); None: no such task. Raises TaskFault
-    seconds: float = SECONDS
+    seconds: float = SECONDS  # of CPU time; pipe.STARVED times as many in all
     memory: int = MEMORY
     plugin: PluginDescription | None = None
     check: Callable[["Marker"], None] = lambda _: None  # before the first request; raises PluginRefused
@@ -88,6 +89,7 @@ class Worker:
         os.close(jobs)
         os.close(results)
         os.set_blocking(self._jobs, False)
+        self._process = psutil.Process(self._pid)
         self.answered = 0
         started = msgspec.msgpack.decode(pipe.receive(self._results, time.monotonic() + START_LIMIT), type=VerifierReady | VerifierRefused)
         if isinstance(started, VerifierRefused):
@@ -97,31 +99,49 @@ class Worker:
     def hand(self, request: Request) -> None:
         """Send answers to grade, and call `result` once for each; or ask for a question, and call `made`."""
         try:
-            pipe.send(self._jobs, request, self._deadline())
+            pipe.send(self._jobs, request, self._latest())
         except OSError as error:  # TimeoutError: it does not read; BrokenPipeError: it is gone
             raise WorkerLost(GradeReason.TIMEOUT if isinstance(error, TimeoutError) else GradeReason.CRASHED) from error
 
     def result(self) -> tuple[GradeReason, str]:
         """Grade of the next answer, and what the plug-in did wrong. Raises WorkerLost."""
-        deadline = self._deadline()
-        try:
-            pipe.await_event(self._results, select.POLLIN, deadline)
-        except TimeoutError:
-            raise WorkerLost(GradeReason.TIMEOUT) from None
+        latest = self._await()
         code = os.read(self._results, 1)
         if not code or code[0] >= len(_CODES):
             raise WorkerLost(GradeReason.CRASHED)
         self.answered += 1
         reason = _CODES[code[0]]
-        return reason, self._receive(deadline).fault if reason is GradeReason.FAULT else ""
+        return reason, self._receive(latest).fault if reason is GradeReason.FAULT else ""
 
     def made(self) -> Made:
         """The question that was asked for. Raises WorkerLost."""
         self.answered += 1
-        return self._receive(self._deadline())
+        return self._receive(self._await())
 
-    def _deadline(self) -> float:
-        return time.monotonic() + self._seconds
+    def _await(self) -> float:
+        """Wait for a word of the worker. Returns by when all of it must be here. Raises WorkerLost."""
+        latest, used = self._latest(), self._used()
+        left = self._seconds
+        while True:
+            try:
+                pipe.await_event(self._results, select.POLLIN, min(latest, time.monotonic() + left))
+            except TimeoutError:
+                left = self._seconds - (self._used() - used)
+                if left <= 0 or time.monotonic() >= latest:
+                    raise WorkerLost(GradeReason.TIMEOUT) from None
+            else:
+                return latest
+
+    def _used(self) -> float:
+        """Seconds of CPU time in its life. Of a dead one it does not matter: its pipe says so."""
+        try:
+            times = self._process.cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
+    def _latest(self) -> float:
+        return time.monotonic() + pipe.STARVED * self._seconds
 
     def _receive(self, deadline: float) -> Made:
         try:

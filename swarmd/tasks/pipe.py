@@ -16,13 +16,14 @@ LONGEST_FRAME = 4 * 2**20  # bytes; a full request (scoring.MOST_ANSWERS answers
 LONGEST_OWN_ANSWER = 1000  # characters, of tasks that are not swarmd's own
 LONGEST_OWN_QUESTION = 16_384  # characters
 LONGEST_FAULT = 300  # characters
+STARVED = 5.0  # times its seconds of CPU time that an answer may take, where others keep the processor busy
 _CHUNK = 65_536
 
 
 class TaskLimits(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Limits of a task plug-in: the keys of its `limits`, with their defaults and bounds (docs/own-tasks.md)."""
 
-    seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0  # for a question, and for an answer
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.0  # of CPU time, for a question, and for an answer
     memory: Annotated[int, msgspec.Meta(ge=2**24, le=2**36)] = 256 * 2**20  # bytes, beyond what it has when it is loaded
     longest_question: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_QUESTION)] = 8192  # characters
     longest_answer: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_OWN_ANSWER)] = 256  # characters

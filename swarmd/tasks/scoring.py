@@ -37,7 +37,7 @@ ATTEMPTS = 3
 MOST_ANSWERS = 1024  # in one request
 FAULT_KINDS = 100  # of a plug-in, that are told apart
 START_SECONDS = 60.0  # ReasoningGYM takes two to load on an idle machine
-ITEM_SECONDS = 2.0  # the verifier's own limits keep an item below one
+ITEM_SECONDS = 2.0  # as long as the two answers of an item take that may time out, on a busy machine
 SLACK = 4.0  # times as long as the attempt before: a machine may be slow, and no answer can use it up
 
 log = logging.getLogger(__name__)
@@ -233,14 +233,14 @@ class _Child:
     def judge(self, request: Request, patience: float) -> Judgements:
         """One reason for each answer of a request, in order. patience: seconds that an answer may take. Raises _Failed."""
         answers = [len(item.answers) for item in request.items]
-        judged = self._exchange(request, Judgements, patience * (sum(answers) + 2 * len(answers)))
+        judged = self._exchange(request, Judgements, patience * (sum(answers) + 2 * pipe.STARVED * len(answers)))
         if [len(row) for row in judged.reasons] != answers or len(judged.faults) not in (0, len(answers)):
             raise _Failed(f"it sent {sum(map(len, judged.reasons))} answers to {sum(answers)} questions")
         return judged
 
     def make(self, request: Request, patience: float) -> Made:
         """The question of the one item. Raises _Failed."""
-        return self._exchange(request, Made, 2 * patience)
+        return self._exchange(request, Made, 2 * pipe.STARVED * patience)
 
     def _exchange(self, request: Request, kind: type[_Reply], patience: float) -> _Reply:
         if self.seccomp is None:

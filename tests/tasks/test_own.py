@@ -76,6 +76,18 @@ def test_a_score_that_goes_wrong_is_wrong_and_named_and_the_next_is_scored(
     assert unruly.restarts == 0 and len(descendants(unruly.pid)) == 1
 
 
+def test_its_time_is_that_of_the_processor_so_waiting_for_one_is_no_fault(tmp_path: Path) -> None:
+    """An answer that waits without using it is right, up to five times its seconds."""
+    text = (
+        GOOD.partition("def score")[0]
+        + "import time\nlimits = {'seconds': 0.25}\ndef score(facts, answer): time.sleep(float(answer)); return 1.0\n"
+    )
+    (tmp_path / "tasks.py").write_text(text)
+    with Verifier(find_curriculum(str(tmp_path / "tasks.py"))) as verifier:
+        assert verifier.score([(TaskRef("a", 1), said("0", "0.4", "60", "0"))]) == [(1.0, 1.0, 0.0, 1.0)]
+        assert sum(verifier.faults.values()) == 1 and verifier.restarts == 0
+
+
 @pytest.mark.parametrize("how", [*FATAL, *MADE])
 def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(unruly: Verifier, how: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
@@ -90,11 +102,11 @@ def test_a_question_that_cannot_be_made_is_none_and_the_next_is_made(unruly: Ver
 
 def test_it_says_where_it_went_wrong_and_repeats_itself_rarely(unruly: Verifier, caplog: pytest.LogCaptureFixture) -> None:
     unruly.faults.clear()
-    assert unruly.make(TaskRef("raises", 10)).fault == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 39)"
+    assert unruly.make(TaskRef("raises", 10)).fault == "generate: ValueError: no such luck \\x1b[31m (unruly.py, line 38)"
     with caplog.at_level(logging.WARNING):
         unruly.score([(TaskRef("raises", 2), said(f"{n}")) for n in range(25)])
     first, tenth = (record.getMessage() for record in caplog.records if " score: " in record.getMessage())
-    assert "times" not in first and tenth.endswith("(unruly.py, line 39), 10 times by now")
+    assert "times" not in first and tenth.endswith("(unruly.py, line 38), 10 times by now")
     assert unruly.faults["raises score: ValueError"] == 25
 
 
