@@ -16,6 +16,7 @@ OPEN_QUESTIONS = 5_000  # of all peers together
 NEWCOMERS_QUESTIONS = 64  # open at once, of the peers of one network that have no record,
 NETWORK_QUESTIONS = 1_000  # and of those that have one
 SCORING_BACKLOG = 128  # answers waiting for the verifier
+QUESTIONS_BACKLOG = 128  # questions waiting to be made
 ASK_BURST = 10  # questions a peer may ask for at once,
 ASK_SECONDS = 1.0  # and then one each so many seconds
 NETWORK_ASKS_A_SECOND = 50.0  # questions that the peers of one network that have no record may ask for together,

@@ -1,7 +1,8 @@
 """An evaluation (SAPO section 6) without HTTP: a node asks, the judge draws a question, the node answers, the judge scores.
 
-One event loop owns the open questions. The store and the verifier have a thread each, so neither a slow disk nor a hostile answer blocks
-the loop. Only the judge's clocks count: a monotonic one for deadlines, the wall clock for display.
+One event loop owns the open questions. The store, the verifier and the making of questions have a thread each, so neither a slow disk nor a
+hostile answer nor a task plug-in that hangs blocks the loop. Only the judge's clocks count: a monotonic one for deadlines, the wall clock
+for display.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from judge.errors import NotTogether
 from judge.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
 from judge.limits import network_of
 from judge.logs import survived
+from judge.question_thread import QuestionThread
 from judge.reader import Reader
 from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.recent import Recent
@@ -31,7 +33,7 @@ from judge.refusals import ASKED_ELSEWHERE, BANNED, BUSY, FAULT, NEWCOMERS_TOO_O
 from judge.requests import AskBody, QuestionsBody
 from judge.sessions import OpenQuestion, Requester, Room, Sessions
 from judge.signing import Sequences, Signed
-from judge.store import AskedElsewhere, Grade, Store
+from judge.store import AskedElsewhere, Grade, PeerStanding, Store
 from judge.verified.evaluator import Evaluator
 from judge.verified.records import VerificationRecords
 from judge.verified.tier import Court, VerifiedTier, open_tier
@@ -42,7 +44,7 @@ from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.grading import solution
 from swarmd.tasks.held_out import SEED_BYTES, Regenerating
-from swarmd.tasks.own import NoQuestion, find_curriculum
+from swarmd.tasks.own import find_curriculum
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef, Verifier, VerifierFailed
 from swarmd.tasks.source import CurriculumTasks, Task, open_tasks
 
@@ -129,7 +131,8 @@ class JudgeService:
         self.settings, self.curriculum, self._key, self._tasks = settings, tasks.curriculum, key, tasks
         self._store, self._reader, self._mark, self._monotonic, self._wall, self._rng = store, reader, mark, monotonic, wall, rng
         window, self._next_window, self._hidden_windows = self._turned(wall())
-        self._questions = WindowQuestions(tasks, window)
+        self._question_thread = QuestionThread(tasks)
+        self._questions = WindowQuestions(self._question_thread, window)
         room = Room(config.OPEN_QUESTIONS, config.NEWCOMERS_QUESTIONS, config.NETWORK_QUESTIONS)
         self._sessions = Sessions(self._questions, rng, settings.deadline, room)
         self._buckets = TokenBuckets[PeerId](1 / config.ASK_SECONDS, config.ASK_BURST, config.REMEMBERED_PEERS)
@@ -184,20 +187,22 @@ class JudgeService:
             raise Refused(NEWCOMERS_TOO_OFTEN)
         await self.expire()
         await self._turn_windows()
-        self._questions.ask_from(signed.peer, standing.window, standing.asked)
-        await self._draw(signed, asker, wish, known)
+        await self._draw(signed, asker, wish, standing, known)
         now = self._monotonic()
         mine_now = self._sessions.of(signed.peer)
         return [Handed(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
 
-    async def _draw(self, signed: Signed, asker: Requester, wish: AskBody | QuestionsBody, known: bool) -> None:
+    async def _draw(self, signed: Signed, asker: Requester, wish: AskBody | QuestionsBody, standing: PeerStanding, known: bool) -> None:
         """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
         while len(self._sessions.of(signed.peer)) < wish.questions:
+            self._questions.ask_from(signed.peer, standing.window, standing.asked)
             try:
+                if missing := self._questions.unmade(signed.peer):
+                    await self._question_thread.make(self._questions, *missing)
+                    continue  # look again: the peer may have sent another request meanwhile, and the window may have closed
                 outcome = self._sessions.ask(signed.peer, asker, self._monotonic(), wish.attributes, wish.answers, wish.questions)
-            except (NoQuestion, VerifierFailed):
-                log.exception("cannot make a question")
-                outcome = FAULT
+            except Refused as refused:
+                outcome = refused.refusal
             if isinstance(outcome, Refusal):
                 if self._sessions.of(signed.peer):
                     return
@@ -272,15 +277,7 @@ class JudgeService:
                 await self._void_abandoned()
 
     async def make_questions_forever(self) -> None:
-        """Make those of the open window and the next before they are needed. One may take 70 ms, and when a window opens nearly every
-        peer needs one that nobody had before. Own tasks are made when they are asked for: their plug-in may fail."""
-        while isinstance(self._tasks, CurriculumTasks):
-            pause = config.EXPIRE_SECONDS
-            with survived("making questions"):
-                if missing := self._questions.missing(self._next_window):
-                    await asyncio.to_thread(self._questions.task, *missing)
-                    pause = config.AHEAD_SECONDS
-            await asyncio.sleep(pause)
+        await self._question_thread.make_ahead_forever(self._questions, lambda: self._next_window)
 
     async def _void_abandoned(self) -> None:
         now, failed = self._wall(), self._failed > -math.inf  # then the end of a question may not have been written
@@ -350,6 +347,7 @@ class JudgeService:
 
     async def close(self) -> None:
         """Wait for writing and scoring to finish. The caller closes the store and the verifier."""
+        await self._question_thread.close()
         for threads in (self._scorer, self._readers):
             await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
         await self._writer.close()

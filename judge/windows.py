@@ -87,15 +87,21 @@ class WindowQuestions:
 
     def __call__(self, peer: PeerId) -> Drawn:
         """Raises NoQuestion, VerifierFailed."""
-        place = self._places.get(peer, 0)
-        window = self.window
-        index = held_out.place_in_set(window.seed, peer, place, window.terms.questions)
-        task = self.task(window, index)
+        place, window = self._places.get(peer, 0), self.window
+        task = self.task(window, self._next(peer))
         self._places[peer] = place + 1
         self._places.move_to_end(peer)
         while len(self._places) > self._remembered:
             self._places.popitem(last=False)
         return Drawn(task, window, place)
+
+    def unmade(self, peer: PeerId) -> tuple[QuestionWindow, int] | None:
+        """The peer's next question, where it is not made yet."""
+        index = self._next(peer)
+        return None if index in self._made[self.window.number] else (self.window, index)
+
+    def _next(self, peer: PeerId) -> int:
+        return held_out.place_in_set(self.window.seed, peer, self._places.get(peer, 0), self.window.terms.questions)
 
     def missing(self, following: QuestionWindow) -> tuple[QuestionWindow, int] | None:
         """A question of the open window, or else of the following one, that is not made yet."""

@@ -1,23 +1,37 @@
 """A judge of own tasks: started with the same file, it asks and scores them, and refuses nodes of another curriculum."""
 
+import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from threading import Event
 
 import httpx2
 import pytest
 
+from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
-from judge.service import open_service
+from judge.database import Database
+from judge.reader import Reader
+from judge.service import JudgeService, open_service
+from judge.store import Store
+from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.own import find_curriculum
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import tasks_of
+from swarmd.testing import PATIENCE, Clock, identity
+from swarmd.types import Task, TaskRef
 from tests.judge.conftest import Court
 from tests.judge.peers import ORIGIN
 
-pytestmark = [pytest.mark.anyio, pytest.mark.net]
+pytestmark = pytest.mark.anyio
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "sums.py"
 
 
+@pytest.mark.net
 async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
     digest = find_curriculum(str(EXAMPLE)).digest
     async with open_service(JudgeSettings(tmp_path / "judge.sqlite3", str(EXAMPLE)), random.Random(3)) as service:
@@ -33,3 +47,67 @@ async def test_a_judge_of_own_tasks(tmp_path: Path) -> None:
             assert graded.json()["reward"] == 1.0, graded.text
             other = await court.ask(court.peer())
             assert other.status_code == 409 and "this judge asks sums" in other.text and "Own tasks need a judge" in other.text
+
+
+class HangingTasks:
+    """Tasks whose plug-in hangs until it is let go."""
+
+    curriculum = TINY_9
+
+    def __init__(self, makes: bool = True) -> None:
+        """makes: a question, when it is let go."""
+        self.hangs, self.let_go, self.makes, self.calls = Event(), Event(), makes, 0
+
+    def task(self, ref: TaskRef) -> Task | None:
+        self.calls += 1
+        self.hangs.set()
+        assert self.let_go.wait(PATIENCE)
+        return tasks_of("tiny-9").task(ref) if self.makes else None
+
+
+@asynccontextmanager
+async def judge_of(tasks: HangingTasks, folder: Path) -> AsyncIterator[Court]:
+    database, clocks = folder / "judge.sqlite3", (Clock(1_000.0), Clock())
+    settings, name = JudgeSettings(database, "tiny-9"), f"tiny-9 {TINY_9.digest}"
+    with (
+        closing(Store(database, name)) as store,
+        closing(Reader(Database(database, alone=False))) as reader,
+        closing(Verifier("tiny-9")) as verifier,
+    ):
+        service = JudgeService(settings, tasks, identity(1), store, reader, verifier.judge, random.Random(3), *clocks)
+        transport = httpx2.ASGITransport(app=create_app(service), raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url=ORIGIN) as http:
+            yield Court(service, http, *clocks)
+        await service.close()
+
+
+async def test_a_plug_in_that_hangs_holds_up_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "QUESTIONS_BACKLOG", 2)
+    async with judge_of(tasks := HangingTasks(), tmp_path) as court:
+        peer = court.peer()
+        asking = [asyncio.create_task(court.ask(peer))]
+        await asyncio.to_thread(tasks.hangs.wait, PATIENCE)
+        assert not asking[0].done()
+        assert (await court.http.get("/healthz")).status_code == 200
+        asking.append(asyncio.create_task(court.ask(peer)))  # it waits too
+        async with asyncio.timeout(PATIENCE):
+            while court.service._question_thread.waiting < 2:
+                await asyncio.sleep(0.001)
+        refused = await court.ask(court.peer())
+        assert refused.status_code == 503 and "too much to do" in refused.text
+        tasks.let_go.set()
+        first, second = [await one for one in asking]
+        assert first.status_code == second.status_code == 201, second.text
+        assert first.json()["evaluation"] == second.json()["evaluation"]  # a peer has one question open, however often it asks
+
+
+async def test_a_judge_stops_while_a_plug_in_hangs(tmp_path: Path) -> None:
+    async with judge_of(tasks := HangingTasks(makes=False), tmp_path) as court:
+        asking = asyncio.create_task(court.ask(court.peer()))
+        await asyncio.to_thread(tasks.hangs.wait, PATIENCE)
+        stopping = asyncio.create_task(court.service.close())
+        await asyncio.sleep(0)
+        tasks.let_go.set()
+        await stopping
+        assert (await asking).status_code == 500
+        assert tasks.calls == 1  # of the sixteen that are tried else
