@@ -32,7 +32,6 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 # Daemon to trainer.
 
-
 class StartTrainer(_Message, frozen=True):
     """The first message: what a trainer needs to start."""
 
@@ -90,7 +89,6 @@ class Stop(_Message, frozen=True):
 
 
 # Trainer to daemon.
-
 
 class Publish(_Message, frozen=True):
     kind: str
@@ -251,13 +249,12 @@ class TrainerLink:
         self._start: StartTrainer | None = None
         self._questions: deque[JudgeQuestion] = deque(maxlen=1)
         self._refused: Counter[Reason] = Counter()
-        self._closing = False
+        self._closing = self.stopping = False
         self.peers = 0
         self.judged: JudgeScore | None = None
         self.pause: Pause | None = None
-        self.on_rest: Callable[[bool], None] = lambda _: None  # called by the reading thread: workers beside the loop rest with it
+        self._on_rest: Callable[[bool], None] = lambda _: None
         self.rested = 0.0  # seconds that `rest` took, in all
-        self.stopping = False
 
     def open(self) -> StartTrainer:
         """Begin to listen, and wait for the daemon's first message."""
@@ -311,11 +308,10 @@ class TrainerLink:
             return len(self._envelopes)
 
     def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
-        """Until the daemon says something that matters to the loop, or the time is over. envelopes, questions: whether these matter."""
+        """Until the time is over, or there is what matters to the loop: a stop; with `questions` one, or a pause; with `envelopes` one."""
         with self._changed:
-            before = self.pause, self.stopping
             self._changed.wait_for(
-                lambda: (self.pause, self.stopping) != before or (questions and self._questions) or (envelopes and self.waiting), seconds
+                lambda: self.stopping or (questions and (self.paused or self._questions)) or (envelopes and self.waiting), seconds
             )
 
     @property
@@ -325,6 +321,12 @@ class TrainerLink:
     @property
     def must_rest(self) -> bool:
         return self.pause is not None and not self.stopping
+
+    def rest_along(self, on_rest: Callable[[bool], None]) -> None:
+        """Workers beside the loop rest with it. on_rest: told now, and from now on by the reading thread, whether to rest."""
+        with self._changed:  # so that nothing is said in between
+            self._on_rest = on_rest
+            on_rest(self.must_rest)
 
     def rest(self) -> None:
         """Wait while the node is paused, or over its share of the CPU, unless it stops. Called by whoever computes, between two steps."""
@@ -356,14 +358,12 @@ class TrainerLink:
 
     def _read(self) -> None:
         unpacker = from_daemon()
-        try:
+        with contextlib.suppress(OSError):  # the daemon's end is gone: the same as end of file
             while data := self._socket.recv(1 << 16):
                 for message in unpacker.feed(data):
                     with self._changed:
                         self._take(message)
                         self._changed.notify_all()
-        except OSError:
-            pass  # the daemon's end is gone: the same as end of file
         if not self._closing:
             self._on_eof()
 
@@ -385,7 +385,7 @@ class TrainerLink:
             case StartTrainer():
                 self._start = message
         if isinstance(message, Pause | Resume | Stop):
-            self.on_rest(self.must_rest)
+            self._on_rest(self.must_rest)
 
     def _write(self) -> None:
         while True:

@@ -275,8 +275,7 @@ def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: V
         with _open_workers(config, policy, start.seed, state_dir, node) as trainer.workers:
             if trainer.workers is not None:
                 generators = trainer.workers.generators
-                daemon.on_rest = lambda resting: generators.rest(resting, "the daemon says so")
-                daemon.on_rest(daemon.must_rest)
+                daemon.rest_along(lambda resting: generators.rest(resting, "the daemon says so"))
             yield trainer
 
 

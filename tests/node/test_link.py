@@ -92,9 +92,9 @@ def test_pause_and_resume(ends: Ends) -> None:
 def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> None:
     daemon, trainer, *_ = ends
     rests: list[bool] = []
-    trainer.on_rest = rests.append
+    trainer.rest_along(rests.append)
     trainer.rest()  # at once: nobody said anything
-    assert trainer.rested < 5 and not rests
+    assert trainer.rested == 0 and rests == [False]
 
     def during(*messages: link.ToTrainer) -> threading.Thread:
         daemon.sendall(b"".join(map(link.pack, messages)))
@@ -117,7 +117,23 @@ def test_whoever_computes_rests_until_it_may_go_on_and_says_why(ends: Ends) -> N
     daemon.sendall(link.pack(link.Stop()))  # what is in hand is finished, and saved
     resting.join(PATIENCE)
     assert not resting.is_alive() and read(daemon, 1) == [link.TrainerState("training")]
-    assert rests == [True, True, True, False, True, False]
+    assert rests == [False, True, True, True, False, True, False]
+
+
+def test_who_begins_to_rest_along_is_told_what_holds_now_and_then_what_is_new(ends: Ends) -> None:
+    """A pause that comes in just then is not undone by the first word."""
+    daemon, trainer, *_ = ends
+    rests: list[bool] = []
+
+    def told(resting: bool) -> None:
+        if not resting:
+            daemon.sendall(link.pack(link.Pause()))
+            time.sleep(0.05)  # it comes in
+        rests.append(resting)
+
+    trainer.rest_along(told)
+    wait_until(lambda: len(rests) == 2)
+    assert rests == [False, True]
 
 
 def test_the_end_of_the_daemon_is_noticed_at_once(ends: Ends) -> None:
@@ -194,7 +210,8 @@ def test_waiting_ends_when_something_is_asked_of_the_loop(ends: Ends, message: l
     daemon, trainer, *_ = ends
     threading.Timer(0.05, daemon.sendall, [link.pack(message)]).start()
     begun = time.monotonic()
-    trainer.wait(PATIENCE)
+    for _ in range(2):  # also where it was asked before the loop began to wait
+        trainer.wait(PATIENCE)
     assert time.monotonic() - begun < PATIENCE
     assert (trainer.stopping, trainer.paused, trainer.question() is not None) == tuple(
         isinstance(message, kind) for kind in (link.Stop, link.Pause, link.JudgeQuestion)

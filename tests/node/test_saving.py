@@ -362,7 +362,7 @@ def test_who_pauses_the_run_finds_it_saved(tmp_path: Path) -> None:
             trainer.link.wait(PATIENCE)
         threading.Timer(0.05, disk.let_go.set).start()
         trainer.run()
-        assert heard(daemon)[-1] == link.Stopped(1)
+        assert link.Stopped(1) in heard(daemon)
     assert paused == [1]
 
 
