@@ -143,11 +143,10 @@ class Generators:
         with self._changed:
             self._children[number] = child
             self.restarts += life > 0
-            resting = bool(self._resting)
+            if self._resting:  # told here, or a `rest(False)` that comes now would be heard before it
+                child.send(Rest())
         if self._closing.is_set():
             return False, child.end()
-        if resting:
-            child.send(Rest())
         while (message := child.receive()) is not None:
             match message:
                 case WorkerReady():

@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,11 @@ from swarmd.errors import ConfigError
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.source import CurriculumTasks
-from swarmd.testing import PATIENCE
+from swarmd.testing import PATIENCE, wait_until
 from swarmd.trainer.workers import check_workers, open_workers, processes_on
 from swarmd.types import Generation, Rollout, Scored, Task
 from swarmd.workers.generator_pool import Generators, WorkerFailed
-from swarmd.workers.messages import Begin
+from swarmd.workers.messages import Begin, Message, Rest
 from swarmd.workers.question_queue import QuestionQueue
 from swarmd.workers.worker_process import WorkerProcess
 from tests.exchange.test_wire import ME
@@ -63,7 +64,7 @@ def test_two_generators_go_on_with_newer_weights_within_an_answer(tmp_path: Path
         crew.generators.rest(True)
         crew.generators.take()
         there = crew.generators.flow.finished
-        assert not crew.generators.wait(there + 3, 0.5), "what was on its way when they heard of it, at most"
+        assert not crew.generators.wait(there + 5, 0.5), "two answers of each were on their way when they heard of it, at most"
         crew.generators.rest(False)
         assert crew.generators.wait(2, PATIENCE)
         pids = crew.generators.pids
@@ -119,6 +120,39 @@ def test_what_goes_wrong_while_questions_are_drawn_is_heard(tmp_path: Path, monk
         pytest.raises(RuntimeError, match="keeps a generator busy"),
     ):
         working.wait(1, PATIENCE)
+
+
+def test_one_that_starts_while_all_rest_hears_of_the_end_after_the_rest(flow: QuestionQueue) -> None:
+    """The rest ends just as it is told to rest; the other way round it would rest for ever."""
+    said: list[str] = []
+    ending: list[threading.Thread] = []
+
+    class Worker:
+        pid = 1
+
+        def __init__(self) -> None:
+            self.over = threading.Event()
+
+        def send(self, message: Message) -> bool:
+            if isinstance(message, Rest):
+                ending.append(threading.Thread(target=working.rest, args=(False,)))
+                ending[0].start()
+                ending[0].join(0.05)  # it gets as far as it can
+            said.append(type(message).__name__)
+            return True
+
+        def receive(self) -> None:
+            self.over.wait()
+
+        def end(self) -> str:
+            self.over.set()
+            return "exit 0"
+
+    working = Generators(1, lambda number, life: Worker(), flow, lambda: None)  # type: ignore[arg-type,return-value]
+    working.rest(True)
+    with working:
+        wait_until(lambda: len(said) == 2)
+    assert said == ["Rest", "Wake"]
 
 
 def test_workers_that_make_no_sense_are_refused_with_what_would() -> None:
