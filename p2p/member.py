@@ -37,6 +37,18 @@ _REPORT_CHARGE = 20.0  # frames of quota that one report costs its author
 log = logging.getLogger(__name__)
 
 
+class _FirstStart:
+    """Tells of the engine's first start alone: it starts again whenever the member comes back, and begins late where it was away."""
+
+    def __init__(self, task_status: Started) -> None:
+        self._task_status: Started | None = task_status
+
+    def started(self, value: Sequence[str]) -> None:
+        task_status, self._task_status = self._task_status, None
+        if task_status is not None:
+            task_status.started(value)
+
+
 class Member:
     """Implements `Transport`. `build_engine` is called once, with the engine's handlers; `run` runs the engine.
 
@@ -241,7 +253,8 @@ class Member:
         """Run the engine. While another node with our key runs that started earlier, only come back now and then for a check: otherwise
         each would end the other's connections at every member that both are connected to.
         """
-        await self._stay_until_sent_away(task_status)
+        first = _FirstStart(task_status)
+        await self._stay_until_sent_away(first)
         while True:
             if self._left is not None:
                 await self._left.wait()
@@ -251,7 +264,7 @@ class Member:
                 )
                 await trio.sleep(AWAY)
             try:
-                await self._stay_until_sent_away(trio.TASK_STATUS_IGNORED)
+                await self._stay_until_sent_away(first)
             except OperatorError as error:
                 log.warning("could not return to the swarm: %s", error)
                 await trio.sleep(RETURN_EVERY)

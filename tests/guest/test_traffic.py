@@ -44,6 +44,7 @@ async def test_what_two_nodes_move_is_counted(name: str, nursery: trio.Nursery) 
     [address, *_] = await nursery.start(giver.run)
     taker = real_engine(name, 2, traffic=taking, bootstrap=[address])
     await nursery.start(taker.run)
+    await until(lambda: giver.me in taker.connected(), SECONDS)
     with trio.fail_after(SECONDS):
         before = taking.down, giving.up
         for _ in range(20):
@@ -93,7 +94,8 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
         return member.away and not member.peers()
 
     await until(gone, SECONDS, every=0.02)
-    assert 500_000 <= traffic.up + traffic.down - at <= 505_000 + (name == "hivemind") * 2_000_000  # p2pd is looked at twice a second
+    more = 2_000_000 if name == "hivemind" else 2**16  # p2pd is looked at twice a second; else one read, of whatever there is
+    assert 500_000 <= traffic.up + traffic.down - at <= 500_000 + more
     member.publish("rollouts", b"nobody hears it")
     await until(lambda: not other.peers(), SECONDS)
     left = traffic.up + traffic.down
@@ -104,7 +106,7 @@ async def test_a_member_leaves_with_its_last_byte_and_comes_back(name: str, nurs
 
 
 async def test_a_member_that_has_left_before_it_runs_opens_nothing(nursery: trio.Nursery) -> None:
-    swarm, runs = MemorySwarm(), list[str]()
+    swarm, runs, listens = MemorySwarm(), list[str](), list[Any]()
     member = memory_member(swarm, 1, Clock())
     run = member.engine.run
 
@@ -113,10 +115,17 @@ async def test_a_member_that_has_left_before_it_runs_opens_nothing(nursery: trio
         await run(task_status)
 
     member.engine.run = counted  # type: ignore[method-assign]
+    async def start() -> None:
+        listens.append(await nursery.start(member.run))
+
     member.leave()
-    nursery.start_soon(member.run)
+    nursery.start_soon(start)
     await trio.testing.wait_all_tasks_blocked()
-    assert not runs and member.away
+    assert not runs and not listens and member.away
     member.come_back()
-    await until(lambda: bool(runs), SECONDS)
-    assert not member.away
+    await until(lambda: listens == [member.addresses()], SECONDS)
+    assert len(runs) == 1 and not member.away
+    member.leave()
+    await trio.testing.wait_all_tasks_blocked()
+    member.come_back()
+    await until(lambda: len(runs) == 2, SECONDS)
