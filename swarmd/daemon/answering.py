@@ -89,7 +89,7 @@ class AnsweringPeer:
         self._isolation = IsolationWatch(self.member, config.swarm, curriculum.name, self._roster, time.time, talk, runs)
         self._waiting: deque[tuple[Rollout, int]] = deque(maxlen=HELD)
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
-        self._ready, self._scope = threading.Event(), trio.CancelScope()
+        self._begun, self._ready, self._scope = threading.Event(), threading.Event(), trio.CancelScope()
         self._error: BaseException | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._main = threading.current_thread() is threading.main_thread()
@@ -164,6 +164,7 @@ class AnsweringPeer:
             raise self._error
 
     def _close(self) -> None:
+        self._begun.wait()  # before it there is nothing to cancel, and its thread would go on
         if self._token is not None:
             with contextlib.suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._scope.cancel)
@@ -184,10 +185,12 @@ class AnsweringPeer:
             if self._ready.is_set():
                 self._end()
         finally:
+            self._begun.set()
             self._ready.set()
 
     async def _be_there(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
+        self._begun.set()
         handlers: Mapping[str, control.Handler] = {"status": self._on_status, "peers": self._on_peers, "stop": self._on_stop}
         with self._scope:
             async with trio.open_nursery() as nursery:

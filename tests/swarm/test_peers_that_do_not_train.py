@@ -1,12 +1,16 @@
 """A person at a terminal, a rule and a frozen model share with a node that trains. Real processes on loopback."""
 
+import codecs
 import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +20,8 @@ import trio
 
 from p2p.topic import Topic
 from p2p.types import Reason
-from swarmd.daemon import control
+from swarmd.config.config import NodeConfig
+from swarmd.daemon import answering, control
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.metrics import read_metrics
 from swarmd.tasks.curriculum import TINY_9
@@ -40,9 +45,12 @@ class Learner(NamedTuple):
     process: "subprocess.Popen[str]"
     address: str
 
+    def says(self, operation: str) -> dict[str, Any]:
+        return control.call(self.state, operation, timeout=PATIENCE)
+
     def peer(self, peer_id: str) -> dict[str, Any]:
         """What it knows of one."""
-        return next((row for row in control.call(self.state, "peers")["peers"] if row["id"] == peer_id), {"frames": 0})
+        return next((row for row in self.says("peers")["peers"] if row["id"] == peer_id), {"frames": 0, "model": None})
 
     def trained_on(self) -> int:
         """Rollouts of others, in all rounds so far."""
@@ -56,12 +64,7 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
         words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "1", "--listen", LOOPBACK, "--pace", "0.3"]
         choice = {"SWARMD_SHARING_TAKE": "right", "SWARMD_SHARING_WEIGH": "right", "SWARMD_GATE_MODE": "off"}
         process = started(stack, *words, "--state-dir", str(state), **ENGINE, **choice)
-        yield Learner(state, process, until_it_runs(state, process, lambda status: bool(status["addresses"]))["addresses"][0])
-
-
-def until_it_runs(state: Path, process: "subprocess.Popen[Any]", holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    wait_until(lambda: (state / "run.json").exists() or process.poll() is not None)
-    return until(state, holds, process)
+        yield Learner(state, process, until(state, lambda status: bool(status["addresses"]), process)["addresses"][0])
 
 
 class Terminal:
@@ -72,7 +75,7 @@ class Terminal:
         command = [sys.executable, "-m", "swarmd", *words]
         self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=os.environ | ENGINE, text=True)
         os.close(theirs)
-        self._said = ""
+        self._said, self._decoder = "", codecs.getincrementaldecoder("utf-8")()  # a letter may come in two pieces
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -81,7 +84,10 @@ class Terminal:
         """What it said up to here; it is not looked at again."""
         while (found := re.search(pattern, self._said)) is None:
             assert select.select([self._ours], [], [], PATIENCE)[0], f"no {pattern!r} in {self._said!r}"
-            self._said += os.read(self._ours, 4096).decode().replace("\r\n", "\n")
+            try:
+                self._said = (self._said + self._decoder.decode(os.read(self._ours, 4096))).replace("\r\n", "\n")
+            except OSError:  # it has ended
+                raise AssertionError(f"no {pattern!r} in {self._said!r}; {self.said_last()}") from None
         said, self._said = self._said[: found.end()], self._said[found.end() :]
         return said
 
@@ -140,7 +146,7 @@ def test_a_rule_of_ten_lines_is_a_peer(learner: Learner, tmp_path: Path) -> None
     command = [sys.executable, str(ROOT / "docs" / "examples" / "rule_peer.py"), str(tmp_path), learner.address]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | ENGINE | {"PYTHONPATH": str(ROOT)}) as rule:
         try:
-            status = until_it_runs(tmp_path, rule, lambda status: status["shared"] >= 3)
+            status = until(tmp_path, lambda status: status["shared"] >= 3, rule)
             wait_until(lambda: learner.peer(status["peer_id"])["frames"] >= 3)
             until(learner.state, lambda _: learner.trained_on() > before, learner.process)
             row = learner.peer(status["peer_id"])
@@ -157,7 +163,7 @@ def test_a_frozen_model_shares_and_learns_nothing(learner: Learner, tmp_path: Pa
     with ExitStack() as stack:
         words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "2", "--listen", LOOPBACK, "--no-train"]
         frozen = started(stack, *words, "--bootstrap", learner.address, "--state-dir", str(tmp_path), "--pace", "0.3", **ENGINE)
-        me = until_it_runs(tmp_path, frozen, lambda status: status["round"] > 0)["peer_id"]
+        me = until(tmp_path, lambda status: status["round"] > 0, frozen)["peer_id"]
         wait_until(lambda: learner.peer(me)["frames"] >= 3)
         until(learner.state, lambda _: learner.trained_on() > before, learner.process)
         until(tmp_path, lambda status: status["peers"] >= 1, frozen)  # it hears the other, and trains on nothing
@@ -176,13 +182,31 @@ def test_another_modality_is_counted_in_the_status_and_the_metrics(learner: Lear
 
             def counted() -> bool:
                 member.publish("rollouts-image", os.urandom(100))
-                return why in control.call(learner.state, "status")["rejected"]
+                return why in learner.says("status")["rejected"]
 
             await waited(counted, every=0.5)
             await waited(lambda: any(why in line["rejected"] for line in read_metrics(learner.state / "metrics.jsonl")))
             nursery.cancel_scope.cancel()
 
     trio.run(share_images)
-    assert "nothing to do" in control.call(learner.state, "status")["advice"][why]
-    row = next(row for row in control.call(learner.state, "peers")["peers"] if row["id"] == member.identity.peer_id)
+    assert "nothing to do" in learner.says("status")["advice"][why]
+    row = learner.peer(member.identity.peer_id)
     assert (row["rejected"], row["score"]) == (0, 0)
+
+
+def test_a_signal_while_it_starts_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the moment at which its network's thread has begun, and its loop has not."""
+    run, before, main = answering.run, signal.getsignal(signal.SIGTERM), threading.main_thread().ident
+    assert main is not None
+
+    def late(network: Callable[[], Awaitable[None]]) -> None:
+        wait_until(lambda: signal.getsignal(signal.SIGTERM) != before)
+        signal.pthread_kill(main, signal.SIGTERM)
+        time.sleep(0.1)  # the block is being left
+        run(network)
+
+    monkeypatch.setattr(answering, "run", late)
+    swarm = {"engine": "libp2p", "listen": (LOOPBACK,), "mdns": "off", "curriculum": "tiny-9"}
+    with pytest.raises(SystemExit), answering.AnsweringPeer(NodeConfig.model_validate({"swarm": swarm}), tmp_path, "a rule"):
+        raise AssertionError("it has started all the same")
+    assert signal.getsignal(signal.SIGTERM) == before
