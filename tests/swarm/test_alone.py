@@ -4,10 +4,10 @@ With `swarmd join`, and the time that each takes: `python -m benchmarks.alone`.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,12 +17,9 @@ from p2p.admission.memory import REPUTATION, save_reputation
 from p2p.admission.reputation import Reputation
 from p2p.identity import Identity
 from p2p.types import Reason
-from swarmd.daemon import control
-from swarmd.errors import SwarmdError
-from swarmd.lab.demo.processes import free_ports
 from swarmd.state.folder import IDENTITY_FILE
-from swarmd.testing import wait_until
 from tests.swarm.test_meeting import first_line, started
+from tests.swarm.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
@@ -30,22 +27,15 @@ RULE_PEER = Path(__file__).parents[2] / "docs" / "examples" / "rule_peer.py"
 SETTINGS = {"SWARMD_SWARM_ENGINE": "libp2p", "SWARMD_LISTEN": "/ip4/127.0.0.1/tcp/0", "SWARMD_SWARM_MDNS": "off", "SWARMD_PACE": "5"}
 
 
-def peer(stack: ExitStack, folder: Path, bootstrap: str, clock: str = "now()", **settings: str) -> None:
+def peer(stack: ExitStack, folder: Path, bootstrap: str, clock: str = "now()", **settings: str) -> "subprocess.Popen[bytes]":
     program = f"import runpy, time; now = time.time; time.time = lambda: {clock}; runpy.run_path({str(RULE_PEER)!r}, run_name='__main__')"
     environment = os.environ | SETTINGS | settings
     folder.mkdir(mode=0o700, exist_ok=True)
-    log = stack.enter_context((folder / "log").open("wb"))
+    log = stack.enter_context((folder / "peer.log").open("wb"))
     process = subprocess.Popen([sys.executable, "-c", program, str(folder), bootstrap], stdout=log, stderr=log, env=environment)
     stack.callback(process.wait)
     stack.callback(process.kill)
-
-
-def cause(folder: Path) -> str:
-    try:
-        trouble: Mapping[str, str] | None = control.call(folder, "status")["trouble"]
-    except SwarmdError:
-        return ""  # it is not up yet
-    return trouble["cause"] if trouble else ""
+    return process
 
 
 def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
@@ -60,16 +50,15 @@ def test_each_cause_is_named_and_where_all_is_well_none(tmp_path: Path) -> None:
         words = ["bootstrap", "--state-dir", str(boot), "--listen", "/ip4/127.0.0.1/tcp/0", "--json"]
         helper = first_line(started(stack, *words, SWARMD_SWARM_ENGINE="libp2p", SWARMD_SWARM_MDNS="off"))
         address = helper["addresses"][0]["address"]
-        peer(stack, tmp_path / "well", address, SWARMD_SWARM_CURRICULUM="tiny-9")
-        peer(stack, tmp_path / "late", address, "now() - 600", SWARMD_SWARM_CURRICULUM="tiny-9")
-        peer(stack, tmp_path / "other", address, SWARMD_SWARM_CURRICULUM="sapo-9")
-        peer(stack, banned, address)
-        peer(stack, tmp_path / "dead", f"/ip4/127.0.0.1/tcp/{free_ports(1)[0]}/p2p/{helper['peer_id']}")
-        for folder, words_of_it in {
-            "dead": "does not answer",
-            "late": "clock is 10 minutes behind, say all",
-            "banned": "ends each connection of this node",
-            "other": "of tiny-9, and this node is of sapo-9",
-        }.items():
-            wait_until(lambda folder=folder, said=words_of_it: said in cause(tmp_path / folder), every=0.2)  # type: ignore[misc]
-        assert control.call(tmp_path / "well", "status")["trouble"] is None
+        taken = stack.enter_context(socket.socket())
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        well = peer(stack, tmp_path / "well", address, SWARMD_SWARM_CURRICULUM="tiny-9")
+        alone = {
+            peer(stack, tmp_path / "late", address, "now() - 600", SWARMD_SWARM_CURRICULUM="tiny-9"): "clock is 10 minutes behind, say all",
+            peer(stack, tmp_path / "other", address, SWARMD_SWARM_CURRICULUM="sapo-9"): "of tiny-9, and this node is of sapo-9",
+            peer(stack, banned, address): "ends each connection of this node",
+            peer(stack, tmp_path / "dead", f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}/p2p/{helper['peer_id']}"): "does not answer",
+        }
+        for (process, said), folder in zip(alone.items(), ("late", "other", "banned", "dead"), strict=True):
+            until(tmp_path / folder, lambda status, said=said: said in (status["trouble"] or {"cause": ""})["cause"], process)  # type: ignore[misc]
+        until(tmp_path / "well", lambda status: status["trouble"] is None, well)  # it looked as often as the others

@@ -45,5 +45,6 @@ def test_nodes_that_train_something_else_meet_through_a_bootstrap_node_and_share
             nodes.append(started(stack, *words, "--bootstrap", address, "--json", **sapo))
         for number, (node, engine) in enumerate(zip(nodes, ENGINES, strict=True)):
             first_line(node)
-            status = until(tmp_path / engine / str(number), lambda status: status["last"]["external"] > 0, node)
-            assert status["peers"] == 1 and status["connected"] >= 1 and status["trouble"] is None
+            state = tmp_path / engine / str(number)
+            until(state, lambda status: status["last"]["external"] > 0, node)
+            until(state, lambda status: status["peers"] == 1 and status["connected"] >= 1 and status["trouble"] is None, node)

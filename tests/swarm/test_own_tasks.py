@@ -31,7 +31,8 @@ def test_nodes_with_the_same_tasks_share_and_one_whose_file_changes_ends(tmp_pat
             output = nodes[name].stdout
             assert output is not None
             threading.Thread(target=output.read, daemon=True).start()  # a node waits where nobody reads its lines
-            bootstrap = bootstrap or ["--bootstrap", control.call(tmp_path / name, "status")["addresses"][0]]
+            status = until(tmp_path / name, lambda status: bool(status["addresses"]), nodes[name])
+            bootstrap = bootstrap or ["--bootstrap", status["addresses"][0]]
         until(tmp_path / "second", lambda status: status["last"]["external"] > 0 and status["peers"] == 1, nodes["second"])
 
         copy.write_text(copy.read_text() + "\n# edited")

@@ -7,23 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from swarmd.daemon import control
+from swarmd.errors import SwarmdError
 from swarmd.testing import wait_until
 
 
-def until(state: Path, holds: Callable[[dict[str, Any]], bool], node: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The first status document for which it holds, while the node lives. One that never does is told, with what the node wrote down."""
-    status: dict[str, Any] = {}
+def until(state: Path, holds: Callable[[dict[str, Any]], bool], node: "subprocess.Popen[Any]") -> dict[str, Any]:
+    """The first status document for which it holds, of a node that may have just started, while it lives.
+
+    One that never does is told, with what the node wrote down.
+    """
+    last: Any = None
 
     def found() -> dict[str, Any] | None:
-        nonlocal status
-        assert node.poll() is None, f"the node ended\n{_told(state)}"
-        status = control.call(state, "status")
+        nonlocal last
+        assert node.poll() is None, f"the node ended with status {node.returncode}\n{_told(state)}"
+        try:
+            last = status = control.call(state, "status")
+        except SwarmdError as error:  # it is not up yet, or the machine is too busy for an answer in time
+            last = str(error)
+            return None
         return status if holds(status) else None
 
     try:
         return dict(wait_until(found, every=0.2))  # each look is work for the node
     except TimeoutError as error:
-        raise AssertionError(f"{error}\n{json.dumps(status, indent=1)}\n{_told(state)}") from None
+        raise AssertionError(f"{error}\n{json.dumps(last, indent=1)}\n{_told(state)}") from None
 
 
 def _told(state: Path) -> str:
