@@ -1,7 +1,6 @@
 """2,000 hostile answers over all specialties: no side effects, no reward, and the round goes on."""
 
 import random
-import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -12,11 +11,10 @@ from swarmd.tasks.curriculum import CURRICULA, HELD_OUT_END
 from swarmd.tasks.scoring import Completion, GradeReason, Verifier
 from swarmd.tasks.source import TaskRef, tasks_of
 from tests.tasks.hostile import answers
-from tests.tasks.watched import descendants, watched
+from tests.tasks.watched import cpu_seconds, descendants, watched
 
 COUNT = 2000
-HOLD = 0.5  # seconds one answer may hold the round
-TRIES = 5  # one of them on a machine that does not do something else just then
+HOLD = 0.001  # seconds of CPU time for which an answer may hold the round, in the mean; what takes 0.2 is ended (test_verifier.py)
 
 
 @pytest.mark.net
@@ -24,32 +22,27 @@ def test_two_thousand_hostile_answers_do_nothing(tmp_path: Path) -> None:
     rng = random.Random(7)
     kinds = [(name, specialty) for name in ("sapo-9", "tiny-9") for specialty in CURRICULA[name].specialties]
     reasons: Counter[GradeReason] = Counter()
-    held: list[float] = []
     rewards = 0.0
     with watched(tmp_path / "watched") as target, Verifier("sapo-9") as sapo, Verifier("tiny-9") as tiny:
         verifiers = {"sapo-9": sapo, "tiny-9": tiny}
-        for verifier in verifiers.values():  # both are up, and what is timed is the marking
+        for verifier in verifiers.values():  # both are up, and what is measured is the marking
             verifier.judge([(TaskRef("bf", 1), [Completion("<answer>x</answer>", True)])])
+        restarts, begun = [v.restarts for v in verifiers.values()], sum(cpu_seconds(v.pid) for v in verifiers.values())
         for name, specialty in kinds:
             tasks = tasks_of(name)
             task = next(t for n in iter(lambda: rng.randrange(HELD_OUT_END), -1) if (t := tasks.task(TaskRef(specialty, n))))
             for text in islice(answers(tasks, task, target.path, target.port, rng), -(-COUNT // len(kinds))):
                 completion = Completion(text, rng.random() < 0.5)
-                for _ in range(TRIES):
-                    start = time.perf_counter()
-                    (judgement,) = verifiers[name].judge([(task.ref, [completion])])[0]
-                    seconds = time.perf_counter() - start
-                    if seconds < HOLD:
-                        break
-                held.append(seconds)
+                (judgement,) = verifiers[name].judge([(task.ref, [completion])])[0]
                 reasons[judgement] += 1
                 rewards += judgement.reward
                 assert judgement.reward == 0, (task.ref, text[:200])
         assert all(len(descendants(v.pid)) == 1 for v in verifiers.values())  # its one worker
-        assert [v.restarts for v in verifiers.values()] == [0, 0]
+        assert [v.restarts for v in verifiers.values()] == restarts
         assert target.touched() == []
-    assert len(held) >= COUNT
+        held = (sum(cpu_seconds(v.pid) for v in verifiers.values()) - begun) / reasons.total()
+    assert reasons.total() >= COUNT
     assert rewards == 0
-    assert max(held) < HOLD
+    assert held < HOLD
     why = ", ".join(f"{reason.value} {count}" for reason, count in reasons.most_common())
-    print(f"\n{len(held)} answers, 0 side effects, {rewards:.0f} scored, longest hold {max(held) * 1000:.0f} ms; {why}")
+    print(f"\n{reasons.total()} answers, 0 side effects, {rewards:.0f} scored, {held * 1000:.2f} ms of CPU time each; {why}")

@@ -48,7 +48,8 @@ def test_reasons(verifier: Verifier, right: str) -> None:
 @pytest.mark.net
 def test_it_is_a_reward_and_threads_may_share_it(verifier: Verifier, right: str) -> None:
     reward: Reward = verifier
-    answers: list[object] = []
+    verifier.judge([(REF, [Completion(f"<answer>{right}</answer>", True)])])  # it is up
+    restarts, answers = verifier.restarts, list[object]()
 
     def ask() -> None:
         answers.extend(reward([(REF, [Completion(f"<answer>{right}</answer>", True)])]) for _ in range(20))
@@ -59,7 +60,7 @@ def test_it_is_a_reward_and_threads_may_share_it(verifier: Verifier, right: str)
     for thread in threads:
         thread.join()
     assert answers == [[(1.0,)]] * 80
-    assert verifier.restarts == 0
+    assert verifier.restarts == restarts
 
 
 @pytest.mark.net

@@ -39,6 +39,11 @@ def watched(folder: Path) -> Iterator[Watched]:
         yield Watched(folder, listener)
 
 
+def cpu_seconds(pid: int | None) -> float:
+    """That a process and its descendants have used, those that ended included."""
+    return sum(sum(each.cpu_times()[:4]) for each in (psutil.Process(pid), *descendants(pid)))
+
+
 def descendants(pid: int | None) -> list[psutil.Process]:
     assert pid is not None
     return list(psutil.Process(pid).children(recursive=True))
