@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from swarmd.daemon import control
 from swarmd.errors import SwarmdError
@@ -72,9 +73,7 @@ def churn(folder: Path, kills: int, seed: int = 0, nodes: int = 3, pace: float =
 def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     node = rng.choice(list(swarm))
     process = rng.choice(["daemon", "trainer", "verifier"])
-    status = node.status()
-    if status is None:
-        raise LabFailed(f"{node.name} does not answer; see {node.log}")
+    status = _known(node, swarm)
     pid = {"daemon": status["pid"], "trainer": status["trainer"]["pid"], "verifier": status["trainer"]["verifier_pid"]}[process]
     time.sleep(rng.random())  # any moment of a round: generating, scoring, training, saving
     others = {other.name: _round(other) for other in swarm if other is not node}
@@ -92,7 +91,7 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
     for other in swarm:
         if other is not node:
             _until(lambda other=other: _round(other) > others[other.name], f"{other.name} to go on", swarm)  # type: ignore[misc]
-    after = node.status()
+    after = _known(node, swarm)
     return Kill(
         node=node.name,
         process=process,
@@ -101,10 +100,24 @@ def _one(swarm: Sequence[LocalNode], rng: random.Random) -> Kill:
         round_resumed=_resumed(node, log_before),
         up_seconds=up,
         receiving_seconds=receiving,
-        same_peer=after is not None and after["peer_id"] == node.peer_id,
+        same_peer=after["peer_id"] == node.peer_id,
         damaged=_said(node, log_before).count(" is damaged"),
         others_advanced=all(_round(other) > others[other.name] for other in swarm if other is not node),
     )
+
+
+def _known(node: LocalNode, swarm: Sequence[LocalNode]) -> dict[str, Any]:
+    """Its status, with the pids of all its processes as they are now: the verifier's comes with a round."""
+    found: dict[str, Any] | None = None
+
+    def known() -> bool:
+        nonlocal found
+        found = node.status()
+        return found is not None and None not in found["trainer"].values() and found["round"] >= _round(node)
+
+    _until(known, f"{node.name} to tell its processes", swarm)
+    assert found is not None
+    return found
 
 
 def _rejoin(node: LocalNode, swarm: Sequence[LocalNode]) -> tuple[float, float]:

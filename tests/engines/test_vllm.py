@@ -56,13 +56,13 @@ def python(tmp_path: Path) -> str:
 
 
 def asked(folder: Path, **changes: Any) -> EngineOptions:
-    usual = {"model": folder, "device": "cpu", "dtype": "float32", "lora_rank": None, "context": 128, "start_seconds": 120.0}
+    usual = {"model": folder, "device": "cpu", "dtype": "float32", "lora_rank": None, "context": 128, "start_seconds": PATIENCE}
     return EngineOptions(**usual | changes)
 
 
 def policy_on_vllm(folder: Path, python: str, **changes: Any) -> LanguagePolicy:
     config = config_of(folder, **changes)
-    generate = GenerateConfig(engine="vllm", engine_python=python, engine_start_seconds=120.0, max_new_tokens=8)
+    generate = GenerateConfig(engine="vllm", engine_python=python, engine_start_seconds=PATIENCE, max_new_tokens=8)
     return LanguagePolicy.open(config.model_copy(update={"generate": generate}), 0)
 
 
@@ -138,13 +138,18 @@ def test_what_the_guard_holds_ends_with_a_trainer_that_is_killed() -> None:
 
 
 @pytest.mark.net
-def test_a_server_that_does_not_start_says_why(folder: Path, python: str) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("swarmd-vllm-*"))
+def test_a_server_that_does_not_start_says_why(folder: Path, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as alone:  # a short path, for there is a socket in it
+        monkeypatch.setattr(tempfile, "tempdir", alone)
+        fail_to_start(folder, python)
+        assert list(Path(alone).iterdir()) == []
+
+
+def fail_to_start(folder: Path, python: str) -> None:
     with pytest.raises(EngineFailed, match=r"(?s)ended while it started. Its last lines:.*unrecognized arguments: --no-such.*engine_args"):
         open_engine(asked(folder, python=python, arguments=("--no-such",)))
     with pytest.raises(EngineFailed, match=r"(?s)vLLM was not ready after 0.3 s.*Raise generate.engine_start_seconds"):
         open_engine(asked(folder, python=python, start_seconds=0.3))
-    assert set(Path(tempfile.gettempdir()).glob("swarmd-vllm-*")) == before
 
 
 # A server that runs already.
@@ -184,7 +189,7 @@ def plain(serve: Any) -> str:
 
 
 def calls(url: str) -> Any:
-    return httpx2.get(f"{url}/standin/calls").json()
+    return httpx2.get(f"{url}/standin/calls", timeout=PATIENCE).json()
 
 
 @pytest.mark.net
@@ -200,7 +205,7 @@ def test_a_server_that_runs_already_is_used_and_left_alone(able: str, folder: Pa
     engine.sync(NetworkWeights(network, 2, 4, str(folder)))
     assert calls(able)["adapters"][ADAPTER] != first  # another path, so that nothing cached of the old one is used
     engine.close()
-    assert httpx2.get(f"{able}/health").status_code == 200
+    assert httpx2.get(f"{able}/health", timeout=PATIENCE).status_code == 200
 
 
 @pytest.mark.net
@@ -255,7 +260,7 @@ def test_what_the_server_refuses_is_passed_on(able: str, folder: Path) -> None:
 
 @pytest.mark.net
 def test_its_own_server_sleeps_while_the_network_is_trained(able: str, tmp_path: Path) -> None:
-    client = Client(httpx2.Client(base_url=able), able, str)
+    client = Client(httpx2.Client(base_url=able, timeout=PATIENCE), able, str)
     engine = VllmEngine(client, "their-name", tmp_path / "scratch", sleeps=True, end=lambda: None)
     engine.sleep()
     assert calls(able)["asleep"]

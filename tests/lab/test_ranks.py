@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def but_for_cpu(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any
 
 def kill_rank_1() -> None:
     for process in psutil.Process().children(recursive=True):
-        if (line := process.cmdline())[1:3] == ["-m", "swarmd.lab.rank"] and line[-2] == "1":
-            process.kill()
+        with suppress(psutil.Error):  # it has ended since
+            if (line := process.cmdline())[1:3] == ["-m", "swarmd.lab.rank"] and line[-2] == "1":
+                process.kill()
 
 
 @pytest.mark.slow

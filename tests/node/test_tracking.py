@@ -1,6 +1,5 @@
 """Experiment trackers get each round's figures from a process beside the node, and hold nothing up."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from swarmd.daemon.tracking import run_tracker
@@ -15,7 +15,7 @@ from swarmd.errors import ConfigError
 from swarmd.state.metrics import MetricsFile
 from swarmd.state.tracking import TRACKERS, Follower, check_installed, figures_of, follow
 from swarmd.testing import wait_until
-from tests.processes import killed_after
+from tests.processes import ended, killed_after
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 
@@ -99,11 +99,12 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     writer = "class Writer:\n def __init__(self, f): open(f + '/up', 'w')\n def flush(self): ...\n def close(self): ...\n"
     (tmp_path / "tensorboard" / "summary.py").write_text(writer)
     command = [sys.executable, "-m", "swarmd.state.tracking", str(tmp_path), PEER, "tensorboard"]
-    parent = f"import subprocess, time; p = subprocess.Popen({command!r}); print(p.pid, flush=True); time.sleep(60)"
+    parent = f"import subprocess, sys; p = subprocess.Popen({command!r}); print(p.pid, flush=True); sys.stdin.read()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    with killed_after(subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=environment)) as process:
+    pipes: Any = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    with killed_after(subprocess.Popen([sys.executable, "-c", parent], text=True, env=environment, **pipes)) as process:
         assert process.stdout is not None
-        child = Path(f"/proc/{json.loads(process.stdout.readline())}")
+        child = psutil.Process(int(process.stdout.readline()))
         wait_until(lambda: (tmp_path / "tracking" / "tensorboard" / "up").exists())
         process.kill()
-        wait_until(lambda: not child.exists() or "\nState:\tZ" in (child / "status").read_text())
+        wait_until(lambda: ended(child))

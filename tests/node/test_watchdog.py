@@ -12,7 +12,7 @@ from p2p.identity import Identity
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.trainer_process import TrainerChild
-from swarmd.daemon.watchdog import Stuck, StuckLimits, Watchdog
+from swarmd.daemon.watchdog import COUNTED, Stuck, StuckLimits, Watchdog
 from swarmd.state.logs import LOG_BYTES
 from swarmd.testing import PATIENCE
 from swarmd.workers.restarts import HOPELESS, Death, Deaths, exit_words
@@ -226,6 +226,13 @@ def test_a_trainer_that_cannot_be_started_counts_as_dead_and_is_tried_again(tmp_
     assert causes[0] == f"it cannot be started: [Errno 2] No such file or directory: '{log_file}'" and "signal 9" in causes[1]
 
 
+class OfStopped(Watchdog):
+    """Looks only at what the system says is stopped: on a busy machine one that starts may be silent for longer than a test can wait."""
+
+    def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
+        return super().check(now, stopped=stopped) if stopped else None
+
+
 @pytest.mark.slow
 def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> None:
     """A real one: SIGSTOP, then nobody lets it go on."""
@@ -245,7 +252,7 @@ def test_a_stopped_trainer_is_said_killed_and_started_again(tmp_path: Path) -> N
             elif not told:
                 os.kill(child.pid, signal.SIGSTOP)
 
-        dog = Watchdog(StuckLimits(silent=4 * link.BEAT, silent_end=6 * link.BEAT, rounds=0))
+        dog = OfStopped(StuckLimits(silent=1, silent_end=3 * COUNTED, rounds=0))
         child = TrainerChild(start, tmp_path / "trainer.log", heard, deaths.append, told.append, dog)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(child.run)

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from swarmd.state.metrics import read_metrics
-from swarmd.testing import PATIENCE
+from swarmd.testing import PATIENCE, wait_until
+from tests.processes import ended
 from tests.swarm.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
@@ -32,14 +34,6 @@ engine = "none"
 generators = 1
 trainers = 2
 """
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" if Path("/proc/self").exists() else True
 
 
 def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -66,10 +60,11 @@ def test_whoever_is_killed_is_replaced_and_the_run_goes_on(tmp_path: Path) -> No
             after = until(state, lambda s: s["last"] and workers(s)["version"] >= newer and workers(s)["generators"]["alive"] == 1, node)
             assert after["trainer"]["restarts"] == 0 and after["round"] > first["round"]
 
-            pids = [pid for kind in ("generators", "trainers") for pid in workers(after)[kind]["pids"]]
+            theirs = [psutil.Process(pid) for kind in ("generators", "trainers") for pid in workers(after)[kind]["pids"]]
             os.kill(after["trainer"]["pid"], signal.SIGKILL)
             again = until(state, lambda s: s["last"] and s["trainer"]["restarts"] == 1 and s["round"] > after["round"] + 1, node)
-            assert workers(again)["version"] > 0 and not any(alive(pid) for pid in pids), "workers end with their trainer"
+            assert workers(again)["version"] > 0
+            wait_until(lambda: all(map(ended, theirs)))  # workers end with their trainer
             node.send_signal(signal.SIGTERM)
             assert node.wait(PATIENCE) == 0
         finally:

@@ -19,6 +19,7 @@ from swarmd.errors import SwarmdError
 from swarmd.state.folder import IDENTITY_FILE
 from swarmd.state.metrics import read_metrics
 
+UNASKED = range(10_000, 32_000)  # ports below those that Linux and macOS give to whoever asks for any
 TERM_PATIENCE = 60.0  # seconds a process has to leave when it is asked to
 
 
@@ -137,11 +138,15 @@ def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
 
 
 def free_ports(count: int) -> list[int]:
+    """Ports of loopback that no system gives away by itself, so that they are still free when the nodes have started."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        ports: list[int] = []
+        while len(ports) < count:
+            one, port = stack.enter_context(socket.socket()), secrets.choice(UNASKED)
+            with contextlib.suppress(OSError):  # somebody has it
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+        return ports
 
 
 def end(process: subprocess.Popen[bytes]) -> int:
