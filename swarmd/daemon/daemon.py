@@ -167,8 +167,6 @@ class Daemon:
         nursery.start_soon(self._be_in_swarm, nursery)
         nursery.start_soon(self.member.dial_back.run)
         if self.engine is not None:
-            if self.config.swarm.mdns == "on":
-                nursery.start_soon(nearby(self.member).run)
             nursery.start_soon(self.isolation.run)
             nursery.start_soon(self.acknowledger.run)
         nursery.start_soon(self.judging.run)
@@ -196,6 +194,8 @@ class Daemon:
     async def _be_in_swarm(self, nursery: trio.Nursery) -> None:
         await nursery.start(self.member.run)
         self._listens.set()
+        if self.engine is not None and self.config.swarm.mdns == "on":
+            nursery.start_soon(nearby(self.member).run)  # it announces where we listen
 
     def _on_frame(self) -> None:
         """Frames were admitted: offers go to the gatherer, rollouts to the trainer. What is not text is counted and left."""

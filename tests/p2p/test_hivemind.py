@@ -1,5 +1,6 @@
 """What only the hivemind engine has to withstand: a child process that dies, hangs or outlives us, and peers it passes things on for."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -24,13 +25,14 @@ from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
 from p2p.engines import choose
 from p2p.engines.common.request_response import Responder
+from p2p.engines.hivemind import engine as hivemind_engine
 from p2p.engines.hivemind import p2pd as p2pd_module
-from p2p.engines.hivemind.p2pd import P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
+from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
 from p2p.engines.hivemind.streams import serve
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.types import Verdict
+from p2p.types import Started, Verdict
 from swarmd.testing import until
 from tests.p2p.real import SECONDS, TOPIC, real_engine, real_member
 
@@ -62,8 +64,7 @@ def children() -> list[psutil.Process]:
 async def test_no_room_for_another_stream_ends_nothing(nursery: trio.Nursery) -> None:
     _, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_p2pd(Identity.from_seed(bytes([7]) * 32), ["-hostAddrs=/ip4/127.0.0.1/tcp/0"]) as p2pd:
-        nursery.start_soon(serve, p2pd, Responder(lambda _, question: question, lambda _: True))
-        await until((p2pd.folder / "asked").exists)
+        await nursery.start(serve, p2pd, Responder(lambda _, question: question, lambda _: True))
         async with await trio.open_unix_socket(str(p2pd.folder / "asked")) as first:
             await first.send_eof()
             assert await first.receive_some(1) == b""  # it serves
@@ -136,7 +137,7 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         (child,) = psutil.Process(probe.process.pid).children()
         assert child.name() == "p2pd"
         probe.kill()
-        assert psutil.wait_procs([child], 10)[0]
+        assert psutil.wait_procs([child], SECONDS)[0]
 
 
 @with_p2pd
@@ -150,11 +151,27 @@ async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Pa
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
-    child = psutil.Process(int(done.stdout))
-    assert psutil.wait_procs([child], SECONDS)[0]
+    with contextlib.suppress(psutil.NoSuchProcess):  # it is gone already
+        assert psutil.wait_procs([psutil.Process(int(done.stdout))], SECONDS)[0]
 
 
 # Its peers.
+
+
+@with_p2pd
+async def test_it_is_up_once_it_answers_questions(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+    """However long p2pd takes to hand them over: who finds it may ask at once."""
+    answers = False
+
+    async def late(p2pd: P2pd, responder: Responder, task_status: Started) -> None:
+        nonlocal answers
+        await trio.sleep(0.2)
+        answers = True
+        await serve(p2pd, responder, task_status)
+
+    monkeypatch.setattr(hivemind_engine, "serve", late)
+    await nursery.start(real_engine("hivemind", 1).run)
+    assert answers
 
 
 @with_p2pd
@@ -173,7 +190,7 @@ async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.
     py = member(2, "libp2p", bootstrap=[address])
     await nursery.start(py.run)
     wanted = {go.identity.peer_id, py.identity.peer_id}
-    with trio.fail_after(60):
+    with trio.fail_after(SECONDS):
         async with open_p2pd(identities[0], [f"-hostAddrs={loopback}", "-dhtServer"]) as p2pd:
             where = [multiaddr.Multiaddr(address.split("/p2p/")[0]).to_bytes()]
             connect = {"peer": peer_bytes(go.identity.peer_id), "addrs": where}
@@ -271,7 +288,7 @@ async def test_where_it_is_untried_only_its_name_takes_it(monkeypatch: pytest.Mo
     assert missing() is None and choose("auto").name == "libp2p" and choose("hivemind").name == "hivemind"
 
 
-@pytest.mark.p2pd
+@with_p2pd
 async def test_p2pd_runs_where_the_system_has_neither_schedulers_nor_counters_of_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

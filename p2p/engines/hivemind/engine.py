@@ -88,7 +88,7 @@ class HivemindEngine(NetworkEngine):
                     nursery.start_soon(self._receive, p2pd, inbox, discovery, watch)
                     nursery.start_soon(self._keep_subscribed, p2pd, discovery, watch)
                     nursery.start_soon(watch.run)
-                    nursery.start_soon(serve, p2pd, self._responder)
+                    await nursery.start(serve, p2pd, self._responder)  # who finds us may ask at once
                     nursery.start_soon(self._outbox.send_all, discovery.alone, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
                     nursery.start_soon(self._saver.save_regularly)

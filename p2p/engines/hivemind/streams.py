@@ -14,7 +14,7 @@ import trio
 from p2p.engines.common.request_response import CHUNK, Broken, KeptStreams, Responder
 from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
 from p2p.topic import ASK
-from p2p.types import PeerId, Unanswered
+from p2p.types import PeerId, Started, Unanswered
 
 OPEN_TIMEOUT = 8  # seconds in which p2pd is to reach the peer; whole ones
 BACKLOG = 64
@@ -45,14 +45,17 @@ class P2pdStream:
         self._stream.socket.close()
 
 
-async def serve(p2pd: P2pd, responder: Responder) -> None:
-    """Answer, until cancelled. Raises P2pdGone, P2pdRefused where p2pd does not hand the streams over."""
+async def serve(p2pd: P2pd, responder: Responder, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
+    """Answer, until cancelled. With `nursery.start`, returns once questions are answered. Raises P2pdGone, P2pdRefused where p2pd does not
+    hand the streams over.
+    """
     path = p2pd.folder / "asked"
     with trio.socket.socket(socket.AF_UNIX) as listening:
         await listening.bind(str(path))
         listening.listen(BACKLOG)
         handler = {"addr": unix_address(path), "proto": [ASK], "balanced": False}
         await p2pd.ask(type=p2pd.pb.Request.STREAM_HANDLER, streamHandler=handler)
+        task_status.started(())
         listeners = [trio.SocketListener(listening)]
         await trio.serve_listeners(partial(_serve_one, p2pd, responder), listeners)  # which waits where there are no more open files
 
