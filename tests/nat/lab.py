@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from swarmd.testing import PATIENCE
+from tests.processes import killed_after
+
 ROOT = Path(__file__).resolve().parents[2]
 _NAT = """
 table ip nat {{
@@ -70,7 +73,7 @@ class Place:
     address: str  # its own
     python: Path  # a program that runs the interpreter in this place
 
-    def run(self, *arguments: str, timeout: float = 60.0) -> "subprocess.CompletedProcess[str]":
+    def run(self, *arguments: str, timeout: float = PATIENCE) -> "subprocess.CompletedProcess[str]":
         """`python -m …` here, until it ends."""
         return subprocess.run([str(self.python), "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
 
@@ -176,7 +179,9 @@ class BootstrapProcess:
         own = os.environ | {"SWARMD_SWARM_ENGINE": engine}
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=own)
         assert self._process.stdout is not None
-        said = json.loads(self._process.stdout.readline())
+        if not (line := self._process.stdout.readline()):
+            raise RuntimeError(f"it ended: exit code {self._process.wait()}")  # its own words are on standard error
+        said = json.loads(line)
         self.topic = str(said["swarm"]["topics"][0])
         self.addresses = [entry["address"] for entry in said["addresses"] if entry["from"] == "internet"]
 
@@ -184,10 +189,9 @@ class BootstrapProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(20)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        with killed_after(self._process):
+            self._process.terminate()
+            self._process.wait(PATIENCE)
 
 
 def _ip(arguments: str) -> None:

@@ -210,13 +210,15 @@ async def test_a_peer_that_sends_what_is_no_frame_is_cut_off_and_the_others_are_
     b = await started(nursery, RealNet("libp2p"), 2, a.addresses()[0])
     await heard(b, a)
     async with hostile_peer(a.addresses()[0]) as (stack, target):
+        began = trio.current_time()
         with trio.fail_after(SECONDS):
             for n in itertools.count():
                 if target not in stack.pubsub.peers:
                     break
                 await stack.pubsub.publish(str(TOPIC), b"no frame" + n.to_bytes(4, "big"))
                 await trio.sleep(0.02)
-    assert sum(a.rejected.values()) <= 40  # what comes after the cut is not looked at
+        may_be_broken = 40 + trio.current_time() - began  # 30 at once, and one a second
+    assert sum(a.rejected.values()) <= may_be_broken  # what comes after the cut is not looked at
     await until(lambda: {peer.id for peer in a.peers()} == {b.identity.peer_id})
     await heard(b, a)
     await heard(a, b)
@@ -245,13 +247,15 @@ async def test_it_starts_again_with_the_same_key_and_port(
     real: Any, breaks: Callable[[Any, Any], None], how: str | int, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     """When the library breaks, or its process is killed or hangs. The peers find it again."""
-    monkeypatch.setattr(p2pd, "ANSWER_TIMEOUT", 3.0)
     a = await started(nursery, real, 1)
     addresses = a.addresses()
     b = await started(nursery, RealNet("libp2p"), 2, addresses[0])
     await heard(b, a)
-    breaks(a, how)
-    await until(lambda: a.engine.restarts == 1 and a.addresses())  # type: ignore[attr-defined]
+    with monkeypatch.context() as impatient:
+        impatient.setattr(p2pd, "ANSWER_TIMEOUT", 3.0)
+        breaks(a, how)
+        await until(lambda: a.engine.restarts == 1)  # type: ignore[attr-defined]
+    await until(a.addresses)
     assert a.addresses() == addresses
     port, here = int(addresses[0].split("/")[4]), psutil.Process()
     sockets = [found for process in (here, *here.children()) for found in process.net_connections()]
@@ -331,12 +335,12 @@ async def test_what_is_no_address_is_named(real: Any, text: str) -> None:
 class Node:
     """An engine alone: what it hears, and answers of the length that is asked for."""
 
-    def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = ()) -> None:
+    def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = (), **options: Any) -> None:
         self.heard: list[bytes] = []
         self.shards: list[int] = []  # in which each came
         self.asked: list[tuple[PeerId, bytes]] = []
         identity = Identity.from_seed(bytes([n]) * 32)
-        self.engine: P2pEngine = net.build(identity, TOPIC, bootstrap)(Handlers(self._deliver, self._answer))
+        self.engine: P2pEngine = net.build(identity, TOPIC, bootstrap, **options)(Handlers(self._deliver, self._answer))
         self.me = self.engine.me
 
     def _deliver(self, frame: bytes, via: PeerId | None, shard: int) -> Verdict:
@@ -356,10 +360,10 @@ def content(length: int) -> bytes:
     return random.Random(length).randbytes(length)
 
 
-async def nodes_together(nursery: trio.Nursery, net: Any, count: int) -> list[Node]:
-    first = Node(net, 1)
+async def nodes_together(nursery: trio.Nursery, net: Any, count: int, **options: Any) -> list[Node]:
+    first = Node(net, 1, **options)
     addresses = await nursery.start(first.engine.run)
-    nodes = [first, *(Node(net, n, list(addresses)[:1]) for n in range(2, count + 1))]
+    nodes = [first, *(Node(net, n, list(addresses)[:1], **options) for n in range(2, count + 1))]
     for node in nodes[1:]:
         await nursery.start(node.engine.run)
     await until(lambda: all(node.engine.peers() for node in nodes))
@@ -489,10 +493,12 @@ async def said(sender: Node, shard: int, receivers: Sequence[Node]) -> bytes:
 
 
 async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over(net: Any, nursery: trio.Nursery) -> None:
-    a, b, c = await nodes_together(nursery, net, 3)
+    later = 0.0  # seconds that have passed besides those that have
+    options = {"clock": lambda: time.time() + later} if isinstance(net, RealNet) else {}  # there is no clock in memory
+    a, b, c = await nodes_together(nursery, net, 3, **options)
     await said(a, 0, [b])
     await until(lambda: b.knows(c))  # so far they may know each other through `a` alone
-    b.engine.shut_out(a.me, 5.0)
+    b.engine.shut_out(a.me, 3600.0)
     for asker, asked in ((a, b), (b, a)):
         with pytest.raises(Unanswered), trio.fail_after(SECONDS):
             await asker.engine.request(asked.me, b"1", 10)
@@ -501,6 +507,8 @@ async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over
         await until(lambda: not a.knows(b))
     await said(c, 0, [b])  # the others still are
     if isinstance(net, RealNet):  # in memory it is for good
+        assert not b.knows(a)
+        later = 3600.0
         await until(lambda: b.knows(a))
         await said(a, 0, [b])
 

@@ -26,7 +26,6 @@ async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     monkeypatch.setattr(connections, "PING_AFTER", 0.4)
-    monkeypatch.setattr(connections, "PING_TIMEOUT", 1.0)
     a, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, victim):
         (theirs,) = (connection.muxed_conn for connection in stack.host.get_network().get_connections(victim))
@@ -42,11 +41,13 @@ async def test_who_is_silent_is_pinged_and_who_does_not_answer_is_hung_up_on(
         await until(lambda: answers >= 3)
         assert [peer.id for peer in a.peers()] == [str(stack.host.get_id())]
         await theirs.ping()
-        before, until_then = answers, trio.current_time() + 4 * connections.PING_AFTER
-        while trio.current_time() < until_then:
+        before, until_then, held_up = answers, trio.current_time() + 4 * connections.PING_AFTER, 0
+        while (now := trio.current_time()) < until_then:
             await theirs.ping()  # as one who goes on speaking
             await trio.sleep(0.05)
-        assert answers <= before + 1  # one may have been under way
+            held_up += trio.current_time() - now > connections.PING_AFTER / 2  # by a busy machine: it was silent then
+        assert answers <= before + 1 + held_up  # one may have been under way
+        monkeypatch.setattr(connections, "PING_TIMEOUT", 1.0)
         alive = False
         await until(lambda: not a.peers())
 

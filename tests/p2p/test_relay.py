@@ -150,8 +150,9 @@ async def test_circuits_are_limited_and_a_place_is_free_when_one_ends(limit: str
         (_, first), (_, second) = await those.connect(asker, home), await those.connect(asker, home)
         assert (await those.connect(another, home))[0] is FULL and await moved(second, 1000) == 1000
         await first.reset()
-        while (found := await those.connect(another, home))[0] is FULL:
-            await trio.sleep(0.01)
+        with trio.fail_after(SECONDS):
+            while (found := await those.connect(another, home))[0] is FULL:
+                await trio.sleep(0.01)
         assert found[0] is OK
 
 
