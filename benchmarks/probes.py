@@ -96,7 +96,8 @@ class ProbeProcess:
                 return found
             with self._changed:
                 if time.monotonic() > until or (self.process.poll() is not None and not self._reader.is_alive()):
-                    raise TimeoutError(f"exit code {self.process.poll()}, last said {self._said[-3:]}, errors: {self.errors()[-2000:]}")
+                    latest = {next(iter(message)): message for message in self._said}  # of each kind
+                    raise TimeoutError(f"exit code {self.process.poll()}, last said {[*latest.values()]}, errors: {self.errors()[-2000:]}")
                 self._changed.wait(0.5)
 
     def wait_for_peers(self, count: int, seconds: float) -> None:

@@ -87,7 +87,10 @@ class DialBack:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # others may still ask while the node ends
 
     def __call__(self, peer: PeerId, message: bytes) -> bytes:
         """Empty for another question."""

@@ -133,9 +133,13 @@ async def test_few_doors_at_once() -> None:
     assert [answer.outcome for answer in said if answer] == [Outcome.TRYING] * AT_ONCE + [Outcome.REFUSED]
 
 
-async def test_until_it_runs_nothing_is_tried() -> None:
+async def test_until_it_runs_nothing_is_tried_nor_when_it_has_ended() -> None:
     world = World({ASKER: HOME}, lambda host, port: ASKER)
-    assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
+    for _ in range(2):
+        assert world.dial_back(ASKER, question(4001)) == bytes([Outcome.REFUSED, 11, 0, 0, 2])
+        with trio.CancelScope() as ended:
+            ended.cancel()
+            await world.dial_back.run()
     assert str(seen_at(Peer(ASKER, "/ip6/::ffff:11.0.0.2/tcp/1", "inbound", 0.0))) == "11.0.0.2"
     for message in (b"", b"\3", b"\3\1", b"\3\1\2\3", b"\1\x0f\xa1"):  # no question of ours
         assert world.dial_back(ASKER, message) == b""

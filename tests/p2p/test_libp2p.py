@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import multiaddr
@@ -20,9 +20,11 @@ from p2p.address import parse_bootstrap, parse_listen
 from p2p.engines.common import discovery
 from p2p.engines.common.request_response import SERVED_EACH
 from p2p.engines.libp2p import connections
+from p2p.engines.libp2p import engine as libp2p_engine
 from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
 from p2p.engines.libp2p.network import Network
+from p2p.engines.libp2p.relay import HOP
 from p2p.engines.libp2p.stack import STREAMS, Stack, open_stack
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
@@ -380,6 +382,26 @@ async def test_a_peer_with_a_key_of_another_kind_is_refused(nursery: trio.Nurser
             await stranger.connect(info_from_p2p_addr(multiaddr.Multiaddr(address)))
         await until(lambda: not stranger.get_network().get_connections())
     assert not stack_of(a_engine).host.get_network().get_connections() and a_engine.restarts == 0
+
+
+async def test_who_finds_it_while_it_starts_is_answered(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+    """And knows that it relays, which it is told once."""
+    spoken: list[Any] = []
+
+    @contextlib.asynccontextmanager
+    async def slow(*arguments: Any) -> AsyncIterator[Stack]:
+        async with open_stack(*arguments) as stack:
+            (address,) = stack.host.get_transport_addrs()
+            async with hostile_peer(f"{address}/p2p/{stack.host.get_id()}", meet=False) as (theirs, us):
+                for protocol in (PROTOCOL, HOP):
+                    with contextlib.suppress(Exception):  # it knows none
+                        await theirs.host.new_stream(us, [protocol])
+                        spoken.append(protocol)
+            yield stack
+
+    monkeypatch.setattr(libp2p_engine, "open_stack", slow)
+    await nursery.start(engine(1).run)
+    assert spoken == [PROTOCOL, HOP]
 
 
 async def test_a_restart_within_a_second_repeats_no_message_id() -> None:

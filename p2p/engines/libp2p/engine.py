@@ -13,7 +13,7 @@ from p2p.engines.libp2p.hole_punching import DCUTR
 from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
 from p2p.engines.libp2p.pubsub import drain
 from p2p.engines.libp2p.relay import GUEST_RATE, HOP, STOP, Relay, RelayLimits
-from p2p.engines.libp2p.stack import Stack, open_stack
+from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
 from p2p.identity import Identity
 from p2p.peers.listen import dialable
@@ -56,16 +56,14 @@ class Libp2pEngine(NetworkEngine):
                 self._host_bans,
                 self._handlers.score,
                 self._traffic,
+                self._prepare,
             )
             async with opened as stack:
                 self._stack = stack
                 self._listen = [parse_listen(str(address)) for address in stack.host.get_transport_addrs()]
-                stack.host.set_stream_handler(PROTOCOL, serve(self._responder))
                 self._circuits = circuits = Circuits(
                     stack.host, self._book, self.request, self._reach_directly, self._banned, self._listen[0], self._clock
                 )
-                limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_RATE)
-                stack.host.set_stream_handler(HOP, Relay(stack.host, self._banned, self._clock, limits).handle)
                 stack.host.set_stream_handler(STOP, circuits.take_in)
                 stack.host.set_stream_handler(DCUTR, circuits.hole_punching.handle)
                 connections = Libp2pConnections(stack, self._topics, self._clock, circuits.note)
@@ -86,6 +84,12 @@ class Libp2pEngine(NetworkEngine):
         finally:
             self._stack = self._discovery = self._circuits = None
             self._saver.save()
+
+    def _prepare(self, host: Host) -> None:
+        """Before it listens: who finds us may ask at once, and is told once, by identify, that we relay."""
+        limits = RelayLimits() if self._public else RelayLimits(rate=GUEST_RATE)
+        host.set_stream_handler(PROTOCOL, serve(self._responder))
+        host.set_stream_handler(HOP, Relay(host, self._banned, self._clock, limits).handle)
 
     async def _reach_directly(self, peer: PeerId) -> bool:
         return self._discovery is not None and await self._discovery.reach(peer)

@@ -126,12 +126,14 @@ async def open_stack(
     host_bans: HostBans | None = None,
     score: Score = lambda _: 0.0,
     traffic: Traffic | None = None,
+    prepare: Callable[[Host], None] = lambda _: None,
 ) -> AsyncIterator[Stack]:
-    """The running stack, listening and subscribed to the topics. on_frame: called for each message that arrives. Raises CannotListen; later
-    an exception group, where a service broke.
+    """The running stack, listening and subscribed to the topics. on_frame: called for each message that arrives. prepare: called before it
+    listens, to set stream handlers. Raises CannotListen; later an exception group, where a service broke.
     """
     rate_limit = rate_limit or RateLimit()
     host = make_host(identity, traffic)
+    prepare(host)
     network = host.get_network()
     network.shut_out = lambda peer: rate_limit.banned(peer, clock())
     network.host_bans = host_bans or network.host_bans
