@@ -3,7 +3,8 @@
 import contextlib
 import errno
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import psutil
@@ -18,8 +19,21 @@ def with_ports(listen: Sequence[Endpoint]) -> list[Endpoint]:
     Checked without SO_REUSEPORT, which libraries set and which would let two nodes share a port.
     The ports are free when this returns, but not reserved: listen on them at once.
     """
+    with held_ports(listen) as found:
+        return found
+
+
+@contextlib.contextmanager
+def held_ports(listen: Sequence[Endpoint]) -> Iterator[list[Endpoint]]:
+    """`with_ports` for a program that takes a while to listen: on Linux no other is given the ports meanwhile.
+
+    There a socket that does not listen is not in the way of one with SO_REUSEADDR, which libraries set.
+    """
     with contextlib.ExitStack() as stack:
-        return [replace(endpoint, port=stack.enter_context(_bound(endpoint)).getsockname()[1]) for endpoint in listen]
+        ports = [stack.enter_context(_bound(endpoint)).getsockname()[1] for endpoint in listen]
+        if sys.platform != "linux":
+            stack.close()
+        yield [replace(endpoint, port=port) for endpoint, port in zip(listen, ports, strict=True)]
 
 
 def dialable(addresses: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ import pytest
 import trio
 from libp2p.network.exceptions import SwarmException
 
-from p2p.address import parse_bootstrap
+from p2p.address import parse_bootstrap, parse_listen
 from p2p.admission.host_bans import PEERS
 from p2p.engines import ENGINES, engine
 from p2p.engines.common import network_engine
@@ -28,7 +28,7 @@ from p2p.engines.memory import MemorySwarm
 from p2p.errors import BadAddress, CannotListen, NoSuchEngine, OperatorError, PortInUse
 from p2p.identity import Identity
 from p2p.member import Member
-from p2p.peers.listen import dialable
+from p2p.peers.listen import dialable, held_ports
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
 from swarmd.testing import until
@@ -179,23 +179,24 @@ async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any, nur
 async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(real: Any, tmp_path: Path, nursery: trio.Nursery) -> None:
     """By either engine: they share the book's format."""
     book = tmp_path / "peers.json"
-    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    port = listener.socket.getsockname()[1]
-    me = Identity.from_seed(bytes([1]) * 32).peer_id
-    lone = member(real, 2, [f"/dns4/localhost/tcp/{port}/p2p/{me}"], addressbook=book)
-    async with trio.open_nursery() as inner:
-        await inner.start(lone.run)
-        with trio.fail_after(SECONDS):
-            dial = await listener.accept()  # by somebody else than wanted
-        dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the port is free at once
-        await dial.aclose()
-        await listener.aclose()
-        late = await started(nursery, real, 1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
-        await until(lone.peers)
-        assert not lone.rejected and [peer.direction for peer in lone.peers()] == ["outbound"]
-        await heard(lone, late)
-        await heard(late, lone)
-        inner.cancel_scope.cancel()
+    with held_ports([parse_listen("/ip4/127.0.0.1/tcp/0")]) as (endpoint,):  # no other is given it between the two that listen there
+        port = endpoint.port
+        (listener,) = await trio.open_tcp_listeners(port, host="127.0.0.1")
+        me = Identity.from_seed(bytes([1]) * 32).peer_id
+        lone = member(real, 2, [f"/dns4/localhost/tcp/{port}/p2p/{me}"], addressbook=book)
+        async with trio.open_nursery() as inner:
+            await inner.start(lone.run)
+            with trio.fail_after(SECONDS):
+                dial = await listener.accept()  # by somebody else than wanted
+            dial.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the port is free at once
+            await dial.aclose()
+            await listener.aclose()
+            late = await started(nursery, real, 1, listen=[f"/ip4/127.0.0.1/tcp/{port}"])
+            await until(lone.peers)
+            assert not lone.rejected and [peer.direction for peer in lone.peers()] == ["outbound"]
+            await heard(lone, late)
+            await heard(late, lone)
+            inner.cancel_scope.cancel()
     assert me in book.read_text()
     for name in ("libp2p", "hivemind") if missing() is None else ("libp2p",):
         async with trio.open_nursery() as inner:

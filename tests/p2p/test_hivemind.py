@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,21 @@ async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Pa
 
 
 # Its peers.
+
+
+@with_p2pd
+@pytest.mark.skipif(sys.platform != "linux", reason="a port can be held for another process on Linux")
+async def test_nobody_takes_the_port_while_p2pd_starts(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+    def open_late(identity: Identity, flags: Sequence[str]) -> Any:
+        (port,) = [int(flag.rsplit("/", 1)[1]) for flag in flags if flag.startswith("-hostAddrs=")]
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        return open_p2pd(identity, flags)
+
+    monkeypatch.setattr(hivemind_engine, "open_p2pd", open_late)
+    engine = real_engine("hivemind", 1)
+    await nursery.start(engine.run)
+    assert engine.restarts == 0
 
 
 @with_p2pd

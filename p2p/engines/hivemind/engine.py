@@ -9,6 +9,7 @@ Two things differ from `Libp2pEngine`, because p2pd's control socket knows no va
 - It is unknown whether a peer dialled us or p2pd's DHT dialled it: only what we dialled is "outbound".
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing
 from p2p.engines.hivemind.streams import HivemindRequests, serve
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
-from p2p.peers.listen import dialable, with_ports
+from p2p.peers.listen import dialable, held_ports
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
@@ -72,10 +73,12 @@ class HivemindEngine(NetworkEngine):
         return self._addresses
 
     async def _live(self, up: Callable[[], None]) -> None:
-        listen = with_ports(self._listen)
+        starting = contextlib.ExitStack()
+        listen = starting.enter_context(held_ports(self._listen))
         try:
             async with open_p2pd(self._identity, self._flags(listen)) as p2pd, p2pd.wire() as inbox, p2pd.wire() as outbox:
                 await self._check_ports(p2pd, listen)
+                starting.close()
                 await self._note_addresses(p2pd, listen)
                 self._listen = listen  # and so the ports are the same after a restart
                 await self._subscribe(p2pd, inbox, self._topic)
@@ -95,6 +98,7 @@ class HivemindEngine(NetworkEngine):
                     nursery.start_soon(self._keep_addresses, p2pd, listen)
                     up()
         finally:
+            starting.close()
             self._discovery = self._requests = None
             self._addresses, self.relayed = [], ()
             self._saver.save()
