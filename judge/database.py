@@ -25,6 +25,9 @@ _WRITING = _LOCK + 1  # and by one of several judges for a transaction
 _PATIENCE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000, "connect_timeout": 10}
 
 
+_IDLE = "10s"  # of several judges, one that stands still in a transaction, as when it is paused or swapped out, loses it after so long
+
+
 def database_url(database: Path | str) -> URL:
     """The address of a database: a path is a SQLite file. Raises DatabaseUnusable."""
     text = str(database)
@@ -168,6 +171,9 @@ def _engine(url: URL, alone: bool, shared: bool, writes: bool) -> Engine:
             for name, value in _PATIENCE.items():  # the server's: the lock of a judge whose machine is gone is free again
                 of = name.replace("keepalives", "tcp_keepalives")
                 connection.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (str(value), of))
+            if shared:  # an address may have set it: postgresql://…?options=-c%20idle_in_transaction_session_timeout=5s
+                idle = "SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s AND setting = '0'"
+                connection.execute(idle, (_IDLE, "idle_in_transaction_session_timeout"))
             lock = "SELECT pg_try_advisory_lock_shared(%s)" if shared else "SELECT pg_try_advisory_lock(%s)"
             if alone and not connection.execute(lock, (_LOCK,)).fetchone()[0]:
                 raise DatabaseInUse(
@@ -191,6 +197,8 @@ def _migrate(connection: Connection, name: str, may_move: bool) -> None:
         return
     if not may_move:
         raise DatabaseUnusable(f"{name} is no database of this version of the judge; `swarmd-judge serve` moves an older one")
+    if connection.dialect.name == "postgresql":  # this may take as long as it takes
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
     from alembic import command  # takes a while, and is rarely needed
     from alembic.config import Config
 

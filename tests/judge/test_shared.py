@@ -21,6 +21,7 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import PATIENCE
 from tests.judge.peers import SigningPeer, encode
 from tests.judge.test_serving import serving
+from tests.judge.test_store import ALICE, question
 
 pytestmark = pytest.mark.net
 
@@ -161,3 +162,23 @@ def test_questions_of_a_judge_that_is_gone_count_as_nothing(judges: TwoJudges) -
             with store.database.begin() as db:
                 assert db.exec_driver_sql(state).scalar() == expected
     assert judges.answer(peer, questions["evaluations"][0]["evaluation"])(0)[0] == 500  # recorded nowhere
+
+
+def test_a_judge_that_is_paused_in_a_transaction_holds_up_nobody(postgresql: Callable[[], str]) -> None:
+    """The server ends its session. When it goes on, what it was writing is written again, once."""
+    address, told = postgresql(), []
+    with closing(Store(address, "tiny-9 0123", shared=True)) as paused, closing(Store(address, "tiny-9 0123", shared=True)) as other:
+        with paused.database.begin() as db:
+            assert db.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == "10s"
+            db.exec_driver_sql("SET idle_in_transaction_session_timeout = '500ms'")  # of this session; the next one has 10 s again
+
+        def is_paused() -> None:
+            if not told:
+                told.append(other.sequence(ALICE))  # waits for its turn
+
+        asked = (paused.asked, (question(7), 7, 1_000.0))
+        assert paused.together([asked, (is_paused, ()), (paused.probe, (1_000.0,))]) == [None] * 3
+        assert told == [-1]  # it saw nothing of what was undone
+        assert other.sequence(ALICE) == 7
+        with other.database.begin() as db:
+            assert db.exec_driver_sql("SELECT count(*) FROM evaluations").scalar() == 1
