@@ -37,7 +37,7 @@ from judge.store import AskedElsewhere, Grade, PeerStanding, Store
 from judge.verified.evaluator import Evaluator
 from judge.verified.records import VerificationRecords
 from judge.verified.tier import Court, VerifiedTier, open_tier
-from judge.windows import QuestionWindow, WindowQuestions
+from judge.windows import QuestionWindow, WindowQuestions, dated_ahead
 from judge.writer import StoreWriter
 from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
@@ -256,7 +256,8 @@ class JudgeService:
     async def _turn_windows(self) -> None:
         """Open the next window when its time has come, and reveal the seed of the last when none of its questions is open."""
         now = self._wall()
-        if now >= self._next_window.terms.opens or self._hidden_windows:
+        ahead = not self.settings.shared and dated_ahead(self._next_window, now, int(self.settings.window))
+        if now >= self._next_window.terms.opens or self._hidden_windows or ahead:
             window, self._next_window, self._hidden_windows = await self.write(self._turned, now)
             if window.number > self._questions.window.number:
                 self._questions.open(window)

@@ -104,6 +104,7 @@ class Store:
         """`curriculum`: name and digest; one database holds one curriculum. `shared`: see Database. Raises DatabaseInUse,
         DatabaseUnusable."""
         self.database = Database(database, shared=shared)
+        self._shared = shared
         self._together: Connection | None = None  # the transaction that `together` has begun
         self.verified = VerificationRecords(self._begin)
         try:
@@ -263,7 +264,7 @@ class Store:
     ) -> tuple[QuestionWindow, QuestionWindow, int]:
         """See window_rows.turn."""
         with self._begin() as db:
-            return window_rows.turn(db, now, seconds, curriculum, seeds)
+            return window_rows.turn(db, now, seconds, curriculum, seeds, alone=not self._shared)
 
     def probe(self, at: float) -> None:
         """Write about as much as a question and its answer need; an error where that is not possible."""

@@ -14,15 +14,15 @@ WINDOWS_PAGE = 50
 
 
 def turn(
-    db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes]
+    db: Connection, now: float, seconds: int, curriculum: str, seeds: Callable[[], bytes], alone: bool = False
 ) -> tuple[QuestionWindow, QuestionWindow, int]:
     """Add what is due, open what is to be open, reveal what may be. The open window, the next, and how many closed ones are to be revealed.
 
-    Another judge of the database may do the same at the same time: of two windows of one number the first stays.
+    Unless it is alone, another judge of the database may do the same at the same time: of two windows of one number the first stays.
     """
     insert: Any = postgresql.insert if db.dialect.name == "postgresql" else sqlite.insert
     newest = read(db, limit=1)
-    for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds):
+    for window in due(newest[0] if newest else None, now, seconds, curriculum, seeds, alone):
         db.execute(insert(windows).values(_row(window)).on_conflict_do_nothing(index_elements=["number"]))
     c, newer = windows.c, windows.alias()
     opened = select(c.number).where((c.opens <= now) | c.opened.is_not(None)).order_by(c.number.desc()).limit(1)
@@ -33,8 +33,7 @@ def turn(
     settled = exists().where(newer.c.number == number, newer.c.opened <= now - REVEAL_SECONDS)
     db.execute(update(windows).where(hidden, ~asked, settled).values(revealed=now))
     still = len(db.execute(select(c.number).where(hidden)).all())
-    following, here = read(db, number + 2, limit=2)
-    return here, following, still
+    return read(db, number + 1, limit=1)[0], read(db, limit=1)[0], still
 
 
 def read(db: Connection, before: int = 2**63 - 1, limit: int = WINDOWS_PAGE) -> Sequence[QuestionWindow]:

@@ -59,7 +59,10 @@ def test_whatever_the_clock_does_one_window_is_open_and_the_next_is_published(st
         made += due(made[-1] if made else None, now, seconds, "0123", new)
         assert [window.number for window in made] == list(range(1, len(made) + 1))
         assert len(made) - before <= 2 and made[-1].terms.opens > now
-        assert all(a.terms.closes <= b.terms.opens < b.terms.closes for a, b in pairwise(made))
+        for a, b in pairwise(made):
+            set_back = a.published > b.published + seconds  # then b is the first that the right clock has
+            assert b.terms.opens == (int(b.published) + seconds if set_back else max(a.terms.closes, b.terms.opens)) < b.terms.closes
+        assert made[-1].terms.opens <= now + 3 * seconds
         assert all(window.terms.opens >= int(window.published) for window in made)
 
 
@@ -91,7 +94,16 @@ def test_a_commitment_outlives_a_kill_and_a_seed_is_told_when_it_may_be(database
             assert [w.told()["seed"] for w in reader.windows(2**63 - 1)[:2]] == [None, None]
         assert turned(store, 900.0, new)[0].number == 2  # the clock was set back: what was told is not asked again
         late = turned(store, 5000.0, new)[0]  # down for longer than a window
-        assert (late.number, late.terms.opens, late.published) == (4, 5000, 5000.0)
+        assert (late.number, late.terms.opens, late.published) == (5, 5000, 5000.0)
+
+
+@pytest.mark.net
+def test_judges_of_one_database_with_clocks_far_apart_add_no_windows_for_ever(request: pytest.FixtureRequest) -> None:
+    address = request.getfixturevalue("postgresql")()
+    new = Seeds()
+    with closing(Store(address, "tiny-9 0123", shared=True)) as right, closing(Store(address, "tiny-9 0123", shared=True)) as behind:
+        for _ in range(2):
+            assert turned(right, 1000.0, new)[1].number == turned(behind, 100.0, new)[1].number == 2
 
 
 @pytest.mark.net
@@ -201,6 +213,25 @@ async def test_over_http_anyone_can_check_an_evaluation_when_its_window_has_clos
         assert (await court.http.get(f"/v2/evaluations/{unknown}")).status_code == 404
     newer = (await ask(court, peer)).json()["evaluations"][0]
     assert newer["window"] == 2 and newer["commitment"] != handed["commitment"]
+
+
+@pytest.mark.anyio
+async def test_a_clock_that_was_years_ahead_keeps_no_window_open_for_years(database: str, tmp_path: Path) -> None:
+    async with open_court(database, tmp_path) as court:
+        before = court.wall.now
+        for ahead in (9 * 365 * DAY, 9 * 365 * DAY + REVEAL_SECONDS, 0, DAY - 1, DAY, DAY + REVEAL_SECONDS):
+            court.wall.now = before + ahead
+            await court.service._turn_windows()
+            if ahead == 0:  # what was told while the clock was wrong is asked no more
+                assert (court.service._questions.window.number, court.service._next_window.number) == (3, 5)
+        windows = (await court.http.get("/v2/windows")).json()["windows"]
+        assert [(w["number"], w["opens"] - before, w["seed"] is None) for w in windows[:3]] == [
+            (6, 2 * DAY, True),
+            (5, DAY, True),
+            (4, (9 * 365 + 1) * DAY, False),  # never opened
+        ]
+        assert windows[1]["published"] == before and windows[1]["opened"] == before + DAY
+        assert court.service._questions.window.number == 5
 
 
 @pytest.mark.anyio
