@@ -23,7 +23,7 @@ from judge.errors import NotAlone
 from judge.logs import set_up_logging
 from judge.receipts import checked
 from p2p.errors import OperatorError
-from swarmd.terminal import printable
+from swarmd.terminal import printable, run_program
 
 SCHEMA = 1
 INTERRUPTED = 130
@@ -353,11 +353,16 @@ def _its_packages() -> Iterator[None]:
 
 
 def main() -> None:
+    sys.exit(run_program("swarmd-judge", _run))
+
+
+def _run() -> int:
     try:
         app()
     except OperatorError as error:
         print(f"swarmd-judge: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        return error.exit_code
+    return 0
 
 
 if __name__ == "__main__":

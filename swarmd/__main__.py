@@ -6,8 +6,9 @@ import sys
 def main() -> int:
     try:
         from swarmd.cli.app import main as run  # here: it takes a while, and Ctrl-C may fall into it
+        from swarmd.terminal import run_program
 
-        return run()
+        return run_program("swarmd", run)
     except KeyboardInterrupt:
         return 130
 

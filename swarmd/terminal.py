@@ -1,6 +1,34 @@
-"""Escapes text of files and peers before it is printed, so that it cannot control the terminal. Pure."""
+"""What goes to a terminal, or to what a command's output is redirected to."""
+
+import errno
+import sys
+from collections.abc import Callable
+
+CUT_OFF = 1  # exit code: nobody reads on, as with `| head`
+NO_ROOM = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def printable(text: str) -> str:
-    """`text` with control and direction characters escaped."""
+    """`text` with control and direction characters escaped, so that text of files and peers cannot control the terminal."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def run_program(name: str, program: Callable[[], int]) -> int:
+    """Run a command line until all of its output is written; its exit code. Output that nobody reads on, or without room, is no fault
+    of ours: it shows no traceback."""
+    try:
+        try:
+            return program()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # else the interpreter does it, with a message of its own
+    except BrokenPipeError:
+        code = CUT_OFF
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        print(f"{name}: {error.strerror}: what it writes is cut off. Free some space, or write elsewhere.", file=sys.stderr)
+        code = NO_ROOM
+    sys.stdout = None  # what it holds back is not tried again
+    return code

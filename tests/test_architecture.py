@@ -52,7 +52,7 @@ LAYERS = {
 TABLES = ("swarmd.experience.sampling.", "swarmd.experience.strategies.", "swarmd.policy.training.losses.")
 
 PURE = """
-    swarmd/types.py swarmd/terminal.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py swarmd/trainer/round.py
+    swarmd/types.py swarmd/experience/*.py swarmd/exchange/wire.py swarmd/exchange/serving.py swarmd/trainer/round.py
     swarmd/daemon/status_words.py swarmd/daemon/page/access.py swarmd/daemon/page/prometheus.py swarmd/daemon/page/rendering.py
     swarmd/daemon/roster.py swarmd/daemon/isolation.py swarmd/daemon/watchdog.py swarmd/daemon/reachability_report.py
     swarmd/config/amounts.py swarmd/config/contradictions.py swarmd/daemon/guest/cpu_share.py

@@ -251,7 +251,7 @@ def peers(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 def stop(
     state_dir: StateDir = None,
     as_json: AsJson = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until it has stopped.", min=0)] = 660.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until it has stopped.", min=0, max=86_400)] = 660.0,
 ) -> None:
     """Stop the node: it finishes its round, saves and exits. Waits until it has."""
     from swarmd.daemon.control import wait_until_gone

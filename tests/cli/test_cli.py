@@ -286,6 +286,29 @@ def test_an_interrupt_while_it_starts_is_quiet(program: str, tmp_path: Path) -> 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("option", [["stop", "--timeout"], ["plan", "replay", "--rho"], ["plan", "replay", "--alpha"], ["join", "--pace"]])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_an_option_is_a_finite_number(run: Run, option: list[str], value: str) -> None:
+    said = run(*option, value)
+    assert said.code == 2 and option[-1] in said.err
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("module", ["swarmd", "judge"])
+def test_output_that_cannot_be_written(module: str) -> None:
+    """To a pipe whose reader is gone, where it is written at the end; and, at once, to a full disk."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    cases = [(writer, "", 1, "")]
+    if Path("/dev/full").exists():
+        cases.append((os.open("/dev/full", os.O_WRONLY), "1", 2, "No space left on device"))
+    for output, unbuffered, code, said in cases:
+        command, environment = [sys.executable, "-m", module, "--version"], os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, env=environment, text=True, timeout=PATIENCE)
+        os.close(output)
+        assert (done.returncode, done.stderr.count("\n")) == (code, bool(said)) and said in done.stderr, done.stderr
+
+
 @pytest.mark.net
 def test_shell_completion_is_offered() -> None:
     environment = os.environ | {"_SWARMD_COMPLETE": "complete_bash", "COMP_WORDS": "swarmd task sh", "COMP_CWORD": "2"}

@@ -194,6 +194,13 @@ def test_an_address_that_nobody_could_have_is_refused(option: str, value: str) -
     assert isinstance(done.exception, ConfigurationWrong) and option in str(done.exception)
 
 
+@pytest.mark.parametrize("option", ["deadline", "window"])
+def test_a_time_that_is_no_number_is_refused(option: str) -> None:
+    for arguments, environment in (([f"--{option}", "nan"], {}), ([], {f"SWARMD_JUDGE_{option.upper()}": "nan"})):
+        done = CliRunner().invoke(app, ["serve", *arguments], env=environment)
+        assert done.exit_code == 2 and f"--{option}" in done.output
+
+
 def test_addresses_that_are_taken() -> None:
     assert checked_origins(["https://judge.example/", "http://[::1]:8400"]) == {"https://judge.example", "http://[::1]:8400"}
     assert checked_proxies(["127.0.0.1", "::1", "10.0.0.0/8", "*"]) == ("127.0.0.1", "::1", "10.0.0.0/8", "*")
