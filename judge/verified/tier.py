@@ -220,22 +220,22 @@ class VerifiedTier:
             raise Refused(Refusal(429, "you or your network upload too often", f"Upload again in {seconds} s.", retry_after=seconds))
 
     async def _store(self, upload: Upload, check: WeightsCheck, parts: AsyncIterator[bytes]) -> None:
-        """Raises Refused, TimeoutError."""
+        """Raises Refused; TimeoutError where the sender is too slow."""
         loop = asyncio.get_running_loop()
-        begun, received = loop.time(), 0
+        begun, received, patience = loop.time(), 0, asyncio.timeout(config.VERIFIED_STALL_SECONDS)
         try:
             with contextlib.closing(self._folder.begin(upload.id, check)) as file, _unfit_refused():
-                async with asyncio.timeout(config.VERIFIED_STALL_SECONDS) as patience:
+                async with patience:
                     async for part in parts:
                         await asyncio.to_thread(file.write, part)
                         received += len(part)
                         late = begun + received / config.VERIFIED_RATE
                         patience.reschedule(min(late, loop.time()) + config.VERIFIED_STALL_SECONDS)
                 await asyncio.to_thread(file.finish)
-        except TimeoutError:
-            raise
-        except OSError:
-            log.exception("cannot keep uploaded weights")
+        except OSError as error:
+            if isinstance(error, TimeoutError) and patience.expired():
+                raise
+            log.exception("cannot keep uploaded weights")  # also ETIMEDOUT, of a disk on the network
             raise Refused(FAULT) from None
 
     async def work_forever(self) -> None:

@@ -1,6 +1,8 @@
 """The verified tier over HTTP: what is taken, what is refused, what survives a restart, and workers that go wrong. Real processes."""
 
 import asyncio
+import errno
+import os
 import random
 import sys
 from collections.abc import AsyncIterator
@@ -213,6 +215,18 @@ async def test_a_slow_upload_gives_its_place_back(judge: Uploader, monkeypatch: 
         await asyncio.Event().wait()
 
     refused(await judge.upload(drip()), 408, "in time")
+    assert judge.files() == []
+
+
+async def test_a_disk_that_times_out_is_not_the_senders_fault(judge: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a disk on the network may."""
+
+    def times_out(_file: int) -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", times_out)
+        refused(await judge.upload(), 500, "its own fault")
     assert judge.files() == []
 
 
