@@ -29,7 +29,7 @@ def run(
     experiment: Annotated[str, typer.Argument(help="A TOML file, or the name of one that `swarmd lab list` shows.")],
     seeds: Annotated[int | None, typer.Option(help="In place of the file's.", min=1, max=1000, show_default="the file's")] = None,
     rounds: Annotated[int | None, typer.Option(help="In place of the file's.", min=1, show_default="the file's")] = None,
-    jobs: Annotated[int, typer.Option(help="Runs at a time, one core each.", min=1, max=256)] = 1,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time, one core each.", min=1, max=256, show_default="1")] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder.", show_default="./NAME")] = None,
     executor: Annotated[str, typer.Option(help="local: processes here; ray: a Ray cluster, a core for each run.")] = "local",
     engine: Annotated[str, typer.Option(help="memory: all nodes of a run in one process; torch: a process for each node.")] = "memory",
@@ -45,6 +45,8 @@ def run(
         raise typer.BadParameter(f"local or ray, not {executor}", param_hint="--executor")
     if engine not in ("memory", "torch") or (engine, executor) == ("torch", "ray"):
         raise typer.BadParameter(f"memory, or torch without --executor ray; not {engine}", param_hint="--engine")
+    if jobs and executor == "ray":
+        raise typer.BadParameter("not with --executor ray: there as many runs are played as the cluster has cores", param_hint="--jobs")
     if judge and (engine, executor) != ("memory", "local"):
         raise typer.BadParameter("only with --engine memory and --executor local", param_hint="--judge")
     read = read_experiment(_file(experiment))
@@ -54,7 +56,7 @@ def run(
     _check_room(results)
     print(f"{wanted.name}: {len(results.missing)} of {len(results.runs)} runs to play into {folder}", file=sys.stderr)
     try:
-        _play(results, jobs, executor, engine, judge)
+        _play(results, jobs or 1, executor, engine, judge)
     except (KeyboardInterrupt, SwarmdError) as error:
         with contextlib.suppress(SwarmdError):  # what ended the runs is told, not what keeps the report from being written
             _report_what_is_there(results)

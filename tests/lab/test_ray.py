@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from swarmd.cli.app import main
 from swarmd.lab.experiment import parse_experiment
 from swarmd.lab.play import lines_of
 from swarmd.lab.ray_executor import NoRay, play_on_ray
@@ -19,6 +20,11 @@ def test_without_ray_it_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(NoRay):
         play_on_ray(Results.create(tmp_path / "out", parse_experiment(EXPERIMENT, "x.toml")), lambda _: None)
     assert "swarmd[ray]" in (NoRay.__doc__ or "")
+
+
+def test_jobs_are_not_left_out_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", "run", "churn", "--executor", "ray", "--jobs", "2", "--out", str(tmp_path / "out")]) == 2
+    assert "--jobs" in capsys.readouterr().err
 
 
 @pytest.mark.slow
