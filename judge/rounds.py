@@ -8,7 +8,7 @@ its rounds, so whoever is evaluated more often does not earn more. A bin without
 first, of the first. Cumulative reward is the sum over bins.
 
 What counts, for one peer and one model:
-1. It is in the swarm or alone as it said first. Once it says otherwise, it counts no further.
+1. It is in the swarm or solo as it said first. Once it says otherwise, it counts no further.
 2. A bin counts when it is over: with the first evaluation of a later one. What comes for an earlier bin counts as nothing, so a figure that
    was shown is never changed.
 3. After more than MISSED bins without an evaluation it counts no further. So does a peer whose first evaluation comes that late.

@@ -112,7 +112,7 @@ progress = Table(  # of a peer with a model, in normalised rounds: judge/rounds.
     Column("counts", NUMBER),
 )
 
-arm_bins = Table(  # of all peers of a model that are in the swarm, or alone
+arm_bins = Table(  # of all peers of a model that are in the swarm, or solo
     "arm_bins",
     metadata,
     Column("model", AnyText, primary_key=True),

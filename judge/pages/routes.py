@@ -29,8 +29,8 @@ SORTS = {"rank": "Rank", "score": "Score", "questions": "Questions", "reward": "
 COLUMNS = (
     ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Tier"), ("questions", "Questions"), ("reward", "Reward"), ("seen", "Last seen"),
 )  # fmt: skip
-GROUP_TITLES = {"model": "Model", "version": "Version", "sharing": "Swarm or alone", "hardware": "Hardware", "strategy": "Strategy"}
-SAID = {"sharing": "Swarm or alone", "strategy": "Strategy", "version": "Version", "hardware": "Hardware"}
+GROUP_TITLES = {"model": "Model", "version": "Version", "sharing": "Swarm or solo", "hardware": "Hardware", "strategy": "Strategy"}
+SAID = {"sharing": "Swarm or solo", "strategy": "Strategy", "version": "Version", "hardware": "Hardware"}
 PageHandler = Callable[..., Awaitable[tuple[str, Mapping[str, Any]]]]
 NOTHING_HERE = Refusal(404, "there is nothing here", "docs/judge-protocol.md names what there is.")
 

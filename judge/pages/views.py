@@ -54,7 +54,7 @@ def quarters(curves: Iterable[tuple[str, Points]]) -> list[tuple[str, ...]]:
 
 def arms(document: Mapping[str, Any]) -> list[Arm]:
     """The two curves of a comparison, where there are enough peers for a band."""
-    return [(title, _band(document[name], document["fewest_peers"])) for name, title in (("swarm", "swarm"), ("solo", "alone"))]
+    return [(name, _band(document[name], document["fewest_peers"])) for name in ("swarm", "solo")]
 
 
 def _band(curve: Mapping[str, Sequence[Any]], fewest: int) -> list[tuple[float, float, float, float]]:
