@@ -33,7 +33,7 @@ def tokenizer() -> Any:
 @pytest.mark.slow
 def test_quick_run_makes_two_loadable_folders(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.tiny_models.make", "--quick", "--seed", "5", "--out", str(tmp_path)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3 * PATIENCE, cwd=Path(__file__).parents[2])
     assert "clean: step" in done.stderr
     for name in WEIGHTS:
         model = AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
