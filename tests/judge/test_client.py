@@ -3,8 +3,10 @@
 import json
 import math
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -33,14 +35,14 @@ from swarmd.daemon.judge_client import (
 from swarmd.daemon.judge_reader import exchanged
 from swarmd.errors import SwarmdError
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import Clock
+from swarmd.testing import PATIENCE, Clock
 from swarmd.types import Completion
 
 pytestmark = pytest.mark.net
 
 ME = Identity.from_seed(b"\x07" * 32)
-PATIENT = Timeouts(10.0, 30.0, 30.0)
-SHORT = Timeouts(connect=0.5, read=0.4, whole=0.8)
+PATIENT = Timeouts(PATIENCE, PATIENCE, PATIENCE)
+SHORT = Timeouts(connect=PATIENCE, read=0.4, whole=0.8)  # for a judge that never answers: any other may take its time on a busy machine
 ID = "ab" * 16
 QUESTION: Mapping[str, Any] = {"evaluation": ID, "question": "1 + 1?", "seconds": 60.0}
 GRADE: Mapping[str, Any] = {
@@ -89,8 +91,8 @@ async def judge(handle: Handler, protocol: int = 1) -> AsyncIterator[str]:
         nursery.cancel_scope.cancel()
 
 
-def client(url: str, clock: Clock | None = None) -> JudgeClient:
-    return JudgeClient(url, ME, "digest", clock or Clock(0.0), timeouts=SHORT)
+def client(url: str, clock: Clock | None = None, timeouts: Timeouts = PATIENT) -> JudgeClient:
+    return JudgeClient(url, ME, "digest", clock or Clock(0.0), timeouts=timeouts)
 
 
 def saying(data: bytes) -> Handler:
@@ -106,9 +108,8 @@ def honest(request: bytes) -> bytes:
 
 
 async def silent(call: Callable[[], Awaitable[object]]) -> NotJudged:
-    begun = trio.current_time()
-    outcome = await call()
-    assert trio.current_time() - begun < 3.0  # the time limit is 0.8 s; the rest is a busy machine
+    with trio.fail_after(PATIENCE / 2):  # sooner than a patient client gives up: the judge's fault is what ends the call
+        outcome = await call()
     assert isinstance(outcome, NotJudged), outcome
     for words in (outcome.cause, outcome.remedy):
         assert words and words.isprintable()
@@ -329,11 +330,12 @@ async def test_redirects_are_not_followed() -> None:
 
 
 async def test_down_and_no_such_host() -> None:
-    async with judge(saying(b"")) as down:
-        pass
-    for url in (down, "http://judge.invalid:8400"):
-        cause = (await silent(lambda url=url: client(url).ask(1, "tiny"))).cause  # type: ignore[misc]
-        assert "cannot reach the judge" in cause and url in cause
+    with socket.socket() as down:
+        down.bind(("127.0.0.1", 0))  # and nobody listens there
+        for url in (f"http://127.0.0.1:{down.getsockname()[1]}", "http://judge.invalid:8400"):
+            asked = client(url, timeouts=replace(PATIENT, connect=0.5))
+            cause = (await silent(lambda asked=asked: asked.ask(1, "tiny"))).cause  # type: ignore[misc]
+            assert "cannot reach the judge" in cause and url in cause
 
 
 async def never(stream: trio.SocketStream, request: bytes) -> None:
@@ -360,13 +362,13 @@ async def pours(stream: trio.SocketStream, request: bytes) -> None:
 @pytest.mark.parametrize("handle", [never, stalls_in_the_body, drips])
 async def test_slow(handle: Handler) -> None:
     async with judge(handle) as url:
-        await silent(lambda: client(url).ask(1, "tiny"))
-        await silent(lambda: client(url).answer(Question(ID, "?", 60.0), Completion("2", True)))
+        await silent(lambda: client(url, timeouts=SHORT).ask(1, "tiny"))
+        await silent(lambda: client(url, timeouts=SHORT).answer(Question(ID, "?", 60.0), Completion("2", True)))
 
 
 async def test_too_much() -> None:
     async with judge(pours) as url:
-        outcome = await JudgeClient(url, ME, "digest", timeouts=Timeouts(5.0, 5.0, 600.0)).ask(1, "tiny")
+        outcome = await JudgeClient(url, ME, "digest", timeouts=PATIENT).ask(1, "tiny")
     assert isinstance(outcome, NotJudged)
     assert f"more than {MAX_RESPONSE:,} bytes" in outcome.cause
 
@@ -444,7 +446,7 @@ async def test_where_a_name_leads_is_looked_up_once_and_by_the_one_given() -> No
     clock = Clock(0.0)
     async with judge(handle) as url:
         port = int(url.rsplit(":", 1)[1])
-        named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=SHORT, resolve=resolve)
+        named = JudgeClient(f"http://judge.invalid:{port}", ME, "digest", clock, timeouts=PATIENT, resolve=resolve)
         assert isinstance(await named.ask(1, "tiny"), Question)
         assert (await silent(lambda: named.ask(1, "tiny"))).cause.endswith("judge.invalid is no public address")
     assert asked == [("judge.invalid", port)] * 3
@@ -465,7 +467,7 @@ async def test_a_used_sequence_number_is_stepped_over() -> None:
 
     clock = Clock(0.0)
     async with judge(handle) as url:
-        asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, timeouts=SHORT)
+        asking = JudgeClient(url, ME, "digest", clock, nanoseconds=lambda: 5, timeouts=PATIENT)
         assert isinstance(await asking.ask(1, "tiny"), NotJudged)
         clock.now += 60.0
         assert isinstance(await asking.ask(1, "tiny"), Question)
@@ -525,7 +527,7 @@ async def test_one_question_at_a_time_from_judge_to_trainer_and_back() -> None:
     to_trainer: list[tuple[str, str]] = []
     grades: list[tuple[float, int]] = []
     async with judge(handle) as url:
-        patient = JudgeClient(url, ME, "digest", clock, timeouts=Timeouts(5.0, 5.0, 10.0))
+        patient = JudgeClient(url, ME, "digest", clock, timeouts=PATIENT)
         evaluation = Evaluation(
             url, ME, "digest", lambda id, text: to_trainer.append((id, text)), lambda score, n: grades.append((score, n)), patient
         )
