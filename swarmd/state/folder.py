@@ -28,7 +28,8 @@ METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
-_LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner
+_LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner:
+_NO_OWNER_WAIT = 5.0  # where the lock names no process that lives, on a busy machine
 
 
 def default_state_dir() -> Path:
@@ -98,7 +99,7 @@ def in_use(path: Path) -> bool:
     except (OSError, ConfigError):
         return False
     try:
-        return not _lock_now(lock)
+        return not _lock_now(lock, fcntl.LOCK_SH)  # shared: two that look at the same moment do not take each other for an owner
     finally:
         os.close(lock)
 
@@ -152,9 +153,9 @@ def _open_lock(folder: Path, create: int = 0) -> int:
     return lock
 
 
-def _lock_now(lock: int) -> bool:
+def _lock_now(lock: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -162,15 +163,23 @@ def _lock_now(lock: int) -> bool:
 
 def _take(lock: int) -> str | None:
     """Take the lock and write our pid into it: None. Otherwise the owner, in words."""
-    until = time.monotonic() + _LOCK_WAIT
+    begun = time.monotonic()
     while not _lock_now(lock):
-        if time.monotonic() > until:
-            pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+        pid = os.pread(lock, 20, 0).decode("ascii", "replace").strip()
+        if time.monotonic() - begun > (_LOCK_WAIT if _lives(pid) else _NO_OWNER_WAIT):
             return f" (pid {pid})" if pid.isdecimal() else ""
         time.sleep(0.02)
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     return None
+
+
+def _lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, OverflowError, OSError):
+        return False
+    return True
 
 
 def _is_text(path: Path) -> bool:

@@ -1,10 +1,12 @@
 """One node at a time owns a state folder, however its predecessor ended."""
 
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,17 @@ def test_the_second_owner_is_refused_and_told_who_the_first_is(tmp_path: Path) -
     assert "swarmd stop" in str(refused.value)
     assert refused.value.exit_code == 5
     StateFolder.open(tmp_path).close()
+
+
+def test_who_looks_whether_a_node_runs_is_no_owner(tmp_path: Path) -> None:
+    """However long the machine takes to let it go on."""
+    StateFolder.open(tmp_path).close()
+    (tmp_path / LOCK_FILE).write_text("")
+    with (tmp_path / LOCK_FILE).open("r+") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        assert not in_use(tmp_path)
+        threading.Timer(0.4, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        StateFolder.open(tmp_path).close()
 
 
 @pytest.mark.net
