@@ -50,7 +50,7 @@ def _document(folder: Path, file: Path | None) -> dict[str, Any]:
     from swarmd.exchange.swarm_id import curriculum_of
 
     try:
-        return control.call(folder, "invitation")
+        return control.call(folder, "invitation", timeout=30.0)
     except NotRunning:
         node_config, _ = recalled(resolve(file, os.environ, {}), folder)
     if not node_config.swarm.bootstrap:

@@ -96,7 +96,7 @@ def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> 
     from swarmd.state.folder import IDENTITY_FILE, StateFolder, in_use
 
     if in_use(folder):
-        found = call(folder, "network", timeout=30.0)
+        found = call(folder, "network", timeout=45.0)
         return (diagnose(found) if found["engine"] is not None else no_network()), found
     node_config = load(config_file(config), os.environ, flags)
     if node_config.swarm.engine == "none":

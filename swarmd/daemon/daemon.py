@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 REDRAW = 0.5  # seconds between two updates of the view
 SEEN_SWARM = 1.0  # seconds between two reports about the swarm to the trainer
-INVITES_WITHIN = 5.0  # seconds an invitation waits for the network: it names the addresses that the node listens on
+LISTENS_WITHIN = 25.0  # seconds a question waits for the network where the answer is of the addresses that the node listens on
 GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
 
 
@@ -115,9 +115,8 @@ class Daemon:
         )
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
-        start = link.StartTrainer(
-            config.model_dump_json(), str(folder), self.identity.peer_id, node_seed(config.seed, folder), curriculum.digest
-        )
+        mine = (self.identity.peer_id, node_seed(config.seed, folder), curriculum.digest)
+        start = link.StartTrainer(config.model_dump_json(), str(folder), *mine)
         self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE, REWARDS_KEPT))
@@ -346,11 +345,13 @@ class Daemon:
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.engine is None:
             return {"schema": 1, "engine": None}
+        with trio.move_on_after(LISTENS_WITHIN):
+            await self._listens.wait()
         known = {"trouble": self.isolation.document()["trouble"], "judge": self.judging.document()}
         return await survey(self.member, self.engine, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        with trio.move_on_after(INVITES_WITHIN):
+        with trio.move_on_after(LISTENS_WITHIN):
             await self._listens.wait()
         return invite(self.config, curriculum_of(self.config), self.member.addresses())
 

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,10 @@ def test_a_second_node_joins_by_invitation_and_shares(tmp_path: Path) -> None:
     try:
         wait_until(lambda: (tmp_path / "first" / "run.json").exists())
         asked = [sys.executable, "-m", "swarmd", "invite", "--state-dir", str(tmp_path / "first")]
-        at_once = control.call(tmp_path / "first", "invitation")["invitation"]  # it listens later than it answers
+        with ThreadPoolExecutor() as threads:  # it listens later than it answers
+            surveyed = threads.submit(control.call, tmp_path / "first", "network", timeout=PATIENCE)
+            at_once = control.call(tmp_path / "first", "invitation", timeout=PATIENCE)["invitation"]
+        assert len(surveyed.result()["ports"]) == 1
         invitation = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         assert invitation == at_once and len(read_invitation(invitation).bootstrap) == 1
         assert read_invitation(invitation).name == "lab"
