@@ -24,10 +24,12 @@ from swarmd.testing import PATIENCE, wait_until
 from tests.judge.peers import SigningPeer, encode
 from tests.judge.test_serving import address, serving
 from tests.packaging.checkout import ROOT
+from tests.ports import kept_port
 
 pytestmark = pytest.mark.net
 
 Command = list[str]
+Proxy = Callable[[Path, int, str], tuple[Command, Command]]
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:
@@ -80,11 +82,6 @@ def nginx(folder: Path, port: int, judge: str) -> tuple[Command, Command]:
     return [program, "-t", *file], [program, *file]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextlib.contextmanager
 def running(command: Command, port: int, folder: Path) -> Iterator[None]:
     with (folder / "log").open("wb") as log:
@@ -109,8 +106,12 @@ def home(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("proxy", [caddy, nginx])
-def test_an_evaluation_through_the_proxy(tmp_path: Path, proxy: Callable[[Path, int, str], tuple[Command, Command]]) -> None:
-    port = free_port()
+def test_an_evaluation_through_the_proxy(tmp_path: Path, proxy: Proxy) -> None:
+    with kept_port() as port:
+        evaluate_through(proxy, port, tmp_path)
+
+
+def evaluate_through(proxy: Proxy, port: int, tmp_path: Path) -> None:
     origin = f"https://127.0.0.1:{port}"
     proxy(tmp_path, port, "127.0.0.1:1")  # skipped before a judge is started
     with serving(tmp_path / "judge", "--proxy", "127.0.0.1", "--origin", origin) as (_, ready):

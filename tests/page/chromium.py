@@ -58,8 +58,9 @@ class Tab:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.run("window.ofThePageBefore = true")
         self.call("Page.navigate", url=address)
-        self.until("document.readyState === 'complete'")
+        self.until("!window.ofThePageBefore && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression; of a promise, what it resolves to."""

@@ -91,6 +91,7 @@ class Node:
         async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
             with contextlib.suppress(trio.BrokenResourceError):
                 await stream.send_all(data)
+            with contextlib.suppress(trio.BrokenResourceError):  # it may hang up before it has read all, and what it said is there to read
                 async for some in stream:
                     answer += some
         return bytes(answer)

@@ -11,6 +11,7 @@ from swarmd.daemon.page.prometheus import exposition
 from swarmd.errors import SwarmdError
 from tests.cli.test_view import document
 from tests.page.served import Node
+from tests.ports import kept_port
 
 LINE = re.compile(r'^[a-z_]+(\{[a-z]+="([^"\\\n]|\\.)*"(,[a-z]+="([^"\\\n]|\\.)*")*\})? -?[0-9.e+-]+$')
 
@@ -48,17 +49,16 @@ def test_an_address_is_a_port_or_a_host_with_one() -> None:
 @pytest.mark.net
 async def test_metrics_are_served_where_the_operator_says_and_a_rebound_name_is_refused() -> None:
     node = Node()
-    with trio.socket.socket() as free:
-        await free.bind(("127.0.0.1", 0))
-        node.address = f"http://127.0.0.1:{free.getsockname()[1]}/?token="
-    async with trio.open_nursery() as nursery:
-        await PageOpening(nursery, node.handlers()).serve_metrics(f"127.0.0.1:{node.port}")
-        status, head, text = await node.ask("GET /metrics")
-        assert status == 200 and samples(text)["swarmd_round"] == 120 and "content-type: text/plain; version=0.0.4" in head
-        assert (await node.ask("GET /metrics", host=f"evil.example:{node.port}"))[0] == 403
-        assert (await node.ask("GET /metrics", "Origin: http://evil.example"))[0] == 403
-        for other in ("GET /", "POST /metrics", "GET /events", "GET /static/page.js"):
-            assert (await node.ask(other))[0] == 404
-        with pytest.raises(SwarmdError, match=r"cannot listen there.*Choose another"):
+    with kept_port() as port:
+        node.address = f"http://127.0.0.1:{port}/?token="
+        async with trio.open_nursery() as nursery:
             await PageOpening(nursery, node.handlers()).serve_metrics(f"127.0.0.1:{node.port}")
-        nursery.cancel_scope.cancel()
+            status, head, text = await node.ask("GET /metrics")
+            assert status == 200 and samples(text)["swarmd_round"] == 120 and "content-type: text/plain; version=0.0.4" in head
+            assert (await node.ask("GET /metrics", host=f"evil.example:{node.port}"))[0] == 403
+            assert (await node.ask("GET /metrics", "Origin: http://evil.example"))[0] == 403
+            for other in ("GET /", "POST /metrics", "GET /events", "GET /static/page.js"):
+                assert (await node.ask(other))[0] == 404
+            with pytest.raises(SwarmdError, match=r"cannot listen there.*Choose another"):
+                await PageOpening(nursery, node.handlers()).serve_metrics(f"127.0.0.1:{node.port}")
+            nursery.cancel_scope.cancel()
