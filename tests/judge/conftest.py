@@ -1,7 +1,8 @@
 """A real judge (database, verifier, HTTP app) behind an in-process transport, with a clock the test moves."""
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,24 @@ from typing import Any
 import httpx2
 import pytest
 
+from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.service import JudgeService, open_service
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
 from swarmd.tasks.source import tasks_of
-from swarmd.testing import Clock
+from swarmd.testing import PATIENCE, Clock
 from tests.judge.databases import KINDS, cluster
 from tests.judge.peers import ORIGIN, SigningPeer, encode
+
+
+async def eventually(condition: Callable[[], Awaitable[Any]]) -> Any:
+    """Wait for what a task of the judge does in its own time (asyncio). Returns what the condition gave; raises TimeoutError."""
+    async with asyncio.timeout(PATIENCE):
+        while not (found := await condition()):
+            await asyncio.sleep(0.01)
+    return found
 
 
 @dataclass
@@ -66,6 +76,12 @@ class Court:
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def patient_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uploads may stand still for as long as a busy machine takes; a test of slow ones sets a time of its own."""
+    monkeypatch.setattr(config, "VERIFIED_STALL_SECONDS", PATIENCE)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def cluster() -> Iterator[Callable[[], str]]:
         try:
             yield databases(folder)
         finally:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # at once: SIGTERM waits for whoever is still connected
             process.wait(PATIENCE)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
