@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks.environments import default_environment, environment_of
 from benchmarks.probes import ProbeProcess
+from swarmd.testing import PATIENCE
 
 ROLLOUT = 4 * 1024  # bytes
 WANTED = 4  # J
@@ -104,9 +105,9 @@ def measure(folder: Path, arguments: argparse.Namespace, python: Path | None = N
             bootstrap = nodes[0].addresses[:1] if nodes else []
             nodes.append(stack.enter_context(_start(folder / str(n), n, bootstrap, arguments, python)))
         for node in nodes:
-            node.wait_for_peers(min(arguments.nodes - 1, 4), 120)
+            node.wait_for_peers(min(arguments.nodes - 1, 4), PATIENCE)
         for node in nodes:
-            node.wait_for("cpu", 1, 30)
+            node.wait_for("cpu", 1, PATIENCE)
         received_so_far = Traffic(nodes)
         time.sleep(arguments.settle / 2)
         idle, told, since = _cpu(nodes), received_so_far(), time.monotonic()

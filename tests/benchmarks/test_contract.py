@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,7 @@ def test_sweep_leaves_out_what_there_is_no_time_or_memory_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sweep, "free", lambda device: 0)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=iter((0.0, 0.5, 1.5)).__next__))  # the first cell takes a second
     picture = tmp_path / "sweep.png"
     argv = ["--sizes", "1.25m", "--tokens", "1", "2", "--pairs", "1", "--seconds", "1", "--plot", str(picture), "--json"]
     found = last_line(sweep.main, argv, capsys)
