@@ -28,7 +28,8 @@ from swarmd.daemon.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 
-COMPANY = 15.0  # seconds in which a member for the question alone should have met another
+COMPANY = 15.0  # seconds in which a member for the question alone should have met another,
+SEEN_WITHIN = 5.0  # and these see it too: they answer nobody whom they do not know as connected
 
 
 async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str, Any]:
@@ -170,12 +171,21 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
             with trio.move_on_after(COMPANY):
                 while not member.peers():
                     await trio.sleep(0.1)
-                await trio.sleep(1.0)  # the others' second look, in which they too see us as connected
+                with trio.move_on_after(SEEN_WITHIN):
+                    while not await _is_seen(member):
+                        await trio.sleep(0.2)
             found.update(await survey(member, engine, config))
             nursery.cancel_scope.cancel()
 
     run(live)
     return found
+
+
+async def _is_seen(member: Member) -> bool:
+    """Whether all that we are connected to, of those asked, see us as connected too. Through a relay they do not say."""
+    ports, peers = listen_ports(member.addresses()), [peer.id for peer in member.peers()]
+    said = await ask_members(member.engine.request, peers, ports[0] if ports else 0)
+    return all(one.seen_at is not None for one in said)
 
 
 def listen_ports(addresses: Sequence[str]) -> list[int]:

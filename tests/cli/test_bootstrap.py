@@ -34,7 +34,9 @@ def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[t
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own) as process:
         try:
             assert process.stdout is not None
-            yield process, json.loads(process.stdout.readline())
+            said = process.stdout.readline()
+            assert said, f"it did not start: {process.communicate()}"
+            yield process, json.loads(said)
         finally:
             process.kill()
 
