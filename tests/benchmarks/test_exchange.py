@@ -23,7 +23,7 @@ def test_every_node_gets_what_it_chose(capsys: pytest.CaptureFixture[str]) -> No
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["schema"] == 1 and found["work"]["nodes"] == 2
     assert 0 < found["ours"] < exchange.ROUND_LIMIT and found["peer"] is found["ratio"] is None
-    assert found["held"] == 1.0 and isinstance(found["bytes_per_byte"], float)  # less what is told otherwise: of one round it may be anything
+    assert found["held"] == 1.0 and isinstance(found["bytes_per_byte"], float)  # of one round it may be anything
 
 
 def test_what_one_of_the_living_holds_can_be_had(capsys: pytest.CaptureFixture[str]) -> None:
