@@ -8,12 +8,14 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from swarmd.tasks.seccomp import die_with_parent
 from swarmd.testing import PATIENCE, wait_until
 
 USUAL = sorted(Path("/usr/lib/postgresql").glob("*/bin"))  # where Debian has what only a server runs
@@ -40,9 +42,11 @@ def cluster() -> Iterator[Callable[[], str]]:
         making = [initdb, "-D", str(folder / "data"), "-A", "trust", "-U", "judge", "--no-sync", "-E", "UTF8", "--locale", "C.UTF-8"]
         subprocess.run(making, check=True, capture_output=True, cwd=folder, **who)
         options = ["-c", "listen_addresses=", "-c", "fsync=off", "-c", f"unix_socket_directories={folder}"]
-        process = subprocess.Popen([server, "-D", str(folder / "data"), *options], cwd=folder, stderr=subprocess.DEVNULL, **who)
+        serving = [server, "-D", str(folder / "data"), *options]
+        with (folder / "log").open("wb") as log:  # it ends with us, however we end
+            process = subprocess.Popen(serving, cwd=folder, stderr=log, preexec_fn=partial(die_with_parent, os.getpid()), **who)
         try:
-            yield databases(folder)
+            yield databases(folder, process)
         finally:
             process.send_signal(signal.SIGINT)  # at once: SIGTERM waits for whoever is still connected
             process.wait(PATIENCE)
@@ -50,10 +54,11 @@ def cluster() -> Iterator[Callable[[], str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def databases(folder: Path) -> Callable[[], str]:
+def databases(folder: Path, process: "subprocess.Popen[bytes]") -> Callable[[], str]:
     numbers = count(1)
 
     def ready() -> bool:
+        assert process.poll() is None, (folder / "log").read_text()
         try:
             psycopg.connect(f"host={folder} user=judge dbname=postgres").close()
         except psycopg.OperationalError:

@@ -1,6 +1,7 @@
 """`swarmd verify --upload` against a judge over TCP, with a stand-in for the process that evaluates; and the deadline of uploads."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -28,7 +29,7 @@ from swarmd.cli.app import main
 from swarmd.daemon import weights_upload
 from swarmd.daemon.weights_upload import UploadedWeights, UploadRefused, upload
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.testing import PATIENCE, wait_until
+from swarmd.testing import wait_until
 from tests.judge.standin_worker import BASE, MODELS, SHAPES
 from tests.judge.test_verified import STANDIN
 from tests.judge.weights import file_of
@@ -50,7 +51,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         verified_hub="http://127.0.0.1:9",
     )  # fmt: skip
     ready = asyncio.Event()
-    async with open_service(settings, random.Random(1), evaluator=Evaluator(PATIENCE, STANDIN)) as service:
+    async with open_service(settings, random.Random(1), evaluator=Evaluator(60.0, STANDIN)) as service:
         with listening_socket("127.0.0.1", 0) as listener:
             options = uvicorn.Config(create_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False)
             server = JudgeServer(options, ready.set)
@@ -179,12 +180,15 @@ async def test_an_upload_may_take_longer_than_other_requests(url: str, monkeypat
 
 
 def of_standins(folder: Path) -> list[psutil.Process]:
-    told = psutil.process_iter(["environ", "cmdline"])  # both at once: a process may end at any moment
-    return [process for process in told if (process.info["environ"] or {}).get(OF_THIS_TEST) == str(folder)]
+    return [process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(OF_THIS_TEST) == str(folder)]
 
 
 def workers(folder: Path) -> list[psutil.Process]:
-    return [process for process in of_standins(folder) if "tests.judge.standin_worker" in (process.info["cmdline"] or ())]
+    found = []
+    for process in of_standins(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end at any moment
+            found += [process] if "tests.judge.standin_worker" in process.cmdline() else []
+    return found
 
 
 @contextmanager
