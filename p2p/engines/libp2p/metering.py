@@ -1,4 +1,4 @@
-"""Rate limits for py-libp2p's pubsub, by peer: messages, empty RPCs, gossip about messages, subscriptions.
+"""Rate limits for py-libp2p, by peer: messages, empty RPCs, gossip about messages, subscriptions, streams.
 
 The library reads a stream and then, without awaiting in between, goes through what the RPC holds. So the peer that was read last is the
 one to charge, and each message is charged (`p2p.rate_limit`) before there is a task for it.
@@ -7,13 +7,22 @@ one to charge, and each message is charged (`p2p.rate_limit`) before there is a 
 from collections.abc import Callable
 from typing import Any
 
-from p2p.rate_limit import RateLimit
+from libp2p.host.ping import handle_ping
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT, Multiselect
+
+from p2p.rate_limit import RateLimit, TokenBuckets
 
 AHEAD = 65536  # bytes
 READ = 1.0  # an RPC takes two or three reads, a large one a few more
 ITEM = 10.0  # a subscription, or an entry of gossip
 NAMED = 1.0  # a message id in such an entry
+PING = 30.0
+REFUSED = 30.0  # a stream that was one too many
 RATE, BURST = 3000.0, 12_000.0  # of these, a second: some 200 RPCs with an entry each, as many as messages may come
+NAMES = 32  # lines of a negotiation: a hello, and as many protocols as the other side knows for one thing
+STREAMS, STREAMS_AT_ONCE = 20.0, 200.0  # that a peer may open, a second: ten times what members need (docs/network.md)
+RELAYED = 5.0  # times as many by all who come through one relay, where a new key costs nothing
 
 
 class MeteredStream:
@@ -36,6 +45,25 @@ class MeteredStream:
         return getattr(self._stream, name)
 
 
+class Negotiation(Multiselect):  # type: ignore[misc]  # the library is not typed for us
+    """Ends with the stream where a peer names too many protocols: the library answers each, for ten seconds."""
+
+    async def negotiate(self, communicator: Any, negotiate_timeout: int = DEFAULT_NEGOTIATE_TIMEOUT) -> Any:
+        return await super().negotiate(_FewLines(communicator), negotiate_timeout)
+
+
+class _FewLines:
+    def __init__(self, communicator: Any) -> None:
+        self._left = NAMES
+        self.write, self._read = communicator.write, communicator.read
+
+    async def read(self) -> str:
+        self._left -= 1
+        if self._left < 0:
+            raise MultiselectCommunicatorError(f"names more than {NAMES} protocols")
+        return str(await self._read())
+
+
 def cost(control: Any) -> float:
     """What the control message of an RPC costs."""
     named = sum(len(entry.messageIDs) for part in (control.ihave, control.iwant, control.idontwant) for entry in part)
@@ -49,6 +77,8 @@ class Meter:
     def __init__(self, rate_limit: RateLimit, clock: Callable[[], float], cut_off: Callable[[Any, str], None]) -> None:
         self._rate_limit, self._clock, self._cut_off = rate_limit, clock, cut_off
         self._talk = RateLimit(rate=RATE, burst=BURST)
+        self._streams = TokenBuckets[str](STREAMS, STREAMS_AT_ONCE)
+        self._relayed = TokenBuckets[str](RELAYED * STREAMS, RELAYED * STREAMS_AT_ONCE)
 
     def charge_messages(self, peer: Any, *, frames: float = 1.0, broken: bool = False) -> bool:
         """Charge it for messages. False: it is banned, perhaps from now on."""
@@ -70,3 +100,15 @@ class Meter:
             self._rate_limit.ban(str(peer), now, self._rate_limit.ban_seconds)
             self._cut_off(peer, "too much that is no message")
         return paid
+
+    def charge_stream(self, peer: Any, relay: str) -> bool:
+        """Charge it for a stream that it opened. False: reset it; a peer that goes on is cut off. relay: which it came through, or ""."""
+        now = self._clock()
+        if self._streams.of(str(peer), now).wait(now) == 0 and (not relay or self._relayed.of(relay, now).wait(now) == 0):
+            return True
+        self.charge_other(peer, REFUSED)
+        return False
+
+    async def serve_ping(self, stream: Any) -> None:
+        """The handler of ping streams. The library answers as many as come."""
+        await handle_ping(MeteredStream(stream, lambda peer: self.charge_other(peer, PING)))

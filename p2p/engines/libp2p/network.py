@@ -33,7 +33,8 @@ from multiaddr import Multiaddr
 from p2p.admission.host_bans import HostBans
 from p2p.engines.common.traffic import Traffic
 from p2p.identity import public_key_of
-from p2p.netgroup import group_of_host
+from p2p.netgroup import group_of_host, machine_of_host
+from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 
 MUXERS = {TProtocol(PROTOCOL_ID): Yamux}
@@ -44,6 +45,8 @@ WINDOW_TIMEOUT = 30.0  # seconds until a stream may send again, or a relay takes
 OWED = 64 * 1024  # bytes of replies that wait to be written; a frame has 12
 BUFFERED = 16 << 20  # bytes of a connection that nobody has read yet: 64 full windows
 HELD = 1024  # streams of a connection that have not ended on both sides; the library forgets ended ones within 90 seconds
+ARRIVALS, ARRIVALS_AT_ONCE = 2.0, 100.0  # connections from one machine, a second: each costs a handshake before we know whose it is
+FROM_A_GROUP = 4.0  # times as many from one network group
 CLOSE_TIMEOUT = 5.0  # seconds; a listener is closed at once, where the library is well
 
 log = logging.getLogger(__name__)
@@ -260,13 +263,15 @@ class Network(Swarm):  # type: ignore[misc]
         self.host_bans = HostBans()
         self.auto_connector = _NoAutoConnector(swarm=self)
         self.inbound: dict[str, list[Any]] = {}  # network group -> connections that came in, oldest first
+        self._by_machine = TokenBuckets[str](ARRIVALS, ARRIVALS_AT_ONCE)
+        self._by_group = TokenBuckets[str](FROM_A_GROUP * ARRIVALS, FROM_A_GROUP * ARRIVALS_AT_ONCE)
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Frees its place when it ends: the library keeps one for every connection that ever came in, and refuses all after the 160th."""
         read_write_closer = CountedSocket(read_write_closer, self.traffic)
         host, muxed = (read_write_closer.get_remote_address() or ("",))[0], None
         group = group_of_host(host) or ""
-        if not self.host_bans.admits(host, trio.current_time()) or not await self._make_room(group):
+        if not self._admits(host, group, trio.current_time()) or not await self._make_room(group):
             await read_write_closer.close()
             return
         self.inbound.setdefault(group, []).append(read_write_closer)
@@ -284,6 +289,12 @@ class Network(Swarm):  # type: ignore[misc]
                 self.host_bans.count(PeerId(str(muxed.peer_id)), host, trio.current_time())
             with contextlib.suppress(Exception), trio.CancelScope(shield=True):  # it may be closed already
                 await read_write_closer.close()
+
+    def _admits(self, host: str, group: str, now: float) -> bool:
+        """Whether it may connect. The machine pays first: what it has too many costs its neighbours nothing."""
+        if not self.host_bans.admits(host, now) or self._by_machine.of(machine_of_host(host), now).wait(now) > 0:
+            return False
+        return self._by_group.of(group, now).wait(now) == 0
 
     def _keeps(self, muxed: Any) -> bool:
         return not self.shut_out(str(muxed.peer_id)) and any(connection.muxed_conn is muxed for connection in self.get_connections())

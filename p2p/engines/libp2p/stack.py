@@ -23,7 +23,9 @@ from libp2p import generate_peer_id_from
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_noise_key_pair
 from libp2p.host.basic_host import BasicHost
+from libp2p.host.ping import ID as PING_PROTOCOL
 from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.transport.upgrader import TransportUpgrader
@@ -32,7 +34,8 @@ from p2p.address import Endpoint
 from p2p.admission.host_bans import HostBans
 from p2p.engines.common.traffic import Traffic
 from p2p.engines.libp2p.dht import Dht
-from p2p.engines.libp2p.network import MUXERS, CountedTcp, MuxerChoice, Network
+from p2p.engines.libp2p.metering import Negotiation
+from p2p.engines.libp2p.network import MUXERS, CountedTcp, MuxerChoice, Network, circuit
 from p2p.engines.libp2p.peerstore import BoundedPeerStore
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
 from p2p.engines.libp2p.services import keep_running, running
@@ -69,7 +72,9 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.multiselect: Multiselect = Negotiation(self.multiselect.handlers)
         self._handled: Counter[Any] = Counter()  # peer -> streams of its that are being handled
+        self.admits_stream: Callable[[Any, str], bool] = lambda *_: True  # `Meter.charge_stream`; set by `open_stack`
 
     def get_addrs(self) -> list[Any]:
         """Cached for some seconds: the library asks for each message that it sends, and it takes a millisecond."""
@@ -84,10 +89,10 @@ class Host(BasicHost):  # type: ignore[misc]  # the library is not typed for us
         await self._push_identify_to_all_peers()
 
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
-        peer = net_stream.muxed_conn.peer_id
+        peer, through = net_stream.muxed_conn.peer_id, circuit(net_stream)
         self._handled[peer] += 1
         try:
-            if self._handled[peer] > STREAMS:
+            if not self.admits_stream(peer, through.address if through else "") or self._handled[peer] > STREAMS:
                 await net_stream.reset()
             else:
                 await super()._swarm_stream_handler(net_stream)
@@ -139,12 +144,15 @@ async def open_stack(
     network.host_bans = host_bans or network.host_bans
     router = Router(score)
     pubsub = TopicPubsub(host, router, on_frame=on_frame, clock=clock, topics=topics, rate_limit=rate_limit)
+    meter = pubsub.meter
+    host.admits_stream = meter.charge_stream
+    host.set_stream_handler(PING_PROTOCOL, meter.serve_ping)
     wanted = [multiaddr.Multiaddr(str(endpoint)) for endpoint in listen]
     try:
         async with host.run(listen_addrs=wanted):
             if len(host.get_transport_addrs()) < len(wanted):
                 raise CannotListen(f"cannot listen on all of {', '.join(map(str, listen))}; change swarm.listen")
-            dht = Dht(host, pubsub.meter.charge_other)
+            dht = Dht(host, meter.charge_other)
             async with running(pubsub), running(router):
                 await pubsub.wait_until_ready()
                 subscriptions = [await pubsub.enter(topic) for topic in topics]

@@ -1,0 +1,181 @@
+"""A peer that opens without end, streams or connections: `python -m tests.attacks.opening`, a process of its own, JSON lines out.
+
+It writes yamux frames that are made beforehand, as fast as the victim takes them, and counts what comes back.
+
+Out: {"ready": CPU seconds so far}; at the end {"opened": streams, or connections that were let in, "answered": streams on which the victim
+said something, "answers": how often, "ended": streams that it ended, "dials": connections tried, "refused": of these, not let in, "spent":
+its own CPU seconds}.
+"""
+
+import argparse
+import contextlib
+import itertools
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.stream_muxer.yamux.yamux import (
+    FLAG_FIN,
+    FLAG_RST,
+    FLAG_SYN,
+    HEADER_SIZE,
+    TYPE_DATA,
+    TYPE_WINDOW_UPDATE,
+    YAMUX_HEADER_FORMAT,
+)
+
+from benchmarks.probe import options, say
+from p2p.engines.libp2p.stack import make_host
+from p2p.identity import Identity
+from swarmd.testing import until
+from tests.attacks.nodes import key_of
+
+
+def line(text: str) -> bytes:
+    """Of multistream-select."""
+    return bytes([len(text) + 1]) + text.encode() + b"\n"
+
+
+ENDED = 5.0  # seconds until all streams are ended, where there are not too many
+HELLO = line("/multistream/1.0.0")
+STREAMS = {  # what is written on a stream
+    "silent": b"",
+    "unknown": HELLO + line("/unknown/1"),
+    "identify": HELLO + line("/ipfs/id/1.0.0"),
+    "names": HELLO + line("/unknown/1") * 500,
+    "pings": HELLO + line("/ipfs/ping/1.0.0") + bytes(32 * 500),
+}
+CONNECTIONS = {"connect": "the handshake, and closed", "hello": "closed as soon as the victim says something"}
+
+
+@dataclass
+class Count:
+    opened: int = 0
+    answered: int = 0
+    answers: int = 0
+    ended: int = 0
+    dials: int = 0
+    refused: int = 0
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    return struct.pack(YAMUX_HEADER_FORMAT, 0, kind, flags, stream, len(body)) + body
+
+
+def opening(kind: str, number: int) -> bytes:
+    """One stream, as it travels. Its own end is said at once, so that it is gone when the victim ends its side."""
+    return frame(TYPE_WINDOW_UPDATE, FLAG_SYN, number) + frame(TYPE_DATA, FLAG_FIN, number, STREAMS[kind])
+
+
+async def connect(address: str, identity: Identity) -> Any:
+    """A connection that has got as far as yamux, to read and write its frames. Raises where it is refused."""
+    target = info_from_p2p_addr(multiaddr.Multiaddr(address))
+    host, port = (target.addrs[0].value_for_protocol(name) for name in ("ip4", "tcp"))
+    upgrader = make_host(identity).get_network().upgrader
+    raw = RawConnection(TrioTCPStream(await trio.open_tcp_stream(host, int(port))), True)
+    try:
+        secured = await upgrader.upgrade_security(raw, True, target.peer_id)
+        return (await upgrader.upgrade_connection(secured, target.peer_id)).secured_conn
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await raw.close()
+        raise
+
+
+async def open_streams(address: str, identity: Identity, kind: str, count: Count, limit: int, rate: float = float("inf")) -> None:
+    """On one connection, until it ends or there were so many."""
+    count.dials += 1
+    try:
+        secured = await connect(address, identity)
+    except Exception:
+        count.refused += 1
+        return
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_listen, secured, count, nursery.cancel_scope)
+        begun = time.monotonic()
+        with contextlib.suppress(Exception):  # hung up on, in the words of whichever layer finds it first
+            for number in range(1, 2 * limit, 2):
+                await secured.write(opening(kind, number))
+                count.opened += 1
+                await trio.sleep(max(0.0, begun + count.opened / rate - time.monotonic()))
+            with trio.move_on_after(ENDED):
+                await until(lambda: count.ended == count.opened)
+            nursery.cancel_scope.cancel()
+    await secured.close()
+
+
+async def _listen(secured: Any, count: Count, done: trio.CancelScope) -> None:
+    before = count.answered, count.ended
+    data, answered, ended = b"", set[int](), set[int]()
+    with contextlib.suppress(Exception):
+        while more := await secured.read():
+            data += more
+            while len(data) >= HEADER_SIZE:
+                _, kind, flags, stream, length = struct.unpack(YAMUX_HEADER_FORMAT, data[:HEADER_SIZE])
+                size = HEADER_SIZE + (length if kind == TYPE_DATA else 0)
+                if len(data) < size:
+                    break
+                data = data[size:]
+                count.answers += kind == TYPE_DATA and stream % 2  # on one of ours
+                for seen, where in ((kind == TYPE_DATA, answered), (flags & (FLAG_FIN | FLAG_RST), ended)):
+                    where.update([stream] if seen and stream % 2 else [])
+                count.answered, count.ended = len(answered) + before[0], len(ended) + before[1]
+    done.cancel()
+
+
+async def open_connections(
+    address: str, identities: Iterator[Identity], kind: str, count: Count, limit: int, source: str | None = None
+) -> None:
+    """One after the other. source: the address that they come from."""
+    target = info_from_p2p_addr(multiaddr.Multiaddr(address))
+    host, port = (target.addrs[0].value_for_protocol(name) for name in ("ip4", "tcp"))
+    for _ in range(limit):
+        count.dials += 1
+        try:
+            if kind == "hello":
+                async with await trio.open_tcp_stream(host, int(port), local_address=source) as stream:
+                    if not await stream.receive_some(1):
+                        raise ConnectionError
+            else:
+                await (await connect(address, next(identities))).close()
+        except Exception:  # in the words of whichever layer finds it first
+            count.refused += 1
+        else:
+            count.opened += 1
+
+
+async def attack(given: argparse.Namespace) -> None:
+    count, fresh = Count(), given.redial == "fresh"
+    identities = (key_of(given.seed, n if fresh else 0) for n in itertools.count())
+    say(ready=time.process_time())
+    with trio.move_on_after(given.seconds):
+        while True:
+            if given.kind in STREAMS:
+                await open_streams(given.bootstrap[0], next(identities), given.kind, count, given.limit, given.rate)
+            else:
+                await open_connections(given.bootstrap[0], identities, given.kind, count, given.limit)
+            if given.redial == "none":
+                break
+    say(**asdict(count), spent=time.process_time())
+
+
+def main() -> None:
+    parser = options("tests.attacks.opening", "opens streams and connections without end; give it only your own node")
+    parser.add_argument("--kind", choices=[*STREAMS, *CONNECTIONS], default="unknown")
+    parser.add_argument("--redial", choices=["none", "same", "fresh"], default="same", help="dial again, with the same key or a new one")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=float("inf"), help="streams a second")
+    parser.add_argument("--limit", type=int, default=100_000, help="streams of one connection")
+    parser.add_argument("--seed", type=int, default=1)
+    trio.run(attack, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

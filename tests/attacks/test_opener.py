@@ -1,0 +1,123 @@
+"""An opener: one peer with a valid key that opens streams, or connections, without end. `pytest -s` prints the figures.
+
+It writes yamux frames as fast as the victim takes them (`tests.attacks.opening`). What the victim does is counted by what comes back:
+streams that it begins to serve, answers, ends. The clock of the victim's engine stands still here, so that no limit is refilled.
+"""
+
+import itertools
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import trio
+
+from benchmarks.probes import ProbeProcess
+from p2p.engines.libp2p import network
+from p2p.engines.libp2p.metering import BURST, NAMES, PING, REFUSED, RELAYED, STREAMS_AT_ONCE, Meter
+from p2p.engines.libp2p.network import ARRIVALS, FROM_A_GROUP
+from p2p.rate_limit import RateLimit
+from swarmd.testing import PATIENCE
+from tests.attacks.harness import ENGINES, Attack, show
+from tests.attacks.nodes import cpu, key_of, probe_swarm
+from tests.attacks.opening import CONNECTIONS, STREAMS, Count, open_connections, open_streams
+from tests.p2p.real import heard, real_member
+
+ANSWERS = 3  # to a stream that names one protocol: hello, no, and the end
+AHEAD = 20  # streams that are on their way through the library when their peer is cut off
+
+
+@pytest.mark.net
+async def test_who_opens_streams_without_end_is_cut_off(nursery: trio.Nursery) -> None:
+    now = time.time()
+    victim, count, hostile = real_member("libp2p", 1, clock=lambda: now), Count(), key_of(1, 0)
+    (address,) = await nursery.start(victim.run)
+    honest = real_member("libp2p", 2, bootstrap=[address])
+    await nursery.start(honest.run)
+    async with trio.open_nursery() as flood:
+        flood.start_soon(open_streams, address, hostile, "unknown", count, 1000)
+        flood.start_soon(heard, honest, victim)
+    assert 0 < count.answered <= STREAMS_AT_ONCE
+    assert count.ended <= STREAMS_AT_ONCE + BURST / REFUSED + AHEAD
+    first = count.answered
+    await open_streams(address, hostile, "unknown", count, 10)
+    assert count.answered == first  # it is banned
+    await heard(honest, victim)
+    assert [peer.id for peer in victim.peers()] == [honest.identity.peer_id]
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("kind, answers", [("names", 5 * (NAMES + 1)), ("pings", BURST / PING + 5 * ANSWERS)])
+async def test_a_stream_has_a_bounded_number_of_answers(kind: str, answers: float, nursery: trio.Nursery) -> None:
+    """A negotiation has, and pings are charged for. Five streams, and 500 questions on each."""
+    now = time.time()
+    victim, count = real_member("libp2p", 1, clock=lambda: now), Count()
+    (address,) = await nursery.start(victim.run)
+    await open_streams(address, key_of(1, 0), kind, count, 5)
+    assert 0 < count.answers <= answers
+
+
+def test_new_keys_that_come_through_a_relay_pay_together() -> None:
+    meter = Meter(RateLimit(), lambda: 0.0, lambda peer, why: None)
+    admitted = sum(meter.charge_stream(f"peer {n // 100}", "relay") for n in range(10_000))
+    assert admitted == RELAYED * STREAMS_AT_ONCE and meter.charge_stream("peer", "another relay") and meter.charge_stream("direct", "")
+
+
+@pytest.mark.net
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
+async def test_who_connects_without_end_is_not_greeted(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
+    """From one machine, and from many of one network group. Each greeting would begin a handshake."""
+    monkeypatch.setattr(network, "ARRIVALS_AT_ONCE", at_once := 20)
+    victim, begun, keys = real_member("libp2p", 1), trio.current_time(), itertools.repeat(key_of(1, 0))
+    (address,) = await nursery.start(victim.run)
+    honest = real_member("libp2p", 2, bootstrap=[address])
+    await nursery.start(honest.run)
+    counts = [Count() for _ in range(8)]
+    for n, count in enumerate(counts):
+        await open_connections(address, keys, "hello", count, 2 * at_once, f"127.0.0.{n + 1}")
+        assert count.opened or n > FROM_A_GROUP - 2  # a machine that comes first is let in
+        assert count.opened <= at_once + ARRIVALS * (trio.current_time() - begun)
+    assert sum(count.opened for count in counts) <= FROM_A_GROUP * (at_once + ARRIVALS * (trio.current_time() - begun))
+    await heard(honest, victim)
+
+
+@dataclass
+class Result:
+    opened: int  # streams, or connections that were let in
+    answered: int
+    dials: int
+    refused: int
+    cost: float  # of the victim: share of a core, over the seconds of the attack
+
+
+def attack(
+    folder: Path, engine: str = "libp2p", kind: str = "unknown", redial: str = "same", calm: float = 10.0, seconds: float = 60.0
+) -> Result:
+    with ExitStack() as stack:
+        victim, _ = probe_swarm(stack, folder, engine, 2)
+        before = cpu(victim)
+        time.sleep(calm)
+        usual = (cpu(victim) - before) / calm
+        options = ["--kind", kind, "--redial", redial, "--seconds", str(seconds)]
+        hostile = ProbeProcess(folder / "hostile", module="tests.attacks.opening", bootstrap=victim.addresses[:1], more=options)
+        stack.enter_context(hostile).wait_for("ready", 1, PATIENCE)
+        before, since = cpu(victim), time.monotonic()
+        hostile.wait_for("spent", 1, seconds + PATIENCE)
+        took, said = time.monotonic() - since, hostile.said("spent")[0]
+        cost = round((cpu(victim) - before) / took - usual, 4)
+        result = Result(said["opened"], said["answered"], said["dials"], said["refused"], cost)
+    show(f"opener, {engine}, {kind}, redials {redial}", result)
+    return result
+
+
+ATTACK = Attack(
+    attack,
+    {"cost": 0.08},
+    choices={"engine": ENGINES, "kind": [*STREAMS, *CONNECTIONS], "redial": ["none", "same", "fresh"]},
+    about={
+        "kind": "what it does on each stream; connect, hello: connections, with the handshake or without",
+        "redial": "with the same key or with new ones", "calm": "seconds before the attack", "seconds": "of the attack",
+    },
+)  # fmt: skip
