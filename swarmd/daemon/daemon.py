@@ -345,13 +345,13 @@ class Daemon:
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.engine is None:
             return {"schema": 1, "engine": None}
-        with trio.move_on_after(LISTENS_WITHIN):
+        with trio.move_on_after(0.0 if self.member.away else LISTENS_WITHIN):  # it comes back when its pause ends
             await self._listens.wait()
         known = {"trouble": self.isolation.document()["trouble"], "judge": self.judging.document()}
         return await survey(self.member, self.engine, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        with trio.move_on_after(LISTENS_WITHIN):
+        with trio.move_on_after(0.0 if self.member.away else LISTENS_WITHIN):  # it comes back when its pause ends
             await self._listens.wait()
         return invite(self.config, curriculum_of(self.config), self.member.addresses())
 
