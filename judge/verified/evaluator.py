@@ -65,6 +65,7 @@ class Evaluator:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            await _read_away(process)
             await process.wait()
         return _checked(received, process.returncode or 0, request)
 
@@ -83,6 +84,15 @@ async def _exchange(process: asyncio.subprocess.Process, request: bytes) -> byte
             raise EvaluationFailed("the evaluation gave more text than a reply may have")
     await process.wait()
     return bytes(received)
+
+
+async def _read_away(process: asyncio.subprocess.Process) -> None:
+    """What a process said that was killed. asyncio reads no further where too much waits, and counts it as gone only at the end of its
+    output: `wait` would wait for ever.
+    """
+    assert process.stdout is not None
+    while await process.stdout.read(_PIECE):
+        pass
 
 
 def _checked(received: bytes, code: int, request: AnswerRequest) -> Sequence[Sequence[Completion]]:

@@ -24,7 +24,8 @@ from judge.receipts import checked
 from judge.replies import QueuedReply
 from judge.service import JudgeService, open_service
 from judge.store import Store
-from judge.verified.evaluator import Evaluator
+from judge.verified.evaluator import EvaluationFailed, Evaluator
+from judge.verified.messages import AnswerRequest
 from judge.verified.records import newest
 from judge.verified.verification import Upload, VerifiedAnswer
 from p2p.types import PeerId
@@ -164,6 +165,15 @@ async def test_a_worker_that_goes_wrong_is_named_and_the_next_goes_on(judge: Upl
     assert any(word in found["error"] for word in words.split("|")), found["error"]
     assert (await judge.ended(good))["state"] == "done"
     assert judge.files() == []
+
+
+async def test_a_worker_that_talks_and_does_not_listen_is_killed(tmp_path: Path) -> None:
+    """So much waits to be read by then that asyncio has stopped to read, and with it to look whether the worker is gone."""
+    (tmp_path / "weights").touch()
+    talks = Evaluator(1.0, (sys.executable, "-c", "import os\nwhile True: os.write(1, bytes(65536))"))
+    request = AnswerRequest("good", None, "", ("x" * 10**6,), answers=1, seed=0, cpu=1, memory=0)
+    with pytest.raises(EvaluationFailed, match="longer than 1 s"):
+        await asyncio.wait_for(talks.answers(tmp_path / "weights", request), PATIENCE)
 
 
 async def test_a_worker_that_hangs_is_killed(settings: JudgeSettings, tmp_path: Path) -> None:
