@@ -159,12 +159,12 @@ def passes(evaluation: Mapping[str, Any]) -> Mapping[int, float]:
 def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float | None:
     """Standard deviation of the mean reward around its trend, over windows of WINDOW_QUESTIONS questions of all nodes together.
 
-    A setting that asks fewer questions a round gets longer windows, so that its sampling noise is not taken for oscillation.
-    None where there are too few windows.
+    A setting that asks fewer questions a round gets longer windows, so that its sampling noise is not taken for oscillation. A window's
+    trend is the mean of those on both sides of it: those at the two ends have none, and do not count. None where there are too few windows.
     """
     width = max(1, round(WINDOW_QUESTIONS / max(1, sum(local))))
     means = [fmean(map(fmean, rewards[i : i + width])) for i in range(0, len(rewards) - width + 1, width)]
     if len(means) < 4 * NEIGHBOURS:
         return None
-    around = [means[max(0, i - NEIGHBOURS) : i] + means[i + 1 : i + 1 + NEIGHBOURS] for i in range(len(means))]
-    return stdev(mean - fmean(near) for mean, near in zip(means, around, strict=True))
+    inner = range(NEIGHBOURS, len(means) - NEIGHBOURS)
+    return stdev(means[i] - fmean(means[i - NEIGHBOURS : i] + means[i + 1 : i + 1 + NEIGHBOURS]) for i in inner)

@@ -252,3 +252,4 @@ def test_intervals_and_pass_at_k() -> None:
     assert pass_at(1, 8, 2) == 0.25 and pass_at(8, 8, 1) == 1 and pass_at(2, 4, 1) == pytest.approx(0.5)
     flat = [[0.5, 0.5]] * 400
     assert roughness(flat, [8, 8]) == 0 and roughness(flat[:40], [8, 8]) is None
+    assert roughness([[round / 400] * 2 for round in range(400)], [8, 8]) == pytest.approx(0)  # a steady rise is no roughness
