@@ -27,8 +27,9 @@ _collecting = gc.isenabled()
 gc.disable()  # what imports make is no garbage, and the search for some takes a third of their time
 import reasoning_gym  # noqa: E402
 from reasoning_gym.arithmetic import basic_arithmetic  # noqa: E402
+from reasoning_gym.code.contrib.bfit.Compiler import Optimizer as bf_optimizer  # noqa: E402, N813 - a module
 
 if _collecting:
     gc.enable()
 
-__all__ = ["basic_arithmetic", "reasoning_gym"]
+__all__ = ["basic_arithmetic", "bf_optimizer", "reasoning_gym"]

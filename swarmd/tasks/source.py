@@ -2,7 +2,6 @@
 
 import contextlib
 import decimal
-import io
 import locale
 import math
 import random
@@ -12,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from swarmd.tasks.curriculum import Curriculum, DrawnTasks, curriculum
-from swarmd.tasks.gym import basic_arithmetic, reasoning_gym
+from swarmd.tasks.gym import basic_arithmetic, bf_optimizer, reasoning_gym
 from swarmd.tasks.own import OwnCurriculum, OwnTasks, QuestionMaker
 from swarmd.types import Task, TaskRef
 
@@ -87,23 +86,28 @@ def _bounded_divisors(a: int, b: int) -> list[int]:
     return _divisors(a, b)  # type: ignore[no-any-return]
 
 
+def _no_print(*_: object, **__: object) -> None:
+    """bf's `print`. Its output is not caught in `sys.stdout`, for that is every thread's: what another writes meanwhile would be lost."""
+
+
 @contextlib.contextmanager
 def _neutral_ground() -> Iterator[None]:
     """The same surroundings for every generation, and the caller's own given back afterwards.
 
     ReasoningGYM reads the locale (calendar_arithmetic: strftime), sets the Decimal precision (decimal_arithmetic), prints (bf) and may
-    count for minutes (basic_arithmetic). All four belong to the whole process, hence the lock.
+    count for minutes (basic_arithmetic). All but the precision belong to the whole process, hence the lock.
     """
     traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
     context = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN, traps=traps)
-    with _GENERATING, contextlib.redirect_stdout(io.StringIO()), decimal.localcontext(context):
+    with _GENERATING, decimal.localcontext(context):
         language = locale.setlocale(locale.LC_TIME)
         if language != "C":
             locale.setlocale(locale.LC_TIME, "C")
-        basic_arithmetic.find_common_divisors = _bounded_divisors
+        basic_arithmetic.find_common_divisors, bf_optimizer.print = _bounded_divisors, _no_print
         try:
             yield
         finally:
             basic_arithmetic.find_common_divisors = _divisors
+            del bf_optimizer.print
             if language != "C":
                 locale.setlocale(locale.LC_TIME, language)

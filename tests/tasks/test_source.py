@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from reasoning_gym.arithmetic import basic_arithmetic
 
 from swarmd.errors import ConfigError
 from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, TRAINING_TASKS, curriculum
+from swarmd.tasks.gym import bf_optimizer
 from swarmd.tasks.source import CurriculumTasks, TaskRef, tasks_of
 from swarmd.testing import PATIENCE
 
@@ -88,6 +90,25 @@ def test_generation_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) ->
                 tasks.task(TaskRef(specialty, 5))
         assert (decimal.getcontext().prec, decimal.getcontext().rounding) == (3, decimal.ROUND_UP)
     assert capsys.readouterr().out == ""
+    assert not hasattr(bf_optimizer, "print")
+
+
+class WritesMeanwhile:
+    """Stands in for a data set: while it makes its question, another thread writes."""
+
+    def __getitem__(self, n: int) -> dict[str, str]:
+        writer = threading.Thread(target=print, args=("ready",))
+        writer.start()
+        writer.join()
+        return {"question": "?"}
+
+
+def test_what_another_thread_writes_meanwhile_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """The judge says that it is ready while it makes its first questions: five at a time, one start in 26 lost that line."""
+    tasks = CurriculumTasks(CURRICULA["tiny-9"])
+    tasks._datasets["bf"] = WritesMeanwhile()
+    assert tasks.task(TaskRef("bf", 1)) is not None
+    assert capsys.readouterr().out == "ready\n"
 
 
 def test_the_decimal_context_does_not_matter() -> None:
