@@ -23,8 +23,6 @@ _LOCK = int.from_bytes(b"swarmd", "big")  # of PostgreSQL's advisory locks: held
 _WRITING = _LOCK + 1  # and by one of several judges for a transaction
 # A machine that is gone without a word, the judge's or the server's, is noticed in a minute. Seconds; one is milliseconds.
 _PATIENCE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000, "connect_timeout": 10}
-
-
 _IDLE = "10s"  # of several judges, one that stands still in a transaction, as when it is paused or swapped out, loses it after so long
 
 

@@ -6,19 +6,11 @@ through it as it sees the memory engine in the lab. End of file means that the o
 a trainer without its daemon ends at once, which is safe because checkpoints are atomic.
 """
 
-import contextlib
-import socket
 import struct
-import threading
-import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
 from typing import Any, Generic, TypeVar
 
 import msgspec
-
-from p2p.admission.fair_queue import FairQueue
-from p2p.types import Envelope, PeerId, Reason
 
 MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
 BEAT = 2.0  # seconds without another message after which the trainer sends a heartbeat
@@ -31,6 +23,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 # Daemon to trainer.
+
 
 class StartTrainer(_Message, frozen=True):
     """The first message: what a trainer needs to start."""
@@ -89,6 +82,7 @@ class Stop(_Message, frozen=True):
 
 
 # Trainer to daemon.
+
 
 class Publish(_Message, frozen=True):
     kind: str
@@ -236,165 +230,3 @@ class MessageQueue:
 
     def __len__(self) -> int:
         return len(self._words) + len(self._frames)
-
-
-class TrainerLink:
-    """The trainer's end: a `Transport` for the round, and the daemon's wishes for the loop. Two threads move the bytes."""
-
-    def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
-        self._socket, self._on_eof = sock, on_eof
-        self._outbox, self._written = MessageQueue(), threading.Condition()
-        self._envelopes = FairQueue(FRAMES_WAITING)
-        self._changed = threading.Condition()
-        self._start: StartTrainer | None = None
-        self._questions: deque[JudgeQuestion] = deque(maxlen=1)
-        self._refused: Counter[Reason] = Counter()
-        self._closing = self.stopping = False
-        self.peers = 0
-        self.judged: JudgeScore | None = None
-        self.pause: Pause | None = None
-        self._on_rest: Callable[[bool], None] = lambda _: None
-        self.rested = 0.0  # seconds that `rest` took, in all
-
-    def open(self) -> StartTrainer:
-        """Begin to listen, and wait for the daemon's first message."""
-        threading.Thread(target=self._read, name="link-read", daemon=True).start()
-        self._writer = threading.Thread(target=self._write, name="link-write", daemon=True)
-        self._writer.start()
-        with self._changed:
-            self._changed.wait_for(lambda: self._start is not None)
-        assert self._start is not None
-        return self._start
-
-    # The Transport seam.
-
-    def publish(self, kind: str, body: bytes) -> None:
-        self.tell(Publish(kind, body))
-
-    def received(self) -> Sequence[Envelope]:
-        with self._changed:
-            return self._envelopes.drain()
-
-    def hold(self, blob: bytes) -> None:
-        self.tell(Hold(blob))
-
-    def report(self, author: PeerId, reason: Reason) -> None:
-        self.tell(ReportPeer(author, reason.name))
-
-    def vouch(self, author: PeerId, useful: int) -> None:
-        self.tell(Vouch(author, useful))
-
-    def refused(self) -> Mapping[Reason, int]:
-        with self._changed:
-            refused, self._refused = self._refused, Counter()
-        return refused
-
-    # What the loop asks.
-
-    def tell(self, message: ToDaemon) -> None:
-        with self._written:
-            self._outbox.put(message)
-            self._written.notify()
-
-    def question(self) -> JudgeQuestion | None:
-        """A judge's question that waits for an answer."""
-        with self._changed:
-            return self._questions.popleft() if self._questions else None
-
-    @property
-    def waiting(self) -> int:
-        """Envelopes that `received` would return."""
-        with self._changed:
-            return len(self._envelopes)
-
-    def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
-        """Until the time is over, or there is what matters to the loop: a stop; with `questions` one, or a pause; with `envelopes` one."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.stopping or (questions and (self.paused or self._questions)) or (envelopes and self.waiting), seconds
-            )
-
-    @property
-    def paused(self) -> bool:
-        return self.pause is not None and not self.pause.brief
-
-    @property
-    def must_rest(self) -> bool:
-        return self.pause is not None and not self.stopping
-
-    def rest_along(self, on_rest: Callable[[bool], None]) -> None:
-        """Workers beside the loop rest with it. on_rest: told now, and from now on by the reading thread, whether to rest."""
-        with self._changed:  # so that nothing is said in between
-            self._on_rest = on_rest
-            on_rest(self.must_rest)
-
-    def rest(self) -> None:
-        """Wait while the node is paused, or over its share of the CPU, unless it stops. Called by whoever computes, between two steps."""
-        if not self.must_rest:
-            return
-        begun, said = time.monotonic(), TrainerState("training")
-        with self._changed:
-            while self.must_rest or said.state == "paused":
-                pause = self.pause if self.paused and not self.stopping else None
-                now = TrainerState("paused", pause.cause, pause.remedy) if pause else TrainerState("training")
-                if now != said:
-                    self.tell(now)
-                    said = now
-                elif self.must_rest:
-                    self._changed.wait()
-            self.rested += time.monotonic() - begun
-
-    def close(self, seconds: float = 5.0) -> None:
-        """Write out what waits, within `seconds`."""
-        with self._written:
-            self._closing = True
-            self._written.notify()
-        self._writer.join(seconds)
-        with contextlib.suppress(OSError):  # the daemon's end is gone already
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reading thread; close alone would not
-        self._socket.close()
-
-    # The threads.
-
-    def _read(self) -> None:
-        unpacker = from_daemon()
-        with contextlib.suppress(OSError):  # the daemon's end is gone: the same as end of file
-            while data := self._socket.recv(1 << 16):
-                for message in unpacker.feed(data):
-                    with self._changed:
-                        self._take(message)
-                        self._changed.notify_all()
-        if not self._closing:
-            self._on_eof()
-
-    def _take(self, message: ToTrainer) -> None:
-        match message:
-            case Received(author, sequence, sent_at, kind, body, group, established, heard):
-                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, None, group, established, heard))
-            case SwarmNews(peers, refused):
-                self.peers = peers
-                self._refused.update({Reason[name]: count for name, count in refused.items()})
-            case JudgeQuestion():
-                self._questions.append(message)
-            case JudgeScore():
-                self.judged = message
-            case Pause() | Resume():
-                self.pause = message if isinstance(message, Pause) else None
-            case Stop():
-                self.stopping = True
-            case StartTrainer():
-                self._start = message
-        if isinstance(message, Pause | Resume | Stop):
-            self._on_rest(self.must_rest)
-
-    def _write(self) -> None:
-        while True:
-            with self._written:
-                self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing, BEAT)
-                message = self._outbox.take()
-            if message is None and self._closing:
-                return
-            try:
-                self._socket.sendall(pack(message or Alive()))
-            except OSError:
-                return  # the reading thread sees the same end and acts on it

@@ -115,8 +115,8 @@ class Daemon:
         )
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
-        mine = (self.identity.peer_id, node_seed(config.seed, folder), curriculum.digest)
-        start = link.StartTrainer(config.model_dump_json(), str(folder), *mine)
+        seed = node_seed(config.seed, folder)
+        start = link.StartTrainer(config.model_dump_json(), str(folder), self.identity.peer_id, seed, curriculum.digest)
         self.child = TrainerChild(start, folder / "trainer.log", self._on_trainer_message, self._on_trainer_exit, self._on_trainer_stuck)
         self.status = StatusBoard(config, folder, self.identity.peer_id, self.topic, self.engine)
         self.status.replay(read_metrics(folder / METRICS_FILE, REWARDS_KEPT))
@@ -338,27 +338,27 @@ class Daemon:
     async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         document = self.status.peers_document(self.member.peers(), time.time())
         for row in document["peers"]:
-            _, established = self.member.standing(row["id"])
-            row |= {"score": round(self.member.score(row["id"]), 1), "newcomer": not established}
+            row |= {"score": round(self.member.score(row["id"]), 1), "newcomer": not self.member.standing(row["id"])[1]}
         return document
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.engine is None:
             return {"schema": 1, "engine": None}
-        with trio.move_on_after(0.0 if self.member.away else LISTENS_WITHIN):  # it comes back when its pause ends
-            await self._listens.wait()
+        await self._wait_until_it_listens()
         known = {"trouble": self.isolation.document()["trouble"], "judge": self.judging.document()}
         return await survey(self.member, self.engine, self.config) | known
 
     async def _on_invitation(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        await self._wait_until_it_listens()
+        return invite(self.config, curriculum_of(self.config), self.member.addresses())
+
+    async def _wait_until_it_listens(self) -> None:
         with trio.move_on_after(0.0 if self.member.away else LISTENS_WITHIN):  # it comes back when its pause ends
             await self._listens.wait()
-        return invite(self.config, curriculum_of(self.config), self.member.addresses())
 
     async def _on_limit(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keep to other limits from now on, and after the next start, unless the configuration says otherwise."""
-        limits = changed(self.limits, arguments, rates=self.engine is not None and self.engine.name == "libp2p")
-        self.limits = limits
+        self.limits = limits = changed(self.limits, arguments, rates=self.engine is not None and self.engine.name == "libp2p")
         self.guest.keep_to(limits)
         self.status.limits |= {f"limits.{name}": getattr(limits, name) for name in LIVE}
         remember_limits(limits, self._folder)

@@ -16,6 +16,7 @@ from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.priority import lower_priority
+from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ def main() -> None:
     """Train until the rounds are done or the daemon says stop. Ends at once if the daemon does: what was saved is whole."""
     gc.disable()  # what imports make is no garbage, and the search for some takes a quarter of their time
     sock = socket.socket(fileno=int(sys.argv[1]))
-    daemon = link.TrainerLink(sock, on_eof=lambda: os._exit(1))
+    daemon = TrainerLink(sock, on_eof=lambda: os._exit(1))
     start = daemon.open()
     set_up_logging(None, stderr=True)  # which the daemon leads into trainer.log
     log_with(peer=start.peer_id)

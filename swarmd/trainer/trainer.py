@@ -29,6 +29,7 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
 from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.trainer.workers import WorkerGroup, check_workers, for_trainer, free_for_trainer, is_apart, open_workers
 from swarmd.types import RoundReport
 
@@ -50,7 +51,7 @@ class Trainer:
     policy: LanguagePolicy
     verifier: Verifier
     exchange: RolloutExchange
-    link: link.TrainerLink
+    link: TrainerLink
     checkpoints: Checkpoints
     saver: Saver
     metrics: MetricsFile
@@ -244,7 +245,7 @@ class Trainer:
 
 
 @contextmanager
-def open_trainer(start: link.StartTrainer, daemon: link.TrainerLink, verifier: Verifier) -> Iterator[Trainer]:
+def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifier) -> Iterator[Trainer]:
     """Build everything; resume from the newest whole checkpoint, without asking."""
     config = NodeConfig.model_validate_json(start.config)
     state_dir = Path(start.state_dir)

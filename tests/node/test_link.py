@@ -11,6 +11,7 @@ import pytest
 from p2p.types import PeerId, Reason
 from swarmd import link
 from swarmd.testing import PATIENCE, wait_until
+from swarmd.trainer.trainer_link import TrainerLink
 
 START = link.StartTrainer("{}", "/state", "12D3KooW", 7)
 
@@ -19,7 +20,7 @@ class Ends(NamedTuple):
     """An open link: the daemon's socket, the trainer's end, whether the daemon is gone, and the threads of the trainer's end."""
 
     daemon: socket.socket
-    trainer: link.TrainerLink
+    trainer: TrainerLink
     gone: threading.Event
     threads: set[threading.Thread]
 
@@ -29,7 +30,7 @@ def ends() -> Iterator[Ends]:
     before, gone = set(threading.enumerate()), threading.Event()
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
-    trainer = link.TrainerLink(theirs, on_eof=gone.set)
+    trainer = TrainerLink(theirs, on_eof=gone.set)
     ours.sendall(link.pack(START))
     assert trainer.open() == START
     yield Ends(ours, trainer, gone, set(threading.enumerate()) - before)
@@ -44,7 +45,7 @@ def read(sock: socket.socket, count: int) -> list[link.ToDaemon]:
     return messages
 
 
-def say(sock: socket.socket, trainer: link.TrainerLink, *messages: link.ToTrainer) -> None:
+def say(sock: socket.socket, trainer: TrainerLink, *messages: link.ToTrainer) -> None:
     """Send, and wait until the trainer's end has heard: a stop is the last of what it hears."""
     for message in (*messages, link.Stop()):
         sock.sendall(link.pack(message))

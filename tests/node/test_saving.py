@@ -23,6 +23,7 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.testing import PATIENCE
 from swarmd.trainer import trainer as node
 from swarmd.trainer.checkpoint import Checkpoints, Content, DiskFull, RunState, Saver
+from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.types import Generation
 from tests.node.test_checkpoint import policy, state, written
 
@@ -132,7 +133,7 @@ def trainer_in(
     folder.mkdir(exist_ok=True)
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
-    daemon = link.TrainerLink(theirs, on_eof=lambda: None)
+    daemon = TrainerLink(theirs, on_eof=lambda: None)
     ours.sendall(link.pack(link.StartTrainer(config.model_dump_json(), str(folder), Identity.from_seed(bytes(32)).peer_id, 1)))
     try:
         with Verifier(curriculum_of(config)) as verifier, node.open_trainer(daemon.open(), daemon, verifier) as trainer:

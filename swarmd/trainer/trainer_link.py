@@ -1,0 +1,174 @@
+"""The trainer's end of its link with the daemon."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from p2p.admission.fair_queue import FairQueue
+from p2p.types import Envelope, PeerId, Reason
+from swarmd import link
+
+
+class TrainerLink:
+    """The trainer's end: a `Transport` for the round, and the daemon's wishes for the loop. Two threads move the bytes."""
+
+    def __init__(self, sock: socket.socket, on_eof: Callable[[], None]) -> None:
+        self._socket, self._on_eof = sock, on_eof
+        self._outbox, self._written = link.MessageQueue(), threading.Condition()
+        self._envelopes = FairQueue(link.FRAMES_WAITING)
+        self._changed = threading.Condition()
+        self._start: link.StartTrainer | None = None
+        self._questions: deque[link.JudgeQuestion] = deque(maxlen=1)
+        self._refused: Counter[Reason] = Counter()
+        self._closing = self.stopping = False
+        self.peers = 0
+        self.judged: link.JudgeScore | None = None
+        self.pause: link.Pause | None = None
+        self._on_rest: Callable[[bool], None] = lambda _: None
+        self.rested = 0.0  # seconds that `rest` took, in all
+
+    def open(self) -> link.StartTrainer:
+        """Begin to listen, and wait for the daemon's first message."""
+        threading.Thread(target=self._read, name="link-read", daemon=True).start()
+        self._writer = threading.Thread(target=self._write, name="link-write", daemon=True)
+        self._writer.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._start is not None)
+        assert self._start is not None
+        return self._start
+
+    # The Transport seam.
+
+    def publish(self, kind: str, body: bytes) -> None:
+        self.tell(link.Publish(kind, body))
+
+    def received(self) -> Sequence[Envelope]:
+        with self._changed:
+            return self._envelopes.drain()
+
+    def hold(self, blob: bytes) -> None:
+        self.tell(link.Hold(blob))
+
+    def report(self, author: PeerId, reason: Reason) -> None:
+        self.tell(link.ReportPeer(author, reason.name))
+
+    def vouch(self, author: PeerId, useful: int) -> None:
+        self.tell(link.Vouch(author, useful))
+
+    def refused(self) -> Mapping[Reason, int]:
+        with self._changed:
+            refused, self._refused = self._refused, Counter()
+        return refused
+
+    # What the loop asks.
+
+    def tell(self, message: link.ToDaemon) -> None:
+        with self._written:
+            self._outbox.put(message)
+            self._written.notify()
+
+    def question(self) -> link.JudgeQuestion | None:
+        """A judge's question that waits for an answer."""
+        with self._changed:
+            return self._questions.popleft() if self._questions else None
+
+    @property
+    def waiting(self) -> int:
+        """Envelopes that `received` would return."""
+        with self._changed:
+            return len(self._envelopes)
+
+    def wait(self, seconds: float, *, envelopes: bool = False, questions: bool = True) -> None:
+        """Until the time is over, or there is what matters to the loop: a stop; with `questions` one, or a pause; with `envelopes` one."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.stopping or (questions and (self.paused or self._questions)) or (envelopes and self.waiting), seconds
+            )
+
+    @property
+    def paused(self) -> bool:
+        return self.pause is not None and not self.pause.brief
+
+    @property
+    def must_rest(self) -> bool:
+        return self.pause is not None and not self.stopping
+
+    def rest_along(self, on_rest: Callable[[bool], None]) -> None:
+        """Workers beside the loop rest with it. on_rest: told now, and from now on by the reading thread, whether to rest."""
+        with self._changed:  # so that nothing is said in between
+            self._on_rest = on_rest
+            on_rest(self.must_rest)
+
+    def rest(self) -> None:
+        """Wait while the node is paused, or over its share of the CPU, unless it stops. Called by whoever computes, between two steps."""
+        if not self.must_rest:
+            return
+        begun, said = time.monotonic(), link.TrainerState("training")
+        with self._changed:
+            while self.must_rest or said.state == "paused":
+                pause = self.pause if self.paused and not self.stopping else None
+                now = link.TrainerState("paused", pause.cause, pause.remedy) if pause else link.TrainerState("training")
+                if now != said:
+                    self.tell(now)
+                    said = now
+                elif self.must_rest:
+                    self._changed.wait()
+            self.rested += time.monotonic() - begun
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Write out what waits, within `seconds`."""
+        with self._written:
+            self._closing = True
+            self._written.notify()
+        self._writer.join(seconds)
+        with contextlib.suppress(OSError):  # the daemon's end is gone already
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the reading thread; close alone would not
+        self._socket.close()
+
+    # The threads.
+
+    def _read(self) -> None:
+        unpacker = link.from_daemon()
+        with contextlib.suppress(OSError):  # the daemon's end is gone: the same as end of file
+            while data := self._socket.recv(1 << 16):
+                for message in unpacker.feed(data):
+                    with self._changed:
+                        self._take(message)
+                        self._changed.notify_all()
+        if not self._closing:
+            self._on_eof()
+
+    def _take(self, message: link.ToTrainer) -> None:
+        match message:
+            case link.Received(author, sequence, sent_at, kind, body, group, established, heard):
+                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, None, group, established, heard))
+            case link.SwarmNews(peers, refused):
+                self.peers = peers
+                self._refused.update({Reason[name]: count for name, count in refused.items()})
+            case link.JudgeQuestion():
+                self._questions.append(message)
+            case link.JudgeScore():
+                self.judged = message
+            case link.Pause() | link.Resume():
+                self.pause = message if isinstance(message, link.Pause) else None
+            case link.Stop():
+                self.stopping = True
+            case link.StartTrainer():
+                self._start = message
+        if isinstance(message, link.Pause | link.Resume | link.Stop):
+            self._on_rest(self.must_rest)
+
+    def _write(self) -> None:
+        while True:
+            with self._written:
+                self._written.wait_for(lambda: len(self._outbox) > 0 or self._closing, link.BEAT)
+                message = self._outbox.take()
+            if message is None and self._closing:
+                return
+            try:
+                self._socket.sendall(link.pack(message or link.Alive()))
+            except OSError:
+                return  # the reading thread sees the same end and acts on it
