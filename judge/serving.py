@@ -23,6 +23,7 @@ from judge.limits import SlowReaders, network_of
 from judge.service import open_service
 
 GRACE_SECONDS = 3  # for answers under way when the judge is stopped
+ACCEPTED_SECONDS = 0.05  # more than asyncio takes between accepting a connection and telling its protocol: two turns of its loop
 
 
 class PatientProtocol(H11Protocol):
@@ -106,6 +107,13 @@ class JudgeServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn looks once for connections to close. One that is accepted in that moment is not among them, and would hold up the end."""
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(ACCEPTED_SECONDS)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -156,8 +157,7 @@ def test_a_clean_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
         process.send_signal(number)
         assert process.wait(PATIENCE) == code
         assert process.stderr is not None
-        late = "timeout graceful shutdown exceeded"  # uvicorn's, where the machine stood still for the three seconds of grace
-        assert [line for line in process.stderr.read().splitlines() if late not in line] == []
+        assert process.stderr.read() == ""
         half_open.close()
 
 
@@ -214,6 +214,23 @@ async def served(of_a_network: int = 100, **seconds: float) -> AsyncIterator[tup
         finally:
             server.should_exit = True
             await serving
+
+
+@pytest.mark.filterwarnings("ignore:unclosed transport")  # asyncio forgets one that is accepted as its server closes
+@pytest.mark.parametrize("turns", range(4))
+def test_who_connects_while_it_ends_does_not_hold_it_up(turns: int) -> None:
+    """However many turns of the loop before: the connection waits to be accepted, is being accepted, or is open."""
+
+    async def end() -> None:
+        async with served(request_seconds=1e6) as (server, listener):
+            with socket.create_connection(listener.getsockname()[:2]) as half_open:
+                half_open.sendall(b"POST /v1/eval")
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await asyncio.wait_for(server.shutdown(), PATIENCE)
+
+    asyncio.run(end())
+    gc.collect()
 
 
 async def readers_left(take: float, of_a_network: int, readers: int, until: int, asked: str) -> None:
