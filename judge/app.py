@@ -11,12 +11,13 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
 from judge.limits import network_of
 from judge.pages.routes import add_page_routes, refused_page
 from judge.reading import add_reading_routes, host_of, service_of
-from judge.refusals import FAULT, TOO_LARGE, TOO_SLOW, Refusal, Refused
+from judge.refusals import FAULT, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.replies import GradeReply, QuestionReply, QuestionsReply, ReceiptReply, RefusalReply
 from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
 from judge.responses import OPEN
@@ -39,6 +40,7 @@ def create_app(service: JudgeService) -> FastAPI:
     rate, burst = config.ANSWER_BYTES_A_SECOND, config.ANSWER_BYTES_BURST
     app.state.boards = TokenBuckets[str](config.BOARDS_A_SECOND, config.BOARDS_BURST, config.REMEMBERED_PEERS)
     app.state.answer_bytes = TokenBuckets[str](rate, burst, config.REMEMBERED_PEERS)
+    app.add_middleware(_AnswersWhenStopped)
     _add_error_answers(app)
     _add_evaluation_routes(app)
     add_reading_routes(app)
@@ -107,6 +109,27 @@ def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def fault(request: Request, _error: Exception) -> Response:  # our own bug: the server logs its traceback
         return _refusal(request, FAULT)
+
+
+class _AnswersWhenStopped:
+    """A request under way that takes longer than the judge has to stop is cancelled. It is told so, and the log has no traceback of it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def begin(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, begin)
+        except asyncio.CancelledError:
+            if not begun:
+                await _refusal(Request(scope), STOPPING)(scope, receive, send)
 
 
 def _in_a_browser(request: Request) -> bool:

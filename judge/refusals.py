@@ -45,6 +45,7 @@ TOO_LATE = Refusal(
 GIVEN_UP = Refusal(410, "the judge could not score or record the answer; the question counts as nothing", "Ask for a new one.")
 UNHEALTHY = Refusal(503, "the judge cannot write its database", "Its operator finds the cause in its log; a full disk is the usual one.")
 BUSY = Refusal(503, "the judge has too much to do", "Ask again later.", retry_after=30)
+STOPPING = Refusal(503, "the judge stops", "Send it again when the judge is back.", retry_after=30)
 CROWDED = Refusal(
     429,
     "too many questions asked of your network are unanswered",

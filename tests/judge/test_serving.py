@@ -161,6 +161,19 @@ def test_a_clean_end(tmp_path: Path, number: signal.Signals, code: int) -> None:
         half_open.close()
 
 
+def test_a_request_under_way_that_takes_too_long_is_told_that_the_judge_stops(tmp_path: Path) -> None:
+    with serving(tmp_path) as (process, ready), socket.create_connection(address(ready), PATIENCE) as slow:
+        slow.sendall(b"POST /v1/evaluations HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 50\r\n\r\n")
+        assert slow.recv(4_096).startswith(b"HTTP/1.1 100 ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert process.stderr is not None
+        (said,) = process.stderr.read().splitlines()
+        assert "timeout graceful shutdown exceeded" in said
+        answer = slow.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"Send it again when the judge is back." in answer
+
+
 def address(ready: dict[str, Any]) -> tuple[str, int]:
     host, port = str(ready["url"]).removeprefix("http://").split(":")
     return host, int(port)
