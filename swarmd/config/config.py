@@ -161,7 +161,7 @@ class SwarmConfig(_Section):
         str,
         Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="at most 32 lower-case letters, digits and hyphens, the first no hyphen"),
     ] = "main"
-    # auto: hivemind where installed; none: train alone, open no socket
+    # auto: libp2p; none: train alone, open no socket
     engine: Literal[("auto", *NETWORK_ENGINES, "none")] = "auto"  # type: ignore[valid-type]
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(listen_address)], ...],

@@ -39,8 +39,6 @@ def chosen_engine(config: NodeConfig) -> Choice | None:
     """None: no network. EngineMissing."""
     if config.swarm.engine == "none":
         return None
-    if config.swarm.engine == "auto" and (config.limits.up or config.limits.down):
-        return Choice("libp2p", "it can keep limits.up and limits.down")
     return choose(config.swarm.engine)
 
 

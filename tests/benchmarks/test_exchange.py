@@ -5,11 +5,10 @@ import json
 import pytest
 
 from benchmarks import exchange, exchange_churn
-from p2p.engines import choose
 from swarmd.testing import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
-ENGINE = choose("auto").name  # the quicker one, where it is installed
+ENGINE = "libp2p"
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from swarmd.config import amounts
-from swarmd.config.config import NodeConfig
 from swarmd.config.hours import is_open, next_opening, window
 from swarmd.config.sources import load
-from swarmd.daemon.membership import chosen_engine
 from swarmd.errors import ConfigError
 
 
@@ -63,13 +61,6 @@ def test_right_ones_come_from_file_and_environment(tmp_path: Path) -> None:
     assert load(file, {}, {}).when.hours == ("mon-fri 18:00-08:00", "sat-sun")
     config = load(file, {"SWARMD_LIMITS_CPU": "50%", "SWARMD_WHEN_HOURS": "mon-fri/18:00-08:00, sat"}, {})
     assert config.limits.cpu == "50%" and [window(text).days for text in config.when.hours] == [frozenset(range(5)), {5}]
-
-
-def test_a_rate_takes_the_engine_that_can_keep_it() -> None:
-    limited = NodeConfig.model_validate({"limits": {"down": "1 MB/s"}})
-    found = chosen_engine(limited)
-    assert found is not None and found.name == "libp2p" and "limits.down" in found.why
-    assert chosen_engine(NodeConfig.model_validate({"swarm": {"engine": "none"}})) is None
 
 
 NIGHT, WEEKEND = window("mon-fri 18:00-08:00"), window("sat-sun")
