@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from p2p.types import PeerId
-from swarmd.types import Author, Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens, UpdateReport
+from swarmd.types import Author, Completion, Generation, Rollout, Scored, Task, TaskRef, Tokens, UpdateReport, Weigh
 
 
 class TaskSource(Protocol):
@@ -31,8 +31,11 @@ class Policy(Protocol):
     def answer(self, question: str) -> Completion:
         """One greedy answer: what the judge scores."""
 
-    def update(self, batch: Sequence[Scored]) -> UpdateReport:
-        """One policy-gradient step on the batch. If nothing in it has a gradient, nothing moves, and the report says 0 tokens."""
+    def update(self, batch: Sequence[Scored], weigh: Weigh) -> UpdateReport:
+        """One policy-gradient step on the batch. If nothing in it has a gradient, nothing moves, and the report says 0 tokens.
+
+        weigh: what becomes of the advantages that the policy's loss gives a rollout's completions.
+        """
 
 
 @runtime_checkable

@@ -20,7 +20,8 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine
-from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
+from swarmd.experience.advantages import unweighed
+from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
 
 NOW = 1_700_000_000.0  # seconds since the epoch: when a test begins
 TOPIC = Topic("test", "0123456789abcdef")
@@ -51,7 +52,7 @@ class PlayedPolicy:
     def answer(self, question: str) -> Completion:
         return Completion(self._texts(question)[0], ended=True)
 
-    def update(self, batch: Sequence[Scored]) -> UpdateReport:
+    def update(self, batch: Sequence[Scored], _weigh: Weigh = unweighed) -> UpdateReport:
         return UpdateReport(tokens=len(batch))
 
 

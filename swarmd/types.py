@@ -13,9 +13,8 @@ How far a rollout has come is in its type, so the pool cannot hold what was not 
     bytes -> Envelope (p2p: signature and limits held) -> Rollout (decoded) -> Scored (regenerated and rewarded here)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
 from typing import Annotated, Any
 
 from p2p.types import PeerId
@@ -78,7 +77,6 @@ class Scored:
     round: int  # our own round in which it was generated (local) or heard, as an offer or whole (external)
     tokens: Tokens | None = None  # None: external text, re-encoded with our own tokenizer when it is used
     whole: tuple[float, ...] = ()  # rewards of the whole group, where only a part of it is here; (): all of it is
-    weighed: tuple[float, ...] = ()  # advantages in place of the group's, as `[sharing] weigh` has them; (): the group's
 
     @property
     def group(self) -> tuple[float, ...]:
@@ -86,17 +84,13 @@ class Scored:
         return self.whole or self.rewards
 
     @property
-    def advantages(self) -> tuple[float, ...]:
-        """(r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); all zero where its rewards agree. Or as they were weighed."""
-        if self.weighed:
-            return self.weighed
-        mean, std = fmean(self.group), pstdev(self.group)
-        return tuple((r - mean) / (std + 1e-4) for r in self.rewards)
-
-    @property
     def informative(self) -> bool:
         """False where every completion earned the same: such a rollout has no gradient (SAPO section 5 drops it)."""
         return len(set(self.group)) > 1
+
+
+Weigh = Callable[[Scored, Sequence[float]], Sequence[float]]
+"""(a rollout, its completions' advantages by the loss) -> their advantages in the update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +139,7 @@ class UpdateReport:
         float | None, Figure("kl", "KL of the policy from the one training began with; `null`: not measured in this round", "nats a token")
     ] = None
     rate: Annotated[float, Figure("learning_rate", "learning rate")] = 0.0
+    useful: Annotated[int, Figure("useful", "rollouts trained on in which a completion had an advantage, as `[sharing]` weighs them")] = 0
     skipped: Annotated[int, Figure("skipped", "updates that were left out: a loss or gradient was not finite")] = 0
 
 
@@ -183,7 +178,6 @@ class RoundReport:
     resting: Annotated[int, Figure("replay_resting", "for how long the guard has ended reuse, this round included", "rounds")] = 0
     generated: Annotated[int, Figure("generated", "new rollouts of our own")] = 0
     informative: Annotated[int, Figure("informative", "of these, rollouts whose completions earned different rewards")] = 0
-    useful: Annotated[int, Figure("useful", "rollouts trained on in which a completion had an advantage, as `[sharing]` weighs them")] = 0
     off_policy_mean: Annotated[
         float, Figure("off_policy.mean", "the age of `staleness` in updates: the replay paper's off-policiness; mean", "updates")
     ] = 0.0

@@ -1,4 +1,4 @@
-"""Sharing strategies: which rollouts to share, which of others' to sample, how to weigh their advantages. Pure.
+"""Sharing strategies: which rollouts to share, which of others' to sample; how they are weighed is in `advantages`. Pure.
 
 There is a table for each; a new strategy is a row here and no more. The first row is the paper's (SAPO, arXiv 2509.08721, section 5), and
 the default but for the weights. docs/experiments.md has them all, and what was measured.
@@ -8,18 +8,18 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from p2p.types import PeerId
+from swarmd.experience.advantages import BY_LIKELIHOOD, LEAST, WEIGHS, unweighed
 from swarmd.experience.caps import choose, first
-from swarmd.types import Author, Scored, Tokens
+from swarmd.types import Author, Scored, Tokens, Weigh
 
 MEMORY = 256.0  # completions of a specialty after which an older one counts 1/e
-LEAST, MOST = 1 / 16, 15 / 16  # of a success that a baseline is taken from: its spread is never nought
 SMALLEST = 0.05  # weight of a specialty in which nobody does better than we do
 
 
@@ -160,55 +160,8 @@ def taken(
     return first([known[i] for i in sorted(range(len(known)), key=lambda i: -keys[i])], n, author, rng)
 
 
-# How to weigh what others wrote: the advantage of each of its completions. Our own keep theirs.
-
-Weigh = Callable[[Scored, Success, Sequence[float]], Sequence[float]]
-"""(another's rollout, our success, how likely our policy finds each of its completions) -> their advantages.
-
-How likely, 0 to 1: `Sharing`; empty for all but those of BY_LIKELIHOOD.
-"""
-
-
-def paper(scored: Scored, _success: Success, _likely: Sequence[float]) -> Sequence[float]:
-    """As if our own policy had written it: advantages within the group (SAPO section 4)."""
-    return scored.advantages
-
-
-def positive(scored: Scored, _success: Success, _likely: Sequence[float]) -> Sequence[float]:
-    """max(A, 0): nothing is pushed down that our policy might never have said."""
-    return tuple(max(0.0, advantage) for advantage in scored.advantages)
-
-
-def right_one(scored: Scored, _success: Success, _likely: Sequence[float]) -> Sequence[float]:
-    """1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
-    return tuple(float(reward > 0) for reward in scored.rewards)
-
-
-def truncated(scored: Scored, _success: Success, likely: Sequence[float]) -> Sequence[float]:
-    """The paper's, less where our policy finds the text less likely than its own: an importance weight of at most 1."""
-    return tuple(advantage * share for advantage, share in zip(scored.advantages, likely, strict=True))
-
-
-def own_baseline(scored: Scored, success: Success, _likely: Sequence[float]) -> Sequence[float]:
-    """(r − b) / √(b (1 − b)), b our own success in that specialty: a single answer and a group that is right throughout count, too."""
-    b = min(MOST, max(LEAST, success.of(scored.rollout.ref.specialty)))
-    return tuple((reward - b) / math.sqrt(b * (1 - b)) for reward in scored.rewards)
-
-
-def own_baseline_positive(scored: Scored, success: Success, likely: Sequence[float]) -> Sequence[float]:
-    """The same without what is below 0."""
-    return tuple(max(0.0, advantage) for advantage in own_baseline(scored, success, likely))
-
-
-WEIGHS: Mapping[str, Weigh] = {
-    "paper": paper, "positive": positive, "right": right_one, "truncated": truncated, "own": own_baseline,
-    "own-positive": own_baseline_positive,
-}  # fmt: skip
-BY_LIKELIHOOD = {"truncated"}  # of WEIGHS: costs a forward pass over what others wrote
-
-
 class SharingSettings(BaseModel):
-    """`[sharing]`: what each node decides for itself about others' rollouts (SAPO section 4 leaves it open)."""
+    """`[sharing]`: what each node decides for itself about others' rollouts (SAPO section 3.2 leaves it open)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -229,15 +182,20 @@ class Sharing:
     def to_share(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         return shared(local, SHARES[self.settings.share], self.settings.share_most, rng)
 
-    def weighed(self, batch: Sequence[Scored], me: PeerId) -> Sequence[Scored]:
-        """The batch with the advantages of others' rollouts as this node weighs them."""
+    def weighing(self, batch: Sequence[Scored], me: PeerId) -> Weigh:
+        """How this node weighs the advantages of the batch's rollouts: others' by `[sharing] weigh`, its own not at all."""
         if self.settings.weigh == "paper":
-            return batch
-        weigh, own = WEIGHS[self.settings.weigh], [s for s in batch if s.rollout.author == me]
+            return unweighed
+        row, own = WEIGHS[self.settings.weigh], [s for s in batch if s.rollout.author == me]
         theirs = [s for s in batch if s.rollout.author != me]
-        likely = self._likely(own, theirs) if self.settings.weigh in BY_LIKELIHOOD else [()] * len(theirs)
-        found = iter([replace(s, weighed=tuple(weigh(s, self.success, each))) for s, each in zip(theirs, likely, strict=True)])
-        return [s if s.rollout.author == me else next(found) for s in batch]
+        likely = dict(zip(map(id, theirs), self._likely(own, theirs), strict=True)) if self.settings.weigh in BY_LIKELIHOOD else {}
+
+        def weigh(scored: Scored, found: Sequence[float]) -> Sequence[float]:
+            if scored.rollout.author == me:
+                return found
+            return row(scored, found, self.success.of(scored.rollout.ref.specialty), likely.get(id(scored), (1.0,) * len(found)))
+
+        return weigh
 
     def _likely(self, own: Sequence[Scored], theirs: Sequence[Scored]) -> Sequence[Sequence[float]]:
         """Of each completion: the probability of its tokens over that of our own text's, geometric means, at most 1."""

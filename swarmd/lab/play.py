@@ -210,7 +210,7 @@ def line_of(number: int, reports: Sequence[RoundReport], hostile: Collection[Pee
         "reward": [None if report == NOTHING else round(report.reward_mean, 5) for report in reports],
         "generated": [report.generated for report in reports],
         "informative": [report.informative for report in reports],
-        "useful": [report.useful for report in reports],
+        "useful": [report.update.useful for report in reports],
         "local": [report.local for report in reports],
         "external": [report.external for report in reports],
         "tokens": [report.tokens_generated for report in reports],

@@ -15,6 +15,7 @@ from torch import nn
 
 from swarmd.config.config import NodeConfig, TrainConfig
 from swarmd.errors import NoModel
+from swarmd.experience.advantages import advantages, unweighed
 from swarmd.experience.fitting import ANSWER_TOO_LONG, QUESTION_TOO_LONG, UNKNOWN_LETTERS
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
@@ -32,7 +33,7 @@ from swarmd.policy.training.losses import LOSSES, MEANS
 from swarmd.policy.training.packing import Row, encoded, rows_of
 from swarmd.policy.training.schedule import RateSchedule
 from swarmd.tasks.answers import answer_end
-from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport
+from swarmd.types import Completion, Generation, Scored, Tokens, UpdateReport, Weigh
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +53,19 @@ class LanguagePolicy:
         loaded: Loaded,
         chat: Chat,
         learner: Learner,
-        rows: Callable[[Sequence[Scored]], list[Row]],
+        loss: Callable[[Scored], Sequence[float]],
+        rows: Callable[[Sequence[Scored], Sequence[Sequence[float]]], list[Row]],
         sampling: Sampling,
         generator: torch.Generator,
         engine: InferenceEngine,
     ) -> None:
-        """rows: what an update trains on, of a batch. engine: what answers; closed with the policy."""
+        """Take the parts that `open` has made.
+
+        loss: the advantages it gives a rollout's completions. rows: what an update trains on, of a batch and its advantages.
+        engine: what answers; closed with the policy.
+        """
         self._loaded, self._chat, self._learner, self._sampling, self._generator = loaded, chat, learner, sampling, generator
-        self._rows = rows
+        self._loss, self._rows = loss, rows
         self.between: Callable[[], int] | None = None  # see `decode`: of a generator, whose weights are another process's to change
         self._step: Callable[[Learner, Sequence[Row]], UpdateReport] = Learner.step
         self._driver = Driver(engine, loaded)
@@ -76,7 +82,7 @@ class LanguagePolicy:
 
         seed: of what is sampled and of a new adapter. free: bytes free on a device. report: gets the progress of a download.
         """
-        work = work_of(config)
+        work, loss = work_of(config), LOSSES[config.train.loss]
         limit_memory(config, choose_device(config.model.device))
         loaded = load_model(config.model, seed, free, work, report)
         use_threads(config.model.threads, loaded.device)
@@ -114,11 +120,11 @@ class LanguagePolicy:
             chat=chat,
             limit=sampling.limit,
             context=sampling.context,
-            advantages=lambda scored: LOSSES[config.train.loss].advantages(scored, config.train),
             mean=MEANS[config.train.loss_mean],
         )
         learner, generator = Learner(loaded.network, learning, loaded.device, seed), seeded(loaded.device, seed)
-        return cls(loaded, chat, learner, rows, sampling, generator, open_engine(config, loaded, sampling))
+        engine = open_engine(config, loaded, sampling)
+        return cls(loaded, chat, learner, lambda scored: loss.advantages(scored, config.train), rows, sampling, generator, engine)
 
     @property
     def description(self) -> Mapping[str, Any]:
@@ -170,14 +176,15 @@ class LanguagePolicy:
         answers = self._decode(prompts, 1, replace(self._sampling, temperature=0.0))
         return [self._chat.read(sample.ids, sample.ended) for (sample,) in answers]
 
-    def update(self, batch: Sequence[Scored]) -> UpdateReport:
-        """One policy-gradient step on the batch; see `Learner.step`. None where no completion has an advantage by the loss in use."""
-        rows = self._rows(batch)
+    def update(self, batch: Sequence[Scored], weigh: Weigh = unweighed) -> UpdateReport:
+        """One policy-gradient step on the batch; see `Learner.step`. None where no completion has an advantage."""
+        given = [advantages(scored, self._loss, weigh) for scored in batch]
+        rows = self._rows(batch, given)
         if not rows:
             return UpdateReport()
         self._driver.rest()
         self._learner.rest()
-        return self._step(self._learner, rows)
+        return replace(self._step(self._learner, rows), useful=sum(map(any, given)))
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
         """Of each rollout's completions, cut as `update` cuts them: our tokens, and the log-probabilities the policy gives them now."""

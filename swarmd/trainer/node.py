@@ -16,7 +16,7 @@ from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
-from swarmd.experience.strategies import Sharing, SharingSampler, SharingSettings
+from swarmd.experience.strategies import Sharing, SharingSampler
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
 from swarmd.protocols import Limited, Policy, Remembering, Reward, Swarm
@@ -28,7 +28,7 @@ from swarmd.trainer.round import Node
 
 def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
     """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
-    sharing = Sharing(_sharing(config), logprobs=policy.logprobs if isinstance(policy, Remembering) else None)
+    sharing = Sharing(config.sharing, logprobs=policy.logprobs if isinstance(policy, Remembering) else None)
     node = Node(
         me=me,
         tasks=open_tasks(curriculum_of(config), reward, config.tasks.specialties),
@@ -54,13 +54,6 @@ def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Polic
     if config.gate.mode != "off":
         _put_up_gate(node, config)
     return node
-
-
-def _sharing(config: NodeConfig) -> SharingSettings:
-    """AsymRE leans on what went well by its own baseline (`train.asymre_shift`), so positive weights leave it as it is."""
-    if config.train.loss == "asymre" and config.sharing.weigh == "positive":
-        return config.sharing.model_copy(update={"weigh": "paper"})
-    return config.sharing
 
 
 def _switch_on_replay(node: Node, config: NodeConfig) -> None:

@@ -13,6 +13,7 @@ from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.errors import SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.experience.advantages import unweighed
 from swarmd.experience.replay_theory import PAYS_FROM, Reuse, best_reuse, compute_ratio, cost
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.progress import Download
@@ -93,7 +94,7 @@ def _one_round(
         for task, answer in zip(drawn, answers, strict=True)
     ]
     between = clock()
-    report = policy.update(batch)
+    report = policy.update(batch, unweighed)
     trained = clock()
     if not report.tokens:
         raise SwarmdError(

@@ -1,4 +1,4 @@
-"""One SAPO round. Reads as Algorithm 1 of the paper (arXiv 2509.08721, section 4), top to bottom."""
+"""One SAPO round. Reads as Algorithm 1 of the paper (arXiv 2509.08721, section 3.2), top to bottom."""
 
 import random
 from collections import Counter
@@ -119,8 +119,8 @@ def _step(node: Node, watch: "_Stopwatch", local: Sequence[Scored]) -> _Step:
     with watch("train"):
         if node.remember is not None:
             batch = node.pool.remember(batch, node.remember)
-        batch = node.sharing.weighed(batch, node.me)
-        update = node.policy.update(batch) if batch else UpdateReport()  # policy gradient on T^n; its loss says which of it has one
+        # The policy gradient on T^n. The loss and `weigh` together say which of it has one (`experience.advantages`).
+        update = node.policy.update(batch, node.sharing.weighing(batch, node.me)) if batch else UpdateReport()
     return _Step(batch, before, update)
 
 
@@ -231,7 +231,6 @@ def _report(
         resting=resting,
         generated=len(local),
         informative=sum(s.informative for s in local),
-        useful=sum(any(s.advantages) for s in batch),
         off_policy_mean=_mean(off_policy) or 0.0,
         off_policy_max=max(off_policy, default=0),
         unfit=node.fitting.take_refused() if node.fitting else {},

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from p2p.types import PeerId
+from swarmd.experience.advantages import shifted, within_group
 from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, Traits, part, traits
 from swarmd.experience.pool import Pool, PoolLimits
 from swarmd.experience.strategies import SharingSampler
-from swarmd.policy.training import losses
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -179,7 +179,7 @@ def test_odd_wrong_answers_are_left_out_and_an_odd_right_one_costs_the_rollout(
     assert [[c.text for c in s.rollout.completions] for s in batch] == ([] if left is None else [left])
     for scored in batch:
         assert scored.rewards == rewards[:1] + (0.0,) * (len(left or ()) - 1) and scored.informative
-        assert scored.advantages[0] == whole.advantages[0]
+        assert within_group(scored)[0] == within_group(whole)[0]
         assert len(pool.use([scored])) == 1 and sampler.gate.take_refused() == {}
 
 
@@ -188,10 +188,11 @@ def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
     pool, whole = Pool(2), rollout(1, OTHER, ["fine", *["odd"] * 5, "wrong", "wrong"], (1.0, *[0.0] * 7))
     pool.add([whole])
     (scored,) = gated(pool, Asked())([], pool.snapshot(), random.Random(0))
-    assert scored.advantages == (whole.advantages[0], *whole.advantages[6:]) and scored.advantages[0] == pytest.approx(2.645, abs=1e-3)
+    before = within_group(whole)
+    assert within_group(scored) == (before[0], *before[6:]) and before[0] == pytest.approx(2.645, abs=1e-3)
     again = part(scored, [0, 1])
-    assert again.advantages == scored.advantages[:2], "also of a part of a part"
-    assert losses.asymre_advantages(again.rewards, -0.1, again.group) == pytest.approx((0.975, -0.025))
+    assert within_group(again) == before[:1] + before[6:7], "also of a part of a part"
+    assert shifted(again, -0.1) == pytest.approx((0.975, -0.025))
 
 
 def end(text: str) -> int | None:

@@ -1,23 +1,20 @@
-"""What is shared, taken and how it is weighed: the tables' rows, and what a node does by default."""
+"""What is shared and taken: the tables' rows, and what a node does by default."""
 
-import math
 import random
-from dataclasses import replace
 
 import pytest
 
 from p2p.types import PeerId
+from swarmd.experience.advantages import WEIGHS
 from swarmd.experience.strategies import (
     SHARES,
     TAKES,
-    WEIGHS,
-    Sharing,
     SharingSettings,
     Success,
     shared,
     taken,
 )
-from swarmd.types import Author, Completion, Rollout, Scored, TaskRef, Tokens
+from swarmd.types import Author, Completion, Rollout, Scored, TaskRef
 
 ME = PeerId("me")
 
@@ -62,44 +59,6 @@ def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
     assert drawn.count(2) == 0 and 400 < drawn.count(1) < 500
 
 
-@pytest.mark.parametrize(
-    ("weigh", "expected"),
-    [("positive", (0, 1)), ("right", (0, 1)), ("own", (-0.577, 1.732)), ("own-positive", (0, 1.732))],
-)
-def test_how_each_weighs_a_wrong_and_a_right_answer(weigh: str, expected: tuple[float, float]) -> None:
-    success = Success({"bf": 1.0}, {"bf": 4.0})
-    assert WEIGHS[weigh](scored(1, 0, 1), success, ()) == pytest.approx(expected, abs=1e-3)
-
-
-def test_a_single_answer_and_a_group_that_is_right_throughout_count_against_our_own_success() -> None:
-    for group in (scored(1, 1), scored(1, 1, 1, 1)):
-        assert not any(WEIGHS["paper"](group, Success(), ())) and all(a > 0 for a in WEIGHS["own"](group, Success(), ()))
-
-
-def test_only_others_are_weighed() -> None:
-    sharing = Sharing(SharingSettings(weigh="right"))
-    mine, theirs = sharing.weighed([scored(1, 0, 1, author="me"), scored(1, 0, 1)], ME)
-    assert mine.advantages == scored(1, 0, 1).advantages and theirs.advantages == (0, 1)
-    assert Sharing(SharingSettings(weigh="paper")).weighed([theirs], ME) == [theirs]
-    (pushed,) = Sharing().weighed([scored(1, 0, 1)], ME)
-    assert pushed.advantages[0] == 0 < pushed.advantages[1], "by default nothing that others wrote is pushed down"
-
-
-def test_what_our_policy_finds_unlikely_counts_less_and_nothing_counts_more() -> None:
-    def found(*logprobs: tuple[float, ...]) -> Tokens:
-        return Tokens(tuple((0,) * len(each) for each in logprobs), logprobs)
-
-    mine = replace(scored(1, 0, 1, author="me"), tokens=found((-1.0, -1.0), (-1.0,)))
-    sharing = Sharing(SharingSettings(weigh="truncated"), logprobs=lambda batch: [found((-2.0, -4.0), (-0.5,)) for _ in batch])
-    theirs, kept = scored(1, 0, 1), replace(scored(2, 0, 1), tokens=found((-1.0,), (-1.0 - math.log(2),)))
-    own, new, replayed = sharing.weighed([mine, theirs, kept], ME)
-    assert own.advantages == mine.advantages
-    assert new.advantages == pytest.approx([theirs.advantages[0] * math.exp(-2), theirs.advantages[1]])
-    assert replayed.advantages == pytest.approx([kept.advantages[0], kept.advantages[1] / 2]), "by what it was remembered with"
-    assert sharing.weighed([kept], ME)[0].advantages == kept.advantages, "with nothing of our own to go by"
-    assert Sharing(sharing.settings).weighed([theirs], ME)[0].advantages == theirs.advantages, "a policy without log-probabilities"
-
-
 def test_what_is_shared() -> None:
     rng = random.Random(0)
     assert [len(shared(POOL, share, 0, rng)) for share in SHARES.values()] == [3, 4, 5]
@@ -115,4 +74,3 @@ def test_success_forgets_and_is_copied() -> None:
     copy = success.copy()
     success.saw([scored(1, 0, 0)])
     assert copy.of("bf") > success.of("bf")
-    assert replace(scored(1, 0, 1), weighed=(2.0, 3.0)).advantages == (2.0, 3.0)

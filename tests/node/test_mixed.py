@@ -75,7 +75,7 @@ def teach_the_form(policy: LanguagePolicy) -> None:
     tasks, rng = CurriculumTasks(TINY_9, ("basic_arithmetic",)), random.Random(1)
     for _ in range(60):
         answered = [(task, Rollout(task.ref, (right(task),), identity(9).peer_id)) for task in tasks.draw(8, rng)]
-        policy.update([Scored(rollout, task.question, (1.0,), 1, weighed=(1.0,)) for task, rollout in answered])
+        policy.update([Scored(rollout, task.question, (1.0,), 1) for task, rollout in answered], weigh=lambda scored, _: scored.rewards)
 
 
 def right(task: Task, before: str = "", after: str = "") -> Completion:

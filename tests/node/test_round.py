@@ -14,6 +14,7 @@ from p2p.types import Envelope, PeerId, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.experience.advantages import within_group
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.scoring import Verifier
@@ -113,7 +114,7 @@ def test_a_node_that_does_not_train_shares_and_keeps_its_weights(verifier: Verif
     for t in range(1, 5):
         report = run_round(t, node)
         heard += run_round(t, other).pool_fresh
-        assert (report.generated, report.updates, report.external, report.useful) == (4, 0, 0, 0)
+        assert (report.generated, report.updates, report.external, report.update.useful) == (4, 0, 0, 0)
     assert heard > 0 and weights(policy, tmp_path / "after")["weights.safetensors"] == before["weights.safetensors"]
 
 
@@ -230,7 +231,7 @@ def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(ver
     (scored,) = node.pool
     assert len(scored.rollout.completions) == len(scored.rewards) == 8 and len(scored.group) == 16
     mean = sum(scored.group) / 16
-    assert 0 < mean < 1 and all((a > 0) == (r > mean) for a, r in zip(scored.advantages, scored.rewards, strict=True))
+    assert 0 < mean < 1 and all((a > 0) == (r > mean) for a, r in zip(within_group(scored), scored.rewards, strict=True))
 
 
 @pytest.mark.parametrize("loss, trains", [("grpo", False), ("asymre", True)])
@@ -240,7 +241,6 @@ def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(v
     node.reward = lambda items: [(0.0,) * len(completions) for _, completions in items]
     report = run_round(1, node)
     assert (report.update.tokens > 0, policy.version) == (trains, int(trains))
-    assert node.sharing.settings.weigh == ("paper" if trains else "positive"), "AsymRE has a bias of its own"
 
 
 def test_who_never_sends_anything_useful_is_charged_and_who_does_is_not(verifier: Verifier) -> None:

@@ -153,7 +153,7 @@ def test_a_step_left_out_is_counted_and_takes_no_part_in_the_schedule(folders: d
     kept = weight.detach().clone()
     with torch.no_grad():
         weight.fill_(math.nan)
-    assert policy.update(batch) == UpdateReport(skipped=1)
+    assert policy.update(batch) == UpdateReport(skipped=1, useful=2)
     with torch.no_grad():
         weight.copy_(kept)
     report = policy.update(batch)

@@ -41,11 +41,6 @@ def test_token_logprobs_and_their_gradient(temperature: float) -> None:
     torch.testing.assert_close(logits_gradient(probabilities, targets, upstream, temperature), expected)
 
 
-def test_asymre_leans_on_what_went_well() -> None:
-    assert losses.asymre_advantages((1.0, 0.0, 0.0, 1.0), -0.1) == pytest.approx((0.6, -0.4, -0.4, 0.6))
-    assert losses.asymre_advantages((1.0, 1.0), 0.0) == (0.0, 0.0)
-
-
 def test_importance_weights_are_cut_from_above_alone_and_have_no_gradient() -> None:
     new = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
     weights = losses.truncated_weights(new, torch.tensor([-1.0, -5.0, -0.5]), 2.0)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmd.errors import NoModel
+from swarmd.experience.advantages import shifted, within_group
 from swarmd.policy.attention.attention import NAME
 from swarmd.policy.attention.packed_layout import shared_prefix
 from swarmd.policy.models.chat import Chat
@@ -34,8 +35,8 @@ def learning(
 
 def rows_of(batch, chat: Chat, limit: int = LIMIT, context: int = CONTEXT, mean=losses.token_mean, shift: float | None = None):
     """shift: asymre's; None: advantages are GRPO's."""
-    advantages = (lambda s: s.advantages) if shift is None else (lambda s: losses.asymre_advantages(s.rewards, shift))
-    return all_rows_of(batch, chat, limit, context, advantages, mean)
+    advantages = [within_group(s) if shift is None else shifted(s, shift) for s in batch]
+    return all_rows_of(batch, advantages, chat, limit, context, mean)
 
 
 def mixed_batch(folder: Path) -> list[Scored]:
@@ -109,7 +110,7 @@ def reference(network, chat: Chat, batch: list[Scored], temperature: float, case
         logits = network(full, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits / temperature
         logp = torch.log_softmax(logits, -1)
         for i, c in enumerate(ids):
-            a = s.advantages[i] if case.shift is None else s.rewards[i] - sum(s.rewards) / len(s.rewards) - case.shift
+            a = within_group(s)[i] if case.shift is None else s.rewards[i] - sum(s.rewards) / len(s.rewards) - case.shift
             start = 5 + len(prompt) - 1
             for t, token in enumerate(c):
                 lp = logp[i, start + t, token]

@@ -215,7 +215,7 @@ class Learner:
         """logits: [N, V], with a graph. reference: [N], log-probabilities. Adds the gradients and the sums."""
         temperature = self._learning.temperature
         logprobs, entropy, probabilities = token_logprobs(logits, scores.targets, temperature)
-        # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO section 4).
+        # Text that came from elsewhere is taken as if our current policy had written it: ratio 1 (SAPO section 3.2).
         drawn, current = ~scores.old.isnan(), logprobs.clone()
         old = torch.where(drawn, scores.old, current)
         learning, none = self._learning, current.new_zeros(1)

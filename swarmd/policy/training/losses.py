@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from swarmd.experience.advantages import shifted, within_group
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +39,8 @@ class Loss:
     # (logprobs, old, advantages, settings) -> the loss of each token, to be minimised, and which tokens were clipped (bool; None: none).
     # `old` are the log-probabilities of the policy that drew the token, without gradient; those of `logprobs` where they are not known.
     per_token: Callable[[Tensor, Tensor, Tensor, LossSettings], tuple[Tensor, Tensor | None]]
-    advantages: Callable[[Scored, LossSettings], Sequence[float]]  # one a completion
+    # One a completion. Others' are weighed afterwards (`swarmd.experience.advantages`).
+    advantages: Callable[[Scored, LossSettings], Sequence[float]]
     uses_ratio: bool = False  # of new to old probabilities: it can take importance weights in place of the clip
 
 
@@ -56,25 +58,16 @@ def asymre(logprobs: Tensor, _old: Tensor, advantages: Tensor, _settings: LossSe
     return -advantages * logprobs, None
 
 
-def asymre_advantages(rewards: Sequence[float], shift: float, group: Sequence[float] = ()) -> tuple[float, ...]:
-    """r − (V̂ + δV) of each completion; V̂ is the mean of its group (empty: these rewards), shift is δV. Below 0 it leans on what went well.
-
-    Unlike GRPO's these are not all 0 where rewards agree, unless shift is.
-    """
-    baseline = fmean(group or rewards) + shift
-    return tuple(r - baseline for r in rewards)
-
-
 LOSSES: Mapping[str, Loss] = {
-    "grpo": Loss(grpo, lambda scored, _: scored.advantages, uses_ratio=True),
-    "asymre": Loss(asymre, lambda s, settings: s.weighed or asymre_advantages(s.rewards, settings.asymre_shift, s.group)),
+    "grpo": Loss(grpo, lambda scored, _: within_group(scored), uses_ratio=True),
+    "asymre": Loss(asymre, lambda scored, settings: shifted(scored, settings.asymre_shift)),
 }
 
 
 def surrogate(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     """The clipped surrogate, per token, to be minimised (PPO, arXiv 1707.06347, eq. 7; the asymmetric clip is DAPO's, 2503.14476, eq. 8).
 
-    No KL term (SAPO section 5: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain policy gradient.
+    No KL term (SAPO section 4.2: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain policy gradient.
     """
     ratio = (logprobs - old).exp()
     return -(ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)

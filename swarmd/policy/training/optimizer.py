@@ -8,7 +8,7 @@ learning rates of post-training nearly all are. So trained weights in 16 bits ar
     stochastic  no copy: the stepped weight is rounded up or down at random, with chances that make its mean the exact value (Gupta et al.,
                 arXiv 1502.02551, section 2.1; of bfloat16 weights: Zamirai et al., arXiv 2010.06192). Steps add up on average.
 
-Adam as in SAPO section 5: default betas, no weight decay. `adamw8bit` keeps its two moments in 8 bits, in blocks (Dettmers et al., arXiv
+Adam as in SAPO section 4.2: default betas, no weight decay. `adamw8bit` keeps its two moments in 8 bits, in blocks (Dettmers et al., arXiv
 2110.02861), by bitsandbytes; tensors of fewer than 4,096 numbers keep 32.
 """
 

@@ -72,27 +72,28 @@ class Padded:
 
 def rows_of(
     batch: Sequence[Scored],
+    advantages: Sequence[Sequence[float]],
     chat: Chat,
     limit: int,
     context: int,
-    advantages: Callable[[Scored], Sequence[float]],
     mean: Callable[[Sequence[int]], Sequence[float]],
 ) -> list[Row]:
-    """The completions that have a gradient.
+    """Return the completions that have a gradient.
 
-    Our own completions keep their token ids and the log-probabilities they were drawn with; others' are re-encoded. Both are cut where our
-    own sampling would have stopped: at `limit` tokens, or at the end of the context. mean: from the lengths of all completions of the
-    batch, those without gradient included, the weight of each one's tokens in the loss.
+    advantages: of each rollout's completions (`swarmd.experience.advantages`). Our own completions keep their token ids and the
+    log-probabilities they were drawn with; others' are re-encoded. Both are cut where our own sampling would have stopped: at `limit`
+    tokens, or at the end of the context. mean: from the lengths of all completions of the batch, those without gradient included, the
+    weight of each one's tokens in the loss.
     """
     rows: list[Row] = []
     lengths: list[int] = []
     places: list[int] = []  # of rows in lengths
-    for scored in batch:
+    for scored, of_rollout in zip(batch, advantages, strict=True):
         prompt, ids = encoded(scored, chat, limit, context)
         old: Sequence[tuple[float, ...] | None] = [None] * len(ids)
         if scored.tokens is not None:
             old = [p[: len(cut)] for p, cut in zip(scored.tokens.logprobs, ids, strict=True)]
-        for cut, drawn_with, advantage in zip(ids, old, advantages(scored), strict=True):
+        for cut, drawn_with, advantage in zip(ids, old, of_rollout, strict=True):
             if cut and advantage:
                 places.append(len(lengths))
                 rows.append(Row(prompt, cut, advantage, drawn_with, 0.0))

@@ -1,0 +1,84 @@
+"""Advantages: what a loss makes of a rollout's rewards, and how a node weighs what others wrote. Pure.
+
+`advantages` is the one place where the two meet. A loss (`swarmd.policy.training.losses.LOSSES`) gives every completion an
+advantage; a row of WEIGHS changes those of others' rollouts, whatever the loss; our own keep theirs. Nothing stores an advantage.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, pstdev
+
+from swarmd.types import Scored, Weigh
+
+LEAST, MOST = 1 / 16, 15 / 16  # of a success that a baseline is taken from: its spread is never nought
+
+def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh: Weigh) -> tuple[float, ...]:
+    """Return each completion's advantage in an update: the loss's own, weighed."""
+    return tuple(weigh(scored, loss(scored)))
+
+
+def unweighed(_scored: Scored, found: Sequence[float]) -> Sequence[float]:
+    """Keep what the loss gives."""
+    return found
+
+
+def within_group(scored: Scored) -> tuple[float, ...]:
+    """(r − mean) / std over the group (GRPO, arXiv 2402.03300, 4.1.2); all zero where its rewards agree."""
+    mean, std = fmean(scored.group), pstdev(scored.group)
+    return tuple((r - mean) / (std + 1e-4) for r in scored.rewards)
+
+
+def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
+    """r − (V̂ + δV), V̂ the mean of the group, δV the shift (AsymRE, arXiv 2506.20520). Below 0 it leans on what went well.
+
+    Unlike GRPO's these are not all 0 where rewards agree, unless the shift is.
+    """
+    baseline = fmean(scored.group) + shift
+    return tuple(r - baseline for r in scored.rewards)
+
+
+# How to weigh what others wrote: a row for each value of `[sharing] weigh`.
+
+Weighting = Callable[[Scored, Sequence[float], float, Sequence[float]], Sequence[float]]
+"""(another's rollout, the loss's advantages, our own success in its specialty, how likely our policy finds each completion) -> advantages.
+
+Success and likelihood, 0 to 1: `strategies.Sharing`. Likelihoods are 1 for all rows but those of BY_LIKELIHOOD.
+"""
+
+
+def paper(_scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]) -> Sequence[float]:
+    """As if our own policy had written it (SAPO section 3.2)."""
+    return found
+
+
+def positive(_scored: Scored, found: Sequence[float], _success: float, _likely: Sequence[float]) -> Sequence[float]:
+    """max(A, 0): nothing is pushed down that our policy might never have said."""
+    return tuple(max(0.0, advantage) for advantage in found)
+
+
+def right_one(scored: Scored, _found: Sequence[float], _success: float, _likely: Sequence[float]) -> Sequence[float]:
+    """1 for a right answer, 0 for a wrong one (rejection-sampled fine-tuning)."""
+    return tuple(float(reward > 0) for reward in scored.rewards)
+
+
+def truncated(_scored: Scored, found: Sequence[float], _success: float, likely: Sequence[float]) -> Sequence[float]:
+    """The loss's, less where our policy finds the text less likely than its own: an importance weight of at most 1."""
+    return tuple(advantage * share for advantage, share in zip(found, likely, strict=True))
+
+
+def own_baseline(scored: Scored, _found: Sequence[float], success: float, _likely: Sequence[float]) -> Sequence[float]:
+    """(r − b) / √(b (1 − b)), b our own success in that specialty: a single answer and a group that is right throughout count, too."""
+    b = min(MOST, max(LEAST, success))
+    return tuple((reward - b) / math.sqrt(b * (1 - b)) for reward in scored.rewards)
+
+
+def own_baseline_positive(scored: Scored, found: Sequence[float], success: float, likely: Sequence[float]) -> Sequence[float]:
+    """The same without what is below 0."""
+    return tuple(max(0.0, advantage) for advantage in own_baseline(scored, found, success, likely))
+
+
+WEIGHS: Mapping[str, Weighting] = {
+    "paper": paper, "positive": positive, "right": right_one, "truncated": truncated, "own": own_baseline,
+    "own-positive": own_baseline_positive,
+}  # fmt: skip
+BY_LIKELIHOOD = {"truncated"}  # of WEIGHS: costs a forward pass over what others wrote

@@ -1,0 +1,87 @@
+"""Advantages: every loss with every weighting, rows of both tables that nobody thought of included."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p.types import PeerId
+from swarmd.experience.advantages import WEIGHS, advantages, shifted, unweighed, within_group
+from swarmd.experience.strategies import Sharing, SharingSettings, Success
+from swarmd.policy.training.losses import LOSSES, Loss, LossSettings, grpo
+from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens, Weigh
+
+ME, OTHER = PeerId("me"), PeerId("other")
+# A loss that somebody adds to the table: the reward less the group's mean.
+TABLE: Mapping[str, Loss] = {**LOSSES, "added": Loss(grpo, lambda scored, _: [r - fmean(scored.group) for r in scored.rewards])}
+REWARDS = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=8).map(tuple)
+NEVER_PUSHES_DOWN = ("positive", "right", "own-positive")
+
+
+def scored(*rewards: float, author: PeerId = OTHER) -> Scored:
+    completions = tuple(Completion(str(i), True) for i in range(len(rewards)))
+    return Scored(Rollout(TaskRef("bf", 1), completions, author), "?", rewards, 1)
+
+
+def given_by(loss: str, one: Scored, weigh: Weigh = unweighed) -> Sequence[float]:
+    return advantages(one, lambda s: TABLE[loss].advantages(s, LossSettings()), weigh)
+
+
+def weighed(loss: str, weigh: str, one: Scored, success: Success | None = None) -> Sequence[float]:
+    return given_by(loss, one, Sharing(SharingSettings(weigh=weigh), success or Success()).weighing([one], ME))
+
+
+@pytest.mark.parametrize("weigh", WEIGHS)
+@pytest.mark.parametrize("loss", TABLE)
+@given(rewards=REWARDS)
+def test_a_weighting_acts_on_any_loss_and_on_others_rollouts_alone(loss: str, weigh: str, rewards: tuple[float, ...]) -> None:
+    mine, theirs = scored(*rewards, author=ME), scored(*rewards)
+    plain, found = given_by(loss, theirs), weighed(loss, weigh, theirs)
+    assert weighed(loss, weigh, mine) == given_by(loss, mine), "our own keep the loss's"
+    assert len(found) == len(rewards) and all(map(math.isfinite, found))
+    if weigh in NEVER_PUSHES_DOWN:
+        assert min(found) >= 0, "nothing that others wrote is pushed down"
+    if weigh in ("paper", "truncated"):
+        assert found == plain, "a policy without log-probabilities truncates nothing"
+    if weigh == "positive":
+        assert list(found) == [max(0.0, a) for a in plain]
+
+
+@pytest.mark.parametrize(
+    ("weigh", "expected"),
+    [("positive", (0, 1)), ("right", (0, 1)), ("own", (-0.577, 1.732)), ("own-positive", (0, 1.732))],
+)
+def test_how_each_weighs_a_wrong_and_a_right_answer(weigh: str, expected: tuple[float, float]) -> None:
+    assert weighed("grpo", weigh, scored(0, 1), Success({"bf": 1.0}, {"bf": 4.0})) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_group_that_is_right_throughout_counts_against_our_own_success() -> None:
+    assert not any(weighed("grpo", "paper", scored(1, 1, 1))) and all(a > 0 for a in weighed("grpo", "own", scored(1, 1, 1)))
+
+
+def test_by_default_nothing_that_others_wrote_is_pushed_down() -> None:
+    wrong, right = given_by("grpo", scored(0, 1), Sharing().weighing([scored(0, 1)], ME))
+    assert wrong == 0 < right
+
+
+def test_what_our_policy_finds_unlikely_counts_less_and_nothing_counts_more() -> None:
+    def found(*logprobs: tuple[float, ...]) -> Tokens:
+        return Tokens(tuple((0,) * len(each) for each in logprobs), logprobs)
+
+    mine = replace(scored(0, 1, author=ME), tokens=found((-1.0, -1.0), (-1.0,)))
+    sharing = Sharing(SharingSettings(weigh="truncated"), logprobs=lambda batch: [found((-2.0, -4.0), (-0.5,)) for _ in batch])
+    theirs, kept = scored(0, 1), replace(scored(0, 1), tokens=found((-1.0,), (-1.0 - math.log(2),)))
+    plain, weigh = within_group(theirs), sharing.weighing([mine, theirs, kept], ME)
+    assert given_by("grpo", mine, weigh) == plain
+    assert given_by("grpo", theirs, weigh) == pytest.approx([plain[0] * math.exp(-2), plain[1]])
+    assert given_by("grpo", kept, weigh) == pytest.approx([plain[0], plain[1] / 2]), "by what it was remembered with"
+    assert given_by("grpo", kept, sharing.weighing([kept], ME)) == plain, "with nothing of our own to go by"
+
+
+def test_asymre_leans_on_what_went_well() -> None:
+    assert shifted(scored(1, 0, 0, 1), -0.1) == pytest.approx((0.6, -0.4, -0.4, 0.6))
+    assert shifted(scored(1, 1), 0.0) == (0.0, 0.0)
