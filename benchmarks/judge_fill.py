@@ -24,12 +24,12 @@ import httpx2
 from sqlalchemy import insert
 
 from benchmarks.judge_load import cpu_seconds, serving
+from judge.anytime import always
 from judge.arms import insert_rows, recounted
 from judge.comparison_document import comparison_document
 from judge.database import Database
 from judge.leaderboard import WINDOW, BoardView
 from judge.reader import Reader
-from judge.statistics import wilson
 from judge.store import LAPSED, Store
 from judge.tables import evaluations, peers
 from p2p.identity import Identity, nickname
@@ -69,7 +69,7 @@ def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any],
         }  # fmt: skip
         rows.append(row)
     recent = rewards[-WINDOW:]
-    score = {"low": wilson(int(sum(recent)), len(recent)).low, "recent_right": int(sum(recent)), "recent_n": len(recent)}
+    score = {"low": always(int(sum(recent)), len(recent)).low, "recent_right": int(sum(recent)), "recent_n": len(recent)}
     newest = {"round": rows[-1]["round"], "round_at": rows[-1]["asked_at"], "pace": 3600 / pace, "nickname": nickname(peer)}
     seen = {"first_seen": rows[0]["asked_at"], "last_seen": rows[-1]["asked_at"] + 1, "sequence": many}
     return {

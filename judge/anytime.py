@@ -47,7 +47,7 @@ class AnytimeTest:
     better: bool | None  # whether the swarm is, where p is below 0.05; None: not known
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=8_192)  # all tallies of the last 100 questions, and some of a peer's beginning
 def always(right: int, answers: int) -> Interval:
     """95 % interval of the mean chance of a right answer, at all moments together."""
     if not 0 <= right <= answers:

@@ -6,6 +6,9 @@ from typing import Any
 
 MARKS = 2  # accents on one letter, at most
 MOST_LETTERS = 64  # of a peer's words, whatever NFKC makes of them
+MIXED = "(mixed scripts)"  # behind words that mix scripts: a Cyrillic а looks like a Latin a
+# Scripts that are written together, and with Latin letters, in Japanese, Chinese and Korean (Unicode TS #39, "highly restrictive").
+TOGETHER = [{"LATIN", "CJK", "HIRAGANA", "KATAKANA"}, {"LATIN", "CJK", "BOPOMOFO"}, {"LATIN", "CJK", "HANGUL"}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +32,11 @@ NAMES = tuple(field.name for field in fields(Attributes))
 
 
 def plain(text: str) -> str | None:
-    """A peer's words as they are kept and shown: NFKC, spaces together, without control, direction and invisible characters. None: nothing
-    is left. Whoever shows it still has to escape it."""
+    """Return a peer's words as they are kept and shown, or None where nothing is left. Whoever shows them still has to escape them.
+
+    NFKC, spaces together, without control, direction and invisible characters; what mixes scripts ends with MIXED. A whole word in letters
+    that look like those of another script is not told.
+    """
     kept: list[str] = []
     marks = 0
     for letter in unicodedata.normalize("NFKC", text):
@@ -41,4 +47,13 @@ def plain(text: str) -> str | None:
         elif kind[0] != "C" and marks <= MARKS:
             kept.append(letter)
     text = unicodedata.normalize("NFKC", " ".join("".join(kept).split()))
-    return text[:MOST_LETTERS].rstrip() or None
+    text = text[:MOST_LETTERS].rstrip()
+    if mixes_scripts(text) and not text.endswith(MIXED):
+        text = f"{text[: MOST_LETTERS - len(MIXED) - 1].rstrip()} {MIXED}"
+    return text or None
+
+
+def mixes_scripts(text: str) -> bool:
+    """Whether its letters are of scripts that nobody writes together."""
+    scripts = {unicodedata.name(letter, "").split(" ")[0] for letter in text if unicodedata.category(letter) in ("Lu", "Ll", "Lt", "Lo")}
+    return len(scripts) > 1 and not any(scripts <= usual for usual in TOGETHER)

@@ -280,7 +280,7 @@ class Store:
 
 
 def _recent(tally: ScoreTally) -> dict[str, float]:
-    return {"low": tally.interval.low, "recent_right": tally.right, "recent_n": tally.answers}
+    return {"low": tally.rank_by, "recent_right": tally.right, "recent_n": tally.answers}
 
 
 def _further(answers: Sequence[Completion], reasons: Sequence[GradeReason]) -> str | None:

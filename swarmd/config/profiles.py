@@ -8,7 +8,7 @@ from typing import Any, Final
 
 DEFAULT: Final = "default"
 
-# SAPO (arXiv 2509.08721), sections 4.2 and 5: 4 local and 4 external rollouts, the best of its table. docs/papers.md says where the paper is silent.
+# SAPO (arXiv 2509.08721), sections 4.2 and 5: 4 local and 4 external rollouts, the best of its table. What it leaves open: docs/papers.md.
 _SAPO: Mapping[str, Mapping[str, Any]] = {
     "round": {
         "local": 4,

@@ -3,7 +3,7 @@
 from alembic import op
 from sqlalchemy import Column, text
 
-from judge.statistics import wilson
+from judge.anytime import always
 from judge.tables import REAL_NUMBER
 
 revision = "0002"
@@ -19,7 +19,7 @@ def upgrade() -> None:
     database = op.get_bind()
     for (peer,) in database.execute(text("SELECT peer FROM peers")).all():
         rewards = [reward for (reward,) in database.execute(RECENT, {"peer": peer})]
-        low = wilson(sum(reward >= 1 for reward in rewards), len(rewards)).low if rewards else 0.0
+        low = always(sum(reward >= 1 for reward in rewards), len(rewards)).low
         database.execute(text("UPDATE peers SET low = :low WHERE peer = :peer"), {"low": low, "peer": peer})
     if database.dialect.name == "sqlite":
         op.execute("PRAGMA user_version=2")  # what a judge of before Alembic looks at
