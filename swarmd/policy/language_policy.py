@@ -21,6 +21,7 @@ from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
+from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.models.device import choose_device, dtype_name, free_memory, keep_freed_memory, limit_memory, seeded, use_threads
 from swarmd.policy.models.fit import LORA_FROM, measures_start, work_of
@@ -96,7 +97,7 @@ class LanguagePolicy:
         chat = Chat(loaded.tokenizer, prompt, _ends(network.generation_config.eos_token_id), ours=tiny)
         sampling = Sampling(
             limit=work.new_tokens,
-            context=getattr(network.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT,
+            context=context_of(network.config) or NO_LIMIT,
             ends=chat.ends,
             temperature=config.generate.temperature,
         )

@@ -15,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -75,7 +76,10 @@ ALL_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = FAMILIES | {  # and ra
     "granite": lambda: GraniteConfig(
         **{k: v for k, v in SIZES.items() if k != "head_dim"}, logits_scaling=3.0, attention_multiplier=0.2, residual_multiplier=0.7
     ),
-    "olmo2": lambda: Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),  # not covered: padded batches
+    "olmo2": lambda: Olmo2Config(**{k: v for k, v in SIZES.items() if k != "head_dim"}),
+    "lfm2": lambda: Lfm2Config(  # not covered: padded batches, and a recurrent layer
+        **{k: v for k, v in SIZES.items() if k != "head_dim"}, layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False
+    ),
 }
 
 

@@ -34,7 +34,7 @@ def flat(values: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["whole", "adapter"])
-@pytest.mark.parametrize("family", ["qwen2", "gemma2", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "lfm2"])
 def test_kl_is_against_the_model_as_it_was_loaded(kind: str, family: str, folders: dict[str, Path], tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"learning_rate": RATE, "kl_every": 3, "micro_batch_tokens": 40}, **KINDS[kind]}
     policy = open_policy(folders[family], **settings)
@@ -91,7 +91,7 @@ def test_k3_is_unbiased_and_never_negative() -> None:
     assert float((q.exp() * k3(p, q)).sum()) == pytest.approx(float((q.exp() * (q - p)).sum()), rel=1e-5)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "lfm2"])
 def test_log_probabilities_of_first_use_are_a_plain_forwards(family: str, folders: dict[str, Path]) -> None:
     policy = open_policy(folders[family], train={"micro_batch_tokens": 30})
     assert isinstance(policy, Remembering)

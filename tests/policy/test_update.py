@@ -141,13 +141,13 @@ def check_gradient(folder: Path, case: Case, temperature: float = 1.0, **asked: 
     assert report.entropy == pytest.approx(entropy, rel=1e-4)
     assert report.grad_norm == pytest.approx(norm, rel=1e-4)
     assert report.tokens == tokens
-    assert (network.config._attn_implementation == NAME) is (network.config.model_type != "olmo2")
+    assert (network.config._attn_implementation == NAME) is (network.config.model_type != "lfm2")
     return report
 
 
 WAYS = [(family, "grpo", {"budget": budget}) for family in ALL_FAMILIES for budget in (16_384, 60, 1)]
-WAYS += [(family, name, {"temperature": 0.7, "budget": 100}) for family in ("qwen2", "gemma2", "olmo2") for name in CASES]
-WAYS += [(family, "grpo", {"checkpointing": "on"}) for family in ("qwen2", "gemma3", "olmo2")]
+WAYS += [(family, name, {"temperature": 0.7, "budget": 100}) for family in ("qwen2", "gemma2", "lfm2") for name in CASES]
+WAYS += [(family, "grpo", {"checkpointing": "on"}) for family in ("qwen2", "gemma3", "lfm2")]
 WAYS += [("gemma2", "grpo", {"head_tokens": 5})]
 
 

@@ -30,7 +30,7 @@ def switching(policy: LanguagePolicy, at: int) -> Callable[[], int]:
     return between
 
 
-@pytest.mark.parametrize("family", ["qwen2", "olmo2"])
+@pytest.mark.parametrize("family", ["qwen2", "lfm2"])
 def test_each_token_tells_its_version_and_earlier_ones_stay_as_they_were(folders: dict[str, Path], family: str) -> None:
     plain = open_policy(folders[family], seed=3).generate(QUESTIONS, 4)
     policy = open_policy(folders[family], seed=3)

@@ -15,10 +15,17 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME: Final = "swarmd"
-# Architectures whose gradients, tokens and log-probabilities were compared with the plain ones (tests/policy).
-COVERED: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "granite"})
-_LAYERS: Final = {"full_attention", "sliding_attention"}
-_ROPE_BY_LENGTH: Final = {"dynamic", "longrope"}  # rotate by the longest sequence of the call: a stream would change it
+# Architectures whose log-probabilities and gradients on a stream were compared with transformers' own (tests/policy/test_architectures.py).
+COVERED: Final = frozenset(
+    (
+        "llama", "mistral", "ministral", "ministral3", "mixtral", "smollm3", "apertus", "arcee", "nanochat",
+        "helium", "seed_oss", "starcoder2", "phi3", "glm4", "exaone4", "ernie4_5", "qwen2", "qwen2_moe",
+        "qwen3", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo",
+        "olmo2", "olmo3", "olmoe", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid",
+        "hunyuan_v1_dense",
+    )
+)  # fmt: skip
+_LAYERS: Final = {"full_attention", "sliding_attention"}  # others are recurrent, or keep something else than keys and values
 _ANY_MASK: Final = torch.ones(1, 1, 1, 1, dtype=torch.bool)  # four dimensions: transformers hands it through and builds none
 
 
@@ -49,12 +56,9 @@ def adopt(network: nn.Module) -> bool:
 
 def covers(config: Any) -> bool:
     """Whether a network of this transformers configuration computes the same on a stream as on a padded batch."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    ropes = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
     return (
         config.model_type in COVERED
         and set(getattr(config, "layer_types", None) or ()) <= _LAYERS
-        and not any(rope.get("rope_type") in _ROPE_BY_LENGTH for rope in ropes)
         and not getattr(config, "use_bidirectional_attention", None)
     )
 

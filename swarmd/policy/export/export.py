@@ -19,7 +19,8 @@ from p2p import durable
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.policy.export.model_card import Figures, Origin, card, figures_of
 from swarmd.policy.models import hub
-from swarmd.policy.models.architecture import read_config
+from swarmd.policy.models.architecture import has_other_parts, read_config
+from swarmd.policy.models.config_json import read_config_json
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
 from swarmd.policy.training import checkpoint as saved
 from swarmd.state.logs import installed_version
@@ -123,5 +124,7 @@ def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) ->
 def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:
     if not adapter_only:
         network = network.merge_and_unload() if isinstance(network, PeftModel) else network
-    network.save_pretrained(folder)
+    # Of a model with other parts the language model alone was loaded: its tensors keep the names that it has alone.
+    parts = has_other_parts(read_config_json(place.folder, place.source))
+    network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})
     AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False).save_pretrained(folder)

@@ -21,6 +21,8 @@ from swarmd.policy.models.lora import merged
 
 PAGE: Final = {"cuda": 256}  # tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
 SMALL_PAGE: Final = 32  # elsewhere
+# Architectures whose answers were compared with plain forward passes (tests/policy/test_engine.py).
+COMPARED: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "granite", "olmo2"})
 BATCH_TOKENS: Final = 2048  # of one forward pass, at most: bounds the prompts that are computed at once
 
 
@@ -30,10 +32,10 @@ class ContinuousEngine(BuiltInEngine):
     def __init__(self, network: nn.Module, tokens: int) -> None:
         """tokens: whose keys and values are held at once, at most. NoEngine where it would not draw from the model's distribution."""
         model: Any = network
-        if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        if model.config.model_type not in COMPARED:
             raise NoEngine(
-                f"continuous batching leaves out the soft cap on {model.config.model_type}'s attention, so it would answer with another "
-                'model. Set generate.engine to "own" or "auto".'
+                f"continuous batching was not found to compute what {model.config.model_type} models do (it leaves out Gemma 2's soft cap, "
+                'for one). Set generate.engine to "own" or "auto".'
             )
         self._network, self._tokens = model, tokens
 

@@ -1,15 +1,22 @@
-"""Decoding with transformers' own KV cache, padded on the left: for networks whose attention we do not replace."""
+"""Decoding with transformers' own cache, padded on the left: for networks whose attention we do not replace.
+
+Padding never reaches a recurrent layer's state in the architectures of `architecture.PADDED`: transformers zeroes what such a layer reads
+at padded positions, and their states stay zero (tests/policy/test_architectures.py compares with single sequences).
+"""
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+AGREES = MappingProxyType({torch.float32: 1e-3, torch.bfloat16: 0.1})  # probability that may be elsewhere; more than rounding moves
+
 
 class PaddedRows:
-    """B rows, several to a prompt; a prompt is computed once, its keys and values are copied for each row."""
+    """B rows, several to a prompt; a prompt is computed once, and the cache's rows (keys, values, states) are copied for each row."""
 
     def __init__(self, network: nn.Module, prompts: Sequence[Sequence[int]], copies: int, device: torch.device) -> None:
         """Nothing is computed yet."""
@@ -22,9 +29,9 @@ class PaddedRows:
     def first(self) -> Tensor:
         """Compute the prompts: the logits [B, V] of each row's first token."""
         logits = self._forward(self._ids, (self._mask.cumsum(1) - 1).clamp_(min=0), logits_to_keep=1)
-        self._cache.batch_repeat_interleave(self._copies)
-        self._mask, logits = (t.repeat_interleave(self._copies, dim=0) for t in (self._mask, logits))
-        return logits
+        rows = torch.arange(len(logits), device=logits.device).repeat_interleave(self._copies)
+        self.keep(rows)
+        return logits[rows]
 
     def next(self, tokens: Tensor) -> Tensor:
         """Add one token to each row, [B]: the logits [B, V] of the one after it."""
@@ -34,7 +41,8 @@ class PaddedRows:
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, in this order."""
         self._mask = self._mask[rows]
-        self._cache.batch_select_indices(rows)
+        # Recurrent layers know no other way to choose rows; it is named for beam search, and takes a row any number of times.
+        self._cache.reorder_cache(rows)
 
     def _forward(self, ids: Tensor, positions: Tensor, **more: Any) -> Tensor:
         out = self._network(
@@ -42,3 +50,28 @@ class PaddedRows:
         )
         logits: Tensor = out.logits[:, -1]
         return logits
+
+
+@torch.inference_mode()
+def agrees_with_itself(network: nn.Module) -> bool:
+    """Whether a network decodes, of two prompts behind padding and one token at a time, the distributions of plain forward passes.
+
+    For architectures that our tests do not know. False also where it cannot be decoded so at all.
+    """
+    weight: Tensor = network.get_input_embeddings().weight  # type: ignore[operator]
+    tokens = [i % len(weight) for i in range(1, 24)]
+    prompts, then = [tokens[:4], tokens[4:15]], torch.tensor(tokens[15:], device=weight.device)
+
+    def alone(prompt: Sequence[int]) -> Tensor:
+        ids = torch.tensor([*prompt, *then.tolist()], device=weight.device)[None]
+        logits: Tensor = network(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        return logits.float().softmax(-1)
+
+    try:
+        rows = PaddedRows(network, prompts, 1, weight.device)
+        steps = [rows.first(), *(rows.next(token.expand(len(prompts))) for token in then)]
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):  # transformers' own code
+        return False
+    together = torch.stack(steps, dim=1).float().softmax(-1)  # [prompts, steps, V]
+    moved = (together - torch.stack([alone(p) for p in prompts])).abs().sum(-1) / 2
+    return bool(moved.max() <= AGREES[weight.dtype])

@@ -1,5 +1,13 @@
-"""A model's architecture from its config.json alone: the network without weights, and the sizes that cost memory."""
+"""A model's architecture from its config.json alone: the network without weights, its sizes, and how batches of it are laid out.
 
+Three ways, decided before anything large is fetched (docs/engines.md has the table):
+
+    packed     sequences end to end, attention replaced (swarmd/policy/attention): `attention.covers`
+    padded     transformers' own attention and cache, prompts padded on the left to decode, rows on the right to train: PADDED
+    untried    the same, for other architectures that can; `load_model` compares it with single sequences once the weights are there
+"""
+
+import inspect
 import itertools
 import json
 import tempfile
@@ -11,24 +19,37 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig
 
 from swarmd.errors import NoModel
+from swarmd.policy.attention.attention import covers
 from swarmd.policy.models import hub
 from swarmd.policy.models.config_json import read_config_json
 from swarmd.policy.models.memory_plan import Shape
 from swarmd.terminal import printable
 
 MOST_MODULES: Final = 20_000  # of a network; 512 ordinary layers have some 7,000
+# Architectures whose padded batches were compared with single sequences (tests/policy/test_architectures.py).
+PADDED: Final = frozenset(
+    (
+        "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "lfm2", "lfm2_moe", "lfm3", "falcon_h1", "bamba",
+        "jamba", "olmo_hybrid", "granitemoehybrid", "gpt_oss", "deepseek_v3", "cohere2",
+        "gemma4_unified_text",
+    )
+)  # fmt: skip
+_ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}  # of a forward pass, by PaddedRows
 
 
 def read_config(place: hub.Place) -> Any:
-    """transformers' configuration of it, of a checked config.json (config_json.py). NoModel where there is none that it knows itself."""
+    """transformers' configuration of it, of a checked config.json (config_json.py): of its text part, where it has others.
+
+    NoModel where there is none that transformers knows itself.
+    """
     document = read_config_json(place.folder, place.source)
     try:
         with tempfile.TemporaryDirectory(prefix="swarmd-") as folder:
             (Path(folder) / "config.json").write_text(json.dumps(document), encoding="utf-8")
-            architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            architecture = _text_part(AutoConfig.from_pretrained(folder, trust_remote_code=False), document)
     except Exception as error:  # a stranger's file: transformers may raise anything for it
         if isinstance(error, OSError) and error.errno is not None:
             raise NoModel(f"a temporary file cannot be written ({error}). Free some space, or name another disk by TMPDIR.") from error
@@ -40,6 +61,21 @@ def read_config(place: hub.Place) -> Any:
         ) from error
     architecture.name_or_path = str(place.folder)
     return architecture
+
+
+def _text_part(architecture: Any, document: dict[str, Any]) -> Any:
+    """The configuration of the language model alone: what sees and hears is neither loaded nor trained."""
+    text = architecture.get_text_config()
+    if not isinstance(text, PreTrainedConfig):
+        raise TypeError("its text_config is no configuration of a model")
+    if has_other_parts(document) and "tie_word_embeddings" in document:
+        text.tie_word_embeddings = document["tie_word_embeddings"]  # of the whole: a part does not always say it
+    return text
+
+
+def has_other_parts(document: dict[str, Any]) -> bool:
+    """Whether a config.json is of a model with a language model inside it, beside one that sees or hears."""
+    return "text_config" in document
 
 
 def skeleton_of(architecture: Any, source: str, most: int = MOST_MODULES) -> nn.Module:
@@ -90,6 +126,43 @@ def _not_built(source: str, error: Exception) -> NoModel:
     )
 
 
+def is_tried(network: nn.Module, source: str) -> bool:
+    """Whether batches of this architecture were compared with single sequences in our tests.
+
+    NoModel where it cannot be decoded in batches at all: it looks ahead, or keeps its states where rows cannot be chosen.
+    """
+    model: Any = network
+    config, kind = model.config, model.config.model_type
+    if covers(config):
+        return True
+    if not getattr(config, "is_decoder", True):  # BERT and its kin, which see what comes after
+        raise NoModel(f"{source} does not write from left to right ({kind}). Choose a model that generates text.")
+    try:
+        DynamicCache(config=config)
+    except (KeyError, TypeError, ValueError, AttributeError):  # of layers that it has no cache for
+        fitting = False
+    else:
+        fitting = inspect.signature(model.forward).parameters.keys() >= _ASKED
+    if not fitting:
+        raise NoModel(
+            f"{source} ({kind}) keeps its states in a way that answers to one prompt cannot share, so it cannot be trained here. "
+            "Choose another model; `swarmd models` names some."
+        )
+    return kind in PADDED
+
+
+def context_of(text: Any) -> int | None:
+    """The longest sequence, in tokens, of which each part is computed as in a shorter one. text: a text model's configuration.
+
+    longrope rotates all positions otherwise where one is beyond its original length, so that is where answers end.
+    """
+    most: int | None = getattr(text, "max_position_embeddings", None)
+    ropes = getattr(text, "rope_parameters", None) or {}
+    ropes = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
+    original = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
+    return min(original) if original else most
+
+
 def shape_of(network: nn.Module, source: str = "this model") -> Shape:
     """Counted on the network itself, so exact but for the widths, which are the configuration's. Works on the meta device. NoModel."""
     try:
@@ -116,7 +189,7 @@ def _counted(network: nn.Module) -> Shape:
         key_width=(getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_width,
         inner_width=max(inner) if isinstance(inner, list | tuple) else inner,
         vocabulary=head.weight.shape[0],
-        context=getattr(text, "max_position_embeddings", None),
+        context=context_of(text),
         adapted=sum(m.weight.numel() for m in layers),
         adapted_inputs=sum(m.in_features for m in layers),
         adapted_outputs=sum(m.out_features for m in layers),

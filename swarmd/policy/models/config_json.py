@@ -33,6 +33,8 @@ def read_config_json(folder: Path, source: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise not_json(source)
     for section in _sections(document):
+        if section.get("quantization_config"):
+            raise NoModel(f"the weights of {source} are quantised, and cannot be trained. Choose the model that they were made from.")
         for key in [key for key in section if any(part in key for part in OURS)]:
             del section[key]
         for key, value in section.items():

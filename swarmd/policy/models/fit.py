@@ -13,7 +13,7 @@ from transformers import AutoConfig
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
-from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
+from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
 from swarmd.policy.models.device import choose_device, choose_dtype, dtype_name, free_memory
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -43,6 +43,7 @@ class Fit:
     place: hub.Place
     architecture: Any  # transformers' configuration
     skeleton: nn.Module  # the network without weights
+    tried: bool  # whether its architecture is one of those that our tests compare with transformers' own forward pass
     shape: Shape
     device: torch.device
     dtype: torch.dtype
@@ -74,9 +75,9 @@ def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int]
     place = hub.locate(config.name, config.revision)
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)
-    shape = shape_of(skeleton, place.source)
+    tried, shape = is_tried(skeleton, place.source), shape_of(skeleton, place.source)
     dtype, plan = plan_on(config, shape, device, free(device), work)
-    return Fit(place, architecture, skeleton, shape, device, dtype, work, plan)
+    return Fit(place, architecture, skeleton, tried, shape, device, dtype, work, plan)
 
 
 def plan_on(config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload) -> tuple[torch.dtype, Plan]:

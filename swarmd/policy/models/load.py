@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -14,7 +15,10 @@ from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import ModelConfig
 from swarmd.errors import NoModel
+from swarmd.policy.inference.padded import agrees_with_itself
 from swarmd.policy.models import hub
+from swarmd.policy.models.architecture import has_other_parts
+from swarmd.policy.models.config_json import read_config_json
 from swarmd.policy.models.device import free_memory, is_out_of_memory
 from swarmd.policy.models.fit import fit, require
 from swarmd.policy.models.memory_plan import Plan, Workload
@@ -25,6 +29,11 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ORDINARY_WORK: Final = Workload()
+
+# Where a model of several parts keeps its language model's weights, and where the language model alone has them.
+TEXT_PART: Final = MappingProxyType(
+    {r"^language_model\.lm_head\.": "lm_head.", r"^language_model\.model\.": "model.", r"^model\.language_model\.": "model."}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,11 @@ def load_model(
 
     tokenizer = load_tokenizer(place, found.skeleton)
     network = load_weights(hub.with_weights(place, report), found.architecture, found.dtype, place.source)
+    if not found.tried and not agrees_with_itself(network):
+        raise NoModel(
+            f"{place.source} ({network.config.model_type}) does not compute the same token by token, in a batch, as in one pass with the "  # type: ignore[union-attr]
+            "installed transformers, so it would learn from answers that it did not give. Choose another model; `swarmd models` names some."
+        )
     fingerprint = fingerprint_of(network)
     try:
         network = (with_adapter(network, plan.lora_rank, seed) if plan.lora_rank else network).to(device).eval()
@@ -82,12 +96,16 @@ def _too_large(source: str, why: str) -> NoModel:
 
 
 def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> nn.Module:
-    """The network of a folder with its weights, on the CPU. NoModel."""
+    """The network of a folder with its weights, on the CPU. architecture: of `read_config`. NoModel."""
+    parts = has_other_parts(read_config_json(folder, source))
+    told = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # else each tensor of a part that is left out is a line of the log
     try:
         network: nn.Module
         network, report = AutoModelForCausalLM.from_pretrained(
-            folder, config=architecture, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
-        )
+            folder, config=architecture, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+            key_mapping=dict(TEXT_PART) if parts else None,
+        )  # fmt: skip
     except (OSError, ValueError, SafetensorError) as error:
         raise NoModel(
             f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or choose another model."
@@ -96,6 +114,8 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error
         raise NoModel(f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it again.") from error
+    finally:
+        transformers_logging.set_verbosity(told)
     if report["missing_keys"]:  # transformers would go on with random ones
         some = ", ".join(sorted(report["missing_keys"])[:3])
         raise NoModel(f"the weights of {source} are not all there ({some} …). Download it again, or choose another model.")
