@@ -210,12 +210,37 @@ def test_dtype_is_what_is_asked_for_or_what_pays() -> None:
     assert isinstance(quick_at_bf16(CPU), bool)
 
 
-def test_out_of_memory_is_known_on_every_device() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(caught.value)
-    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
-    assert not is_out_of_memory(RuntimeError("size mismatch"))
+# As torch raises them, or as users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and what only looks like them.
+SAID = {
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call": True,
+    "CUDA driver error: out of memory": True,
+    "HIP error: out of memory\nSearch for `hipErrorOutOfMemory' in the documentation": True,
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": True,
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED": True,
+    "cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`": True,
+    "MPS backend out of memory (MPS allocated: 5.56 GB, other allocations: 1.10 GB, max allowed: 6.80 GB).": True,
+    "Invalid buffer size: 9.75 GB": True,
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.": True,
+    "[enforce fail at alloc_cpu.cpp:80] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.": True,
+    "mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)": False,
+    "CUDA error: an illegal memory access was encountered": False,
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`": False,
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.": False,
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_every_wording_of_out_of_memory_is_known(said: str) -> None:
+    assert is_out_of_memory(RuntimeError(said)) is SAID[said]
+
+
+def test_out_of_memory_as_this_machine_says_it() -> None:
+    for allocate in (lambda: torch.empty(2**60, dtype=torch.uint8), lambda: bytearray(2**60)):
+        with pytest.raises((RuntimeError, MemoryError)) as caught:
+            allocate()
+        assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"))
+    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 def test_large_models_get_an_adapter(tmp_path: Path) -> None:

@@ -222,6 +222,14 @@ def test_the_doctor_shows_half_a_billion(gigabytes: int, changes: dict[str, Any]
     assert (document["schema"], document["fits"], document["plan"]) == (1, True, json.loads(json.dumps(asdict(found.fit.plan))))
 
 
+def test_the_doctor_says_why_a_large_model_is_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = NodeConfig(model=ModelConfig(name=str(write_config(tmp_path)), device="cpu"))
+    for quick, said in ((False, "float32: this CPU is slow at bfloat16, and float16 is not used"), (True, "bfloat16")):
+        monkeypatch.setattr(device, "_cpu_gains_from_bf16", lambda quick=quick: quick)
+        rows = [line.split(maxsplit=1) for line in examine(config, lambda _: 40 * GB).lines() if line.strip().startswith("dtype")]
+        assert rows == [["dtype", said]]
+
+
 def test_a_large_model_is_trained_whole_in_bfloat16_where_the_device_is_quick_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,22 +307,26 @@ def test_five_steps_that_are_not_finite_end_the_run(folders: dict[str, Path]) ->
         learner.step(rows)
 
 
-def scarce(network, tokens: int):
+def scarce(network, tokens: int, error: Exception):
     """A forward pass that runs out of memory above so many tokens: what an allocator does, at a size a test can afford."""
 
     def check(_, args, kwargs):
         if kwargs["input_ids"].numel() > tokens:
-            raise torch.OutOfMemoryError("out of memory")
+            raise error
 
     return network.base_model.register_forward_pre_hook(check, with_kwargs=True)
 
 
-def test_out_of_memory_makes_smaller_micro_batches(folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
+SHORT = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), MemoryError()]
+
+
+@pytest.mark.parametrize("error", SHORT, ids=lambda error: type(error).__name__)
+def test_out_of_memory_makes_smaller_micro_batches(error: Exception, folders: dict[str, Path], caplog: pytest.LogCaptureFixture) -> None:
     rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
     longest = max(map(len, rows))
     expected, _ = gradients(Learner(network_of(folders["qwen2"]), learning(), CPU), rows)
     network = network_of(folders["qwen2"])
-    scarce(network, 2 * longest)
+    scarce(network, 2 * longest, error)
     got, report = gradients(Learner(network, learning(), CPU), rows)
     assert report.tokens == sum(len(r.completion) for r in rows)
     for name, gradient in expected.items():
@@ -333,7 +337,7 @@ def test_out_of_memory_makes_smaller_micro_batches(folders: dict[str, Path], cap
 def test_out_of_memory_with_a_single_row(folders: dict[str, Path]) -> None:
     rows = rows_of(mixed_batch(folders["qwen2"]), chat_of(folders["qwen2"]))
     network = network_of(folders["qwen2"])
-    scarce(network, 3)
+    scarce(network, 3, SHORT[0])
     with pytest.raises(NoModel, match=r"not enough memory.*max_new_tokens"):
         Learner(network, learning(), CPU).step(rows)
 

@@ -27,7 +27,7 @@ class OwnEngine(BuiltInEngine):
         while True:
             try:
                 return decode(self._network, prompts, copies, sampling, generator, self._tokens, self.between, self.rest)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             self._ask_less(prompts, copies, sampling, generator.device)

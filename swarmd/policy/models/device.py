@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -15,6 +16,11 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+# In order: what torch says of CUDA, HIP and MPS; of a buffer larger than MPS ever makes; of cuBLAS, cuDNN and their kin; of the CPU (Linux
+# and macOS, then Windows). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED can mean it too; they mostly mean something else.
+OUT_OF_MEMORY: Final = re.compile(
+    r"out of memory|Invalid buffer size|STATUS_ALLOC_FAILED|DefaultCPUAllocator: (can't allocate|not enough) memory", re.IGNORECASE
+)
 BF16_WORTH: Final = 1.5  # how much faster than float32 it must be on a CPU, before we give up its digits
 
 
@@ -78,6 +84,13 @@ def _cpu_gains_from_bf16() -> bool:
     return seconds(torch.float32) > BF16_WORTH * seconds(torch.bfloat16)
 
 
+SLOW_AT_BF16: Final = {
+    "cuda": "this GPU has no bfloat16 (NVIDIA's have it from Ampere on)",
+    "mps": "this macOS has no bfloat16 (it has from 14 on)",
+    "cpu": "this CPU is slow at bfloat16",
+}
+
+
 def limit_memory(config: NodeConfig, device: torch.device) -> None:
     """Keep torch in this process to its part of `limits.gpu_memory`, which the processes of this run on one device have together."""
     if device.type == "cuda" and (share := percent(config.limits.gpu_memory)) < 1:
@@ -101,11 +114,11 @@ def _free(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """CUDA has an exception of its own; MPS and the CPU allocator say it in words only."""
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        words in str(error) for words in ("MPS backend out of memory", "can't allocate memory", "not enough memory")
-    )
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller batch may help. Devices, their libraries and Python each have words of their own for it, and few have a type."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def release_cached(device: torch.device) -> None:

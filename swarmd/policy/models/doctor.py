@@ -9,8 +9,8 @@ from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models.device import free_memory
-from swarmd.policy.models.fit import Fit, fit, gigabytes, measures_start, require, too_large, work_of
+from swarmd.policy.models.device import SLOW_AT_BF16, free_memory, quick_at_bf16
+from swarmd.policy.models.fit import LORA_FROM, Fit, fit, gigabytes, measures_start, require, too_large, work_of
 from swarmd.policy.models.tokenizer import load_tokenizer
 
 SCHEMA = 1
@@ -57,11 +57,19 @@ class Examination:
             return "measured against the model without its adapter"
         return "measured against a copy of the weights as they were" + (", in main memory" if fit.device.type == "cuda" else "")
 
+    @property
+    def dtype(self) -> str:
+        """In words, with the reason where a large model is in float32."""
+        fit, dtype = self.fit, self.fit.plan.dtype
+        if dtype != "float32" or fit.shape.parameters <= LORA_FROM or quick_at_bf16(fit.device):
+            return dtype
+        return f"{dtype}: {SLOW_AT_BF16[fit.device.type]}, and float16 is not used"
+
     def lines(self) -> Sequence[str]:
         """For people: what will be used, then the arithmetic."""
         fit, plan = self.fit, self.fit.plan
         rows = [
-            ("dtype", plan.dtype),
+            ("dtype", self.dtype),
             ("trained", f"LoRA of rank {plan.lora_rank}, {plan.trained:,} weights" if plan.lora_rank else "all weights"),
             ("optimizer", plan.optimizer + PRECISION[plan.precision]),
             ("KL from the start", self.kl),

@@ -79,7 +79,7 @@ def load_model(
     fingerprint = fingerprint_of(network)
     try:
         network = (with_adapter(network, plan.lora_rank, seed) if plan.lora_rank else network).to(device).eval()
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise _too_large(place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}") from error
@@ -110,7 +110,7 @@ def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: st
         raise NoModel(
             f"the weights of {source} cannot be loaded ({hub.first_line(error)}). Download them again, or choose another model."
         ) from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise _too_large(source, "its weights did not fit") from error
         raise NoModel(f"the weights of {source} do not fit its configuration ({hub.first_line(error)}). Download it again.") from error

@@ -127,7 +127,7 @@ class Learner:
             self.optimizer.clear()
             try:
                 return work(groups)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
             # Out of the handler, so that the traceback no longer holds the tensors.
@@ -227,7 +227,8 @@ class Learner:
         kl = none if reference is None else k3(reference, current)
         cut = none if clipped is None else clipped
         figures = [loss.detach(), entropy.sum(), cut.sum(), drift.sum(), drawn.sum(), kl.sum()]
-        found = torch.stack(figures).tolist()  # one wait for the device
+        # One wait for the device. All of one type, for MPS stacks no others; a count of tokens is exact in float32.
+        found = torch.stack([figure.float() for figure in figures]).tolist()
         sums.loss, sums.entropy, sums.clipped = sums.loss + found[0], sums.entropy + found[1], sums.clipped + found[2]
         sums.drift, sums.drawn, sums.kl = sums.drift + found[3], sums.drawn + int(found[4]), sums.kl + found[5]
         sums.tokens += len(scores.targets)
@@ -262,7 +263,7 @@ class Learner:
     def _apply(self, rate: float) -> None:
         try:
             self.optimizer.step(rate)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise NoModel(
