@@ -22,9 +22,9 @@ from swarmd.policy.inference.driver import Driver
 from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
-from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
+from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.device import choose_device, dtype_name, free_memory, keep_freed_memory, limit_memory, seeded, use_threads
-from swarmd.policy.models.fit import LORA_FROM, measures_start, work_of
+from swarmd.policy.models.fit import LORA_FROM, measures_start, system_prompt_of, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -90,11 +90,8 @@ class LanguagePolicy:
         if loaded.parameters <= LORA_FROM:  # a large model's steps are long enough without, and its memory is short
             keep_freed_memory(loaded.device)
         tiny = config.model.name in TINY
-        prompt = config.model.system_prompt
-        if prompt is None:
-            prompt = "" if tiny else SYSTEM_PROMPT
         network: Any = loaded.network
-        chat = Chat(loaded.tokenizer, prompt, _ends(network.generation_config.eos_token_id), ours=tiny)
+        chat = Chat(loaded.tokenizer, system_prompt_of(config.model), _ends(network.generation_config.eos_token_id), ours=tiny)
         sampling = Sampling(
             limit=work.new_tokens,
             context=context_of(network.config) or NO_LIMIT,

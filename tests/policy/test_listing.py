@@ -43,7 +43,7 @@ def test_a_recorded_round_counts_more_than_an_estimate() -> None:
 def test_the_estimate_is_near_what_half_a_billion_weights_took() -> None:
     """docs/performance.md: 97 CPU seconds answering and 234 updating, with questions of about 60 tokens."""
     shape = shape_of(skeleton_of(AutoConfig.for_model(**QWEN_05B), "0.5b"))
-    work = Workload(questions=8, completions=8, new_tokens=64, prompt_tokens=60)
+    work = Workload(questions=8, completions=8, new_tokens=64, prompt_tokens=60, mean_prompt_tokens=60)
     plan = make_plan(shape, "float32", 16, 16 * GB, work)
     assert 331 / 2 < estimate(shape, plan, work, 8, SPEED) < 331 * 2
     slower = replace(SPEED, flops=SPEED.flops / 10)

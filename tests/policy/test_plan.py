@@ -13,19 +13,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import NoModel
 from swarmd.policy.attention.attention import adopt
 from swarmd.policy.models import device
 from swarmd.policy.models.architecture import shape_of, skeleton_of
+from swarmd.policy.models.chat import Chat
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.fit import fit, require, work_of
 from swarmd.policy.models.load import with_adapter
 from swarmd.policy.models.memory_plan import MOST_TOKENS, Shape, Workload, make_plan
+from swarmd.policy.models.prompt_lengths import estimated_tokens, longest_questions, prompt_tokens
 from swarmd.policy.training.chunked_head import Decoder, recomputing
 from swarmd.policy.training.packing import Row, pack
+from swarmd.tasks.curriculum import SAPO_9
 from tests.policy.conftest import FAMILIES, QWEN_05B, VOCABULARY, make_model
 
 GB = 10**9
@@ -319,6 +322,33 @@ def test_a_large_model_is_answered_with_the_largest_named_one(tmp_path: Path) ->
     for free, name in ((12 * GB, "qwen2.5-1.5b"), (3 * GB, "qwen")):
         with pytest.raises(NoModel, match=f"--model {name}"):
             require(fit(config, Workload(), lambda _, free=free: free))
+
+
+# Tokens that Qwen2.5's tokenizer makes of the longest of 400 questions (the vocabulary as dashscope 2.0.2 has it).
+LONGEST_IN_QWEN = {"arc_1d": 523, "binary_matrix": 271, "propositional_logic": 165, "decimal_arithmetic": 67, "base_conversion": 56}
+
+
+def test_prompts_are_as_long_as_the_curriculums_questions(tmp_path: Path) -> None:
+    """Before there is a tokenizer they are estimated, and counted afterwards."""
+    longest = dict(zip(SAPO_9.specialties, longest_questions("auto"), strict=True))
+    assert longest_questions("sapo-9") == longest_questions("auto") and longest_questions("own.jsonl") == ()
+    for specialty, tokens in LONGEST_IN_QWEN.items():
+        assert 0.85 * tokens <= estimated_tokens(longest[specialty]) <= 1.06 * tokens, specialty  # of 32 questions, not of 400
+    make_model(tmp_path, max_position_embeddings=4096)
+    config = NodeConfig(model=ModelConfig(name=str(tmp_path), device="cpu", system_prompt="Be short."))
+    work = work_of(config)
+    assert 523 + 32 <= work.prompt_tokens <= 523 + 32 + 2 * 64 and work.mean_prompt_tokens < work.prompt_tokens / 2
+    found = fit(config.model, work, lambda _: 40 * GB)  # of a tokenizer with a token a byte
+    counted = max(len(Chat(AutoTokenizer.from_pretrained(tmp_path), "Be short.").prompt(question)) for question in longest.values())
+    assert counted > 800 and 0 <= found.work.prompt_tokens - counted < 64
+    assert found.plan.least > fit(config.model, Workload(), lambda _: 40 * GB).plan.least
+
+
+def test_the_plan_is_the_same_before_and_after_the_tokenizer_is_there() -> None:
+    """`models` estimates, `doctor` and `join` count: lengths are rounded up so that both plan the same for Qwen2.5."""
+    system, template = 42, 12  # tokens of ours, and of its template, in its tokenizer
+    work = work_of(NodeConfig(model=ModelConfig(name="qwen2.5-0.5b")))
+    assert work.prompt_tokens == prompt_tokens(["longest"], lambda _: system + template + LONGEST_IN_QWEN["arc_1d"])
 
 
 def test_work_is_the_configuration_s() -> None:

@@ -8,10 +8,8 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import NodeConfig
-from swarmd.errors import NoModel
 from swarmd.policy.models.device import SLOW_AT_BF16, free_memory, quick_at_bf16
 from swarmd.policy.models.fit import LORA_FROM, Fit, fit, gigabytes, measures_start, require, too_large, work_of
-from swarmd.policy.models.tokenizer import load_tokenizer
 
 SCHEMA = 1
 PRECISION: Final = {None: "", "master": ", on a float32 copy of the weights", "stochastic": ", the weights rounded at random"}
@@ -22,13 +20,10 @@ class Examination:
     """What was found for one model."""
 
     fit: Fit
-    fault: str | None = None  # of its tokenizer: why it cannot be trained anywhere
 
     def require(self) -> None:
         """NoModel where the model cannot be trained here."""
         require(self.fit)
-        if self.fault:
-            raise NoModel(self.fault)
 
     def document(self) -> dict[str, Any]:
         """For programs. `least`, `peak`, `free` and the items' `bytes` are bytes; budgets are tokens."""
@@ -40,8 +35,8 @@ class Examination:
             "device": str(fit.device),
             "parameters": fit.shape.parameters,
             "fits": plan.fits,
-            "message": self.fault if plan.fits else too_large(fit),
-            "work": asdict(fit.work),
+            "message": fit.fault if plan.fits else too_large(fit),
+            "work": {key: value for key, value in asdict(fit.work).items() if key != "asked"},
             "plan": asdict(plan),
         }
 
@@ -75,6 +70,7 @@ class Examination:
             ("KL from the start", self.kl),
             ("gradient checkpointing", "on" if plan.checkpointing else "off"),
             ("micro-batch", f"{plan.micro_batch_tokens:,} tokens, logits of {plan.head_tokens:,} of them at once"),
+            ("prompts", f"{fit.work.prompt_tokens:,} tokens at most, of the curriculum's questions"),
             ("answers", f"{fit.work.new_tokens:,} new tokens; keys and values of {plan.cache_tokens:,} tokens at once, at most"),
             ("context", f"{plan.context:,} tokens, question and answer"),
         ]
@@ -105,9 +101,4 @@ class Examination:
 def examine(config: NodeConfig, free: Callable[[torch.device], int] = free_memory) -> Examination:
     """NoModel, Unreachable. Fetches configuration and tokenizer at most. free: bytes free on a device."""
     transformers_logging.disable_progress_bar()
-    found = fit(config.model, work_of(config), free)
-    try:
-        load_tokenizer(found.place, found.skeleton)
-    except NoModel as error:
-        return Examination(found, str(error))
-    return Examination(found)
+    return Examination(fit(config.model, work_of(config), free))

@@ -14,9 +14,12 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
+from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.models.device import choose_device, choose_dtype, dtype_name, free_memory
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
+from swarmd.policy.models.prompt_lengths import FRAME, estimated_tokens, longest_questions, prompt_tokens
 from swarmd.policy.models.tiny import WEIGHTS as TINY
+from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training import optimizer
 
 LORA_FROM: Final = 100_000_000  # parameters; larger models get an adapter unless the configuration says otherwise
@@ -49,11 +52,21 @@ class Fit:
     dtype: torch.dtype
     work: Workload
     plan: Plan
+    tokenizer: Any  # None where there is a fault
+    fault: str | None  # of its tokenizer or template: why it cannot be trained anywhere
 
 
 def work_of(config: NodeConfig) -> Workload:
-    """What a round of this node asks of its model."""
-    default = NEW_TOKENS_TINY if config.model.name in TINY else NEW_TOKENS
+    """What a round of this node asks of its model: prompts as long as its curriculum's, by an estimate until there is a tokenizer.
+
+    A tiny model's are shorter than `Workload` assumes, in its tokens: they are not looked at, for that takes a second.
+    """
+    tiny, lengths = config.model.name in TINY, dict[str, Any]()
+    if not tiny and (asked := longest_questions(config.swarm.curriculum)):
+        around = FRAME + estimated_tokens(system_prompt_of(config.model))
+        lengths = {"asked": asked, "prompt_tokens": prompt_tokens(asked, lambda text: around + estimated_tokens(text))}
+        lengths["mean_prompt_tokens"] = around + sum(map(estimated_tokens, asked)) // len(asked)
+    default = NEW_TOKENS_TINY if tiny else NEW_TOKENS
     return Workload(
         questions=max(1, config.round.local),
         completions=config.round.completions,
@@ -62,6 +75,7 @@ def work_of(config: NodeConfig) -> Workload:
         optimizer=config.train.optimizer,
         precision=config.train.precision,
         start_copy=config.train.kl_every > 0,
+        **lengths,
     )
 
 
@@ -76,8 +90,23 @@ def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int]
     architecture = read_config(place)
     skeleton = skeleton_of(architecture, place.source)
     tried, shape = is_tried(skeleton, place.source), shape_of(skeleton, place.source)
+    tokenizer, fault = None, None
+    try:
+        tokenizer = load_tokenizer(place, skeleton)
+        if work.asked:
+            chat = Chat(tokenizer, system_prompt_of(config))
+            work = replace(work, prompt_tokens=prompt_tokens(work.asked, lambda text: len(chat.prompt(text))))
+    except NoModel as error:
+        fault = str(error)
     dtype, plan = plan_on(config, shape, device, free(device), work)
-    return Fit(place, architecture, skeleton, tried, shape, device, dtype, work, plan)
+    return Fit(place, architecture, skeleton, tried, shape, device, dtype, work, plan, tokenizer, fault)
+
+
+def system_prompt_of(config: ModelConfig) -> str:
+    """The configured one, else ours; a tiny model was made without one."""
+    if config.system_prompt is not None:
+        return config.system_prompt
+    return "" if config.name in TINY else SYSTEM_PROMPT
 
 
 def plan_on(config: ModelConfig, shape: Shape, device: torch.device, free: int, work: Workload) -> tuple[torch.dtype, Plan]:
@@ -96,9 +125,11 @@ def measures_start(plan: Plan, device: torch.device) -> bool:
 
 
 def require(fit: Fit) -> None:
-    """NoModel where it cannot be trained here, with the largest thing that could be."""
+    """NoModel where it cannot be trained here, with the largest thing that could be, or anywhere."""
     if not fit.plan.fits:
         raise NoModel(too_large(fit))
+    if fit.fault:
+        raise NoModel(fit.fault)
 
 
 def too_large(fit: Fit) -> str:
@@ -136,15 +167,16 @@ def _alternatives(fit: Fit) -> Iterator[str]:
             changes += [f"generate.max_new_tokens = {length}"] * (length != work.new_tokens)
             changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
             yield f"this model with {' and '.join(changes)}"
-    for name, its_work, shape in named(replace(work, micro_batch_tokens=0)):
+    for name, shape in named():
+        its_work = replace(work, micro_batch_tokens=0, new_tokens=NEW_TOKENS_TINY if name in TINY else work.new_tokens)
         smaller = shape.parameters < fit.shape.parameters
         if smaller and make_plan(shape, plan.dtype, _lora_rank(ModelConfig(), shape), plan.free, its_work).fits:
             yield f"--model {name}"
 
 
-def named(work: Workload) -> Iterator[tuple[str, Workload, Shape]]:
+def named() -> Iterator[tuple[str, Shape]]:
     """What has a short name, largest first."""
     for name, settings in _NAMED.items():
-        yield name, work, shape_of(skeleton_of(AutoConfig.for_model(**settings), name))
+        yield name, shape_of(skeleton_of(AutoConfig.for_model(**settings), name))
     tiny = hub.locate("tiny", None)
-    yield "tiny", replace(work, new_tokens=NEW_TOKENS_TINY), shape_of(skeleton_of(read_config(tiny), tiny.source))
+    yield "tiny", shape_of(skeleton_of(read_config(tiny), tiny.source))

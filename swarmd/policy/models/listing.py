@@ -66,10 +66,10 @@ def list_models(
     device = choose_device(config.model.device)
     use_threads(config.model.threads, device)
     speed, there, speeds = speed or measure_speed, free(device), dict[torch.dtype, DeviceSpeed]()
-    of_a_named = config.model_copy(update={"model": config.model.model_copy(update={"name": "qwen2.5-0.5b"})})
     batch = config.round.local + config.round.wanted
     listed = []
-    for name, work, shape in named(work_of(of_a_named)):
+    for name, shape in named():
+        work = work_of(config.model_copy(update={"model": config.model.model_copy(update={"name": name})}))
         dtype, plan = plan_on(config.model, shape, device, there, work)
         if dtype not in speeds:
             speeds[dtype] = speed(device, dtype)
@@ -88,10 +88,11 @@ def estimate(shape: Shape, plan: Plan, work: Workload, batch: int, speed: Device
     """
     work = work.within(shape.context)
     weights, rows = shape.parameters, work.questions * work.completions
-    prefill = 2 * weights * work.questions * work.prompt_tokens / speed.flops
+    prefill = 2 * weights * work.questions * work.mean_prompt_tokens / speed.flops
     step = max(2 * weights * rows / speed.flops, weights * ITEMSIZE[plan.dtype] / speed.bandwidth)
+    rollout = work.mean_prompt_tokens + work.completions * work.new_tokens
     operations = 6 - 2 * (plan.lora_rank is not None) + 2 * plan.checkpointing
-    return prefill + work.new_tokens * step + operations * weights * batch * work.rollout / speed.flops
+    return prefill + work.new_tokens * step + operations * weights * batch * rollout / speed.flops
 
 
 def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:

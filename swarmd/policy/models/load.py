@@ -23,7 +23,6 @@ from swarmd.policy.models.device import free_memory, is_out_of_memory
 from swarmd.policy.models.fit import fit, require
 from swarmd.policy.models.memory_plan import Plan, Workload
 from swarmd.policy.models.progress import Download
-from swarmd.policy.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -69,7 +68,6 @@ def load_model(
     require(found)
     place, device, plan = found.place, found.device, found.plan
 
-    tokenizer = load_tokenizer(place, found.skeleton)
     network = load_weights(hub.with_weights(place, report), found.architecture, found.dtype, place.source)
     if not found.tried and not agrees_with_itself(network):
         raise NoModel(
@@ -84,7 +82,16 @@ def load_model(
             raise
         raise _too_large(place.source, f"its {found.shape.parameters:,} parameters did not fit on {device}") from error
     return Loaded(
-        network, tokenizer, place.source, place.revision, device, found.dtype, found.shape.parameters, plan.lora_rank, fingerprint, plan
+        network=network,
+        tokenizer=found.tokenizer,
+        source=place.source,
+        revision=place.revision,
+        device=device,
+        dtype=found.dtype,
+        parameters=found.shape.parameters,
+        lora_rank=plan.lora_rank,
+        fingerprint=fingerprint,
+        plan=plan,
     )
 
 

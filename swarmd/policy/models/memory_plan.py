@@ -69,11 +69,13 @@ class Workload:
     questions: int = 4
     completions: int = 8
     new_tokens: int = 256
-    prompt_tokens: int = 256  # assumed: the curricula's questions are shorter
+    prompt_tokens: int = 256  # of the longest question; 256: assumed, where none could be sampled
+    mean_prompt_tokens: int = 128
     micro_batch_tokens: int = 0  # asked for; 0: what the plan finds
     optimizer: str = "adamw"  # or "adamw8bit"
     precision: Literal["auto"] | Precision = "auto"  # of trained weights in 16 bits; auto: the first that fits
     start_copy: bool = False  # wanted: the weights as they were at the start, where all are trained
+    asked: tuple[str, ...] = ()  # the curriculum's longest questions, from which the tokenizer counts `prompt_tokens`
 
     def within(self, context: int | None) -> "Workload":
         """The same in a model that takes no more than `context` tokens."""
