@@ -1,14 +1,14 @@
 """One round of a model of Qwen2.5-0.5B's exact configuration, with random weights: seconds, and the most memory it takes.
 
     python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--questions 8] [--completions 8] [--tokens 64] [--memory 12]
-                                      [--optimizer adamw|adamw8bit] [--json]
+                                      [--optimizer adamw|adamw8bit] [--threads 1] [--json]
 
 Questions of SAPO's nine specialties, their completions all of them as long as they may be; made-up rewards, so that every
 completion has a gradient; one update. Model, plan, answers and update are the node's own. --memory: GB that the plan may count on having.
 
 The model is made here, in a folder that goes again; nothing is downloaded. Its tokenizer is a small one of our own: the ids above its
-vocabulary are drawn and trained on like any others, they have no text. On a CPU, seconds are CPU seconds of one thread, and the peak is the
-largest resident set of the whole process, loading included; on CUDA, wall seconds, and what torch has held on the device.
+vocabulary are drawn and trained on like any others, they have no text. On a CPU, seconds are CPU seconds of all threads, and the peak
+is the largest resident set of the whole process, loading included; on CUDA, wall seconds, and what torch has held on the device.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each completion")
     parser.add_argument("--memory", type=float, default=12.0, help="GB that the plan may count on having")
     parser.add_argument("--optimizer", choices=["adamw", "adamw8bit"], default="adamw")
+    parser.add_argument("--threads", type=int, default=1, help="of torch; 0: what a node would take")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--make", metavar="FOLDER", help=argparse.SUPPRESS)  # a child of this program, so that making does not count
     arguments = parser.parse_args()
@@ -80,16 +82,19 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """One round."""
     config = NodeConfig.model_validate(
         {
-            "model": {"name": str(folder), "device": arguments.device, "lora": arguments.lora, "system_prompt": workload.SYSTEM},
+            "model": {
+                "name": str(folder), "device": arguments.device, "lora": arguments.lora, "system_prompt": workload.SYSTEM,
+                "threads": arguments.threads,
+            },
             "round": {"local": arguments.questions, "completions": arguments.completions},
             "generate": {"max_new_tokens": arguments.tokens, "engine": "own"},
             "train": {"optimizer": arguments.optimizer},
         }
-    )
+    )  # fmt: skip
     meter = Meter(arguments.device)
     begun = meter.begin()
     policy = LanguagePolicy.open(config, 0, lambda _: int(arguments.memory * 1e9))
-    loaded = meter.now()
+    loaded, began = meter.now(), time.perf_counter()
     questions = workload.draw("sapo-9", arguments.questions, 0)
     answers = policy.generate(questions, arguments.completions)
     answered = meter.now()
@@ -101,7 +106,7 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for n, (question, answer) in enumerate(zip(questions, answers, strict=True))
     ]
     report = policy.update(batch)
-    trained = meter.now()
+    trained, wall = meter.now(), time.perf_counter() - began
     plan = policy._loaded.plan
     return {
         "parameters": policy.description["parameters"],
@@ -116,6 +121,8 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "tokens": sum(len(ids) for answer in answers for ids in answer.tokens.ids),
         "trained": report.tokens,
         "seconds": {"load": loaded - begun, "generate": answered - loaded, "train": trained - answered},
+        "wall": wall,
+        "threads": torch.get_num_threads(),
         "peak_GB": {"generate": after_answers * 2**20 / 1e9, "all": meter.peak_mib() * 2**20 / 1e9},
     }
 
@@ -128,6 +135,7 @@ def show(figures: dict[str, Any], arguments: argparse.Namespace) -> None:
     print(f"{arguments.questions} questions × {arguments.completions} completions × {arguments.tokens} tokens", file=out)
     for name, value in seconds.items():
         print(f"  {name:10} {value:9.1f} s", file=out)
+    print(f"  {figures['threads']} threads; answers and update took {figures['wall']:.1f} s of wall time", file=out)
     made, trained = figures["tokens"] / seconds["generate"], figures["trained"] / seconds["train"]
     print(f"  {made:.1f} tokens a second made, {trained:.1f} trained", file=out)
     planned = figures["planned_GB"]

@@ -32,7 +32,7 @@ class ModelConfig(_Section):
     lora: Literal["auto", "on", "off"] = "auto"  # auto: on above 100 million parameters
     lora_rank: Annotated[int, Field(ge=1, le=512)] = 16
     system_prompt: str | None = None  # None: the built-in one, which asks for <answer>…</answer>; "": none
-    threads: Annotated[int, Field(ge=0, le=256)] = 0  # torch threads; 0: one on CPU
+    threads: Annotated[int, Field(ge=0, le=256)] = 0  # torch's; 0: on a CPU one up to 100 million parameters, then the cores of limits.cpu
 
 
 class RoundConfig(_Section):

@@ -23,8 +23,17 @@ from swarmd.policy.inference.engine import InferenceEngine
 from swarmd.policy.inference.select import NO_LIMIT, importance_cap, open_engine
 from swarmd.policy.models.architecture import context_of
 from swarmd.policy.models.chat import Chat
-from swarmd.policy.models.device import choose_device, dtype_name, free_memory, keep_freed_memory, limit_memory, seeded, use_threads
-from swarmd.policy.models.fit import LORA_FROM, measures_start, system_prompt_of, work_of
+from swarmd.policy.models.device import (
+    LORA_FROM,
+    choose_device,
+    dtype_name,
+    free_memory,
+    keep_freed_memory,
+    limit_memory,
+    seeded,
+    use_threads,
+)
+from swarmd.policy.models.fit import measures_start, system_prompt_of, work_of
 from swarmd.policy.models.load import Loaded, load_model
 from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -86,7 +95,7 @@ class LanguagePolicy:
         work, loss = work_of(config), LOSSES[config.train.loss]
         limit_memory(config, choose_device(config.model.device))
         loaded = load_model(config.model, seed, free, work, report)
-        use_threads(config.model.threads, loaded.device)
+        use_threads(config, loaded.device, loaded.parameters)
         if loaded.parameters <= LORA_FROM:  # a large model's steps are long enough without, and its memory is short
             keep_freed_memory(loaded.device)
         tiny = config.model.name in TINY

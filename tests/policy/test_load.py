@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
-from swarmd.policy.models.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16
+from swarmd.policy.models.device import choose_device, choose_dtype, free_memory, is_out_of_memory, quick_at_bf16, threads_for
 from swarmd.policy.models.doctor import examine
 from swarmd.policy.models.load import load_model
 from swarmd.policy.models.memory_plan import WORKSPACE
@@ -208,6 +208,26 @@ def test_dtype_is_what_is_asked_for_or_what_pays() -> None:
         assert choose_dtype("auto", CPU, trained_whole=False, probe=lambda _, quick=quick: quick) == dtype
         assert choose_dtype("auto", CPU, trained_whole=True, probe=lambda _, quick=quick: quick) == torch.float32
     assert isinstance(quick_at_bf16(CPU), bool)
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameters", "threads"),
+    [
+        ({}, 14_000_000, 1),
+        ({}, 500_000_000, 8),
+        ({"limits": {"cpu": "25 %"}}, 500_000_000, 2),
+        ({"limits": {"cpu": "4 %"}}, 500_000_000, 1),
+        ({"workers": {"generators": 3, "trainers": 1}}, 500_000_000, 2),
+        ({"model": {"threads": 3}}, 14_000_000, 3),
+        ({"model": {"threads": 3}, "limits": {"cpu": "4 %"}}, 500_000_000, 3),
+    ],
+)
+def test_a_large_model_takes_the_cores_that_limits_leave_it(
+    changes: dict[str, Any], parameters: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 16 if logical else 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
+    assert threads_for(NodeConfig.model_validate(changes), parameters) == threads
 
 
 # As torch raises them, or as users quote them (pytorch/pytorch, ComfyUI, QwenLM/Qwen3 on GitHub), and what only looks like them.

@@ -16,6 +16,7 @@ from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LORA_FROM: Final = 100_000_000  # parameters; larger models get an adapter unless the configuration says otherwise, and all cores
 # In order: what torch says of CUDA, HIP and MPS; of a buffer larger than MPS ever makes; of cuBLAS, cuDNN and their kin; of the CPU (Linux
 # and macOS, then Windows). cuDNN's NOT_SUPPORTED and cuBLAS's NOT_INITIALIZED can mean it too; they mostly mean something else.
 OUT_OF_MEMORY: Final = re.compile(
@@ -129,10 +130,28 @@ def release_cached(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
-def use_threads(count: int, device: torch.device) -> None:
-    """0: one on a CPU (several nodes may share it, and a tiny model gains nothing from more), torch's own choice elsewhere."""
-    if count or device.type == "cpu":
-        torch.set_num_threads(count or 1)
+def threads_for(config: NodeConfig, parameters: int) -> int:
+    """Torch's threads on a CPU for a model of so many parameters: those of the configuration, or else by measurement.
+
+    A small model gains nothing from a second thread, and spends CPU on it. From LORA_FROM on a round takes as many cores as
+    `limits.cpu` allows, shared among the processes of this run (docs/performance.md).
+    """
+    if config.model.threads:
+        return config.model.threads
+    if parameters <= LORA_FROM:
+        return 1
+    cores = psutil.cpu_count(logical=False) or 1
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    processes = config.workers.generators + config.workers.trainers
+    apart = config.workers.apart == "on" or processes > 2
+    return max(1, int(cores * percent(config.limits.cpu)) // (processes if apart else 1))
+
+
+def use_threads(config: NodeConfig, device: torch.device, parameters: int) -> None:
+    """Set torch's threads: `threads_for` on a CPU, elsewhere as many as the configuration says, or torch's own choice."""
+    if config.model.threads or device.type == "cpu":
+        torch.set_num_threads(threads_for(config, parameters))
 
 
 def compile_nothing() -> None:

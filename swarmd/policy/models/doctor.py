@@ -8,8 +8,8 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import NodeConfig
-from swarmd.policy.models.device import SLOW_AT_BF16, free_memory, quick_at_bf16
-from swarmd.policy.models.fit import LORA_FROM, Fit, fit, gigabytes, measures_start, require, too_large, work_of
+from swarmd.policy.models.device import LORA_FROM, SLOW_AT_BF16, free_memory, quick_at_bf16
+from swarmd.policy.models.fit import Fit, fit, gigabytes, measures_start, require, too_large, work_of
 
 SCHEMA = 1
 PRECISION: Final = {None: "", "master": ", on a float32 copy of the weights", "stochastic": ", the weights rounded at random"}

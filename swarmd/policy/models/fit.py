@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,14 +15,13 @@ from swarmd.errors import NoModel
 from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
-from swarmd.policy.models.device import choose_device, choose_dtype, dtype_name, free_memory
+from swarmd.policy.models.device import LORA_FROM, choose_device, choose_dtype, dtype_name, free_memory
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.prompt_lengths import FRAME, estimated_tokens, longest_questions, prompt_tokens
 from swarmd.policy.models.tiny import WEIGHTS as TINY
 from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training import optimizer
 
-LORA_FROM: Final = 100_000_000  # parameters; larger models get an adapter unless the configuration says otherwise
 NEW_TOKENS_TINY, NEW_TOKENS = 16, 256  # what generate.max_new_tokens = 0 stands for
 
 # The named models' own config.json, as far as it counts: so that one can be recommended without a network.

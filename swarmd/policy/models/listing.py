@@ -64,17 +64,17 @@ def list_models(
     """
     transformers_logging.disable_progress_bar()
     device = choose_device(config.model.device)
-    use_threads(config.model.threads, device)
-    speed, there, speeds = speed or measure_speed, free(device), dict[torch.dtype, DeviceSpeed]()
+    speed, there, speeds = speed or measure_speed, free(device), dict[tuple[torch.dtype, int], DeviceSpeed]()
     batch = config.round.local + config.round.wanted
     listed = []
     for name, shape in named():
         work = work_of(config.model_copy(update={"model": config.model.model_copy(update={"name": name})}))
         dtype, plan = plan_on(config.model, shape, device, there, work)
-        if dtype not in speeds:
-            speeds[dtype] = speed(device, dtype)
+        use_threads(config, device, shape.parameters)
+        if (way := (dtype, torch.get_num_threads())) not in speeds:
+            speeds[way] = speed(device, dtype)
         rounds = sorted(recorded.get(name, ()))
-        seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, batch, speeds[dtype])
+        seconds = rounds[len(rounds) // 2] if rounds else estimate(shape, plan, work, batch, speeds[way])
         listed.append(ListedModel(name, shape.parameters, plan, _to_fetch(name, shape), _checkpoints(plan), seconds, len(rounds)))
     return str(device), listed[::-1]
 
