@@ -120,7 +120,8 @@ class TrainerChild:
                     stderr=output,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C goes to the daemon, which tells the trainer
-                    env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+                    # Where other programs compute as well, threads that spin while they wait for each other take four times as long.
+                    env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "TOKENIZERS_PARALLELISM": "false"},
                 )
         except OSError:
             ours.close()
