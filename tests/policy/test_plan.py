@@ -13,7 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GraniteMoeHybridConfig,
+    PreTrainedConfig,
+    Qwen3_5TextConfig,
+)
 
 from swarmd.config.config import GenerateConfig, ModelConfig, NodeConfig, TrainConfig
 from swarmd.errors import NoModel
@@ -82,10 +89,10 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
     assert sum(item.bytes for item in plan.items if item.phase == "always") == held
 
 
-def plain(network: Any) -> tuple[int, int]:
+def plain(network: Any, length: int = LENGTH) -> tuple[int, int]:
     """Tokens, and bytes kept, of one sequence through the model that transformers made; the head left out."""
-    ids = torch.arange(LENGTH)[None] % VOCABULARY
-    return LENGTH, kept_for_backward(network, lambda: network.model(input_ids=ids, use_cache=False))
+    ids = torch.arange(length)[None] % VOCABULARY
+    return length, kept_for_backward(network, lambda: network.model(input_ids=ids, use_cache=False))
 
 
 def packed(network: Any, checkpointing: bool) -> tuple[int, int]:
@@ -114,6 +121,31 @@ def test_activations_are_right_within_a_factor(
     (tokens, one), (_, three) = (way(network_of(family, dtype, layers, rank)) for layers in (1, 3))
     less, more = (planned(network_of(family, dtype, layers, None), dtype, rank, tokens, GB) for layers in (1, 3))
     assert low < (more - less) / (three - one) < high
+
+
+WIDTHS: dict[str, Any] = {
+    "vocab_size": 512, "hidden_size": 256, "intermediate_size": 896, "num_attention_heads": 4, "num_key_value_heads": 2
+}  # fmt: skip
+HYBRIDS: dict[str, Callable[[int], PreTrainedConfig]] = {
+    "qwen3_5": lambda blocks: Qwen3_5TextConfig(
+        **WIDTHS, head_dim=64, num_hidden_layers=4 * blocks, layer_types=(["linear_attention"] * 3 + ["full_attention"]) * blocks,
+        linear_num_key_heads=4, linear_num_value_heads=4, linear_key_head_dim=64, linear_value_head_dim=64,
+    ),
+    "granite4": lambda blocks: GraniteMoeHybridConfig(
+        **WIDTHS, num_hidden_layers=4 * blocks, layer_types=(["mamba"] * 3 + ["attention"]) * blocks, shared_intermediate_size=896,
+        num_local_experts=0, num_experts_per_tok=0, mamba_n_heads=8, mamba_d_head=64, mamba_d_state=64, mamba_n_groups=1,
+        mamba_chunk_size=128,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_of_recurrent_layers(family: str, dtype: torch.dtype) -> None:
+    found = [AutoModelForCausalLM.from_config(HYBRIDS[family](blocks), dtype=dtype) for blocks in (1, 2)]
+    (tokens, one), (_, two) = (plain(network, 256) for network in found)  # two chunks of Mamba's
+    less, more = (planned(network, dtype, None, tokens, GB) for network in found)
+    assert 0.8 < (more - less) / (two - one) < 1.8
 
 
 @pytest.mark.parametrize("family", FAMILIES)

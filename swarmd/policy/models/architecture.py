@@ -37,6 +37,7 @@ PADDED: Final = frozenset(
         "gemma4_unified_text",
     )
 )  # fmt: skip
+RECURRENT: Final = {"linear_attention", "hybrid", "hybrid_sliding"}  # of transformers' layer types; a convolution's state is small
 _ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}  # of a forward pass, by PaddedRows
 
 
@@ -193,6 +194,7 @@ def _counted(network: nn.Module) -> Shape:
         adapted=sum(m.weight.numel() for m in layers),
         adapted_inputs=sum(m.in_features for m in layers),
         adapted_outputs=sum(m.out_features for m in layers),
+        recurrent=sum(kind in RECURRENT for kind in getattr(text, "layer_types", None) or ()),
     )
 
 
