@@ -76,7 +76,8 @@ class Scored:
     rewards: tuple[float, ...]  # one per completion, 0.0 or 1.0
     round: int  # our own round in which it was generated (local) or heard, as an offer or whole (external)
     tokens: Tokens | None = None  # None: external text, re-encoded with our own tokenizer when it is used
-    whole: tuple[float, ...] = ()  # rewards of the whole group, where only a part of it is here; (): all of it is
+    # Rewards of the group that this is a part of: the rest was left out, or are our own answers beside a single one. (): it is all here.
+    whole: tuple[float, ...] = ()
 
     @property
     def group(self) -> tuple[float, ...]:

@@ -2,15 +2,19 @@
 
 `advantages` is the one place where the two meet. A loss (`swarmd.policy.training.losses.LOSSES`) gives every completion an
 advantage; a row of WEIGHS changes those of others' rollouts, whatever the loss; our own keep theirs. Nothing stores an advantage.
+An advantage is taken over a group: `among_ours` gives one to a single right answer.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, pstdev
 
 from swarmd.types import Scored, Weigh
 
-LEAST, MOST = 1 / 16, 15 / 16  # of a success that a baseline is taken from: its spread is never nought
+GROUP = 16  # answers: a single one of another's, and ours beside it (`among_ours`)
+LEAST, MOST = 1 / GROUP, 1 - 1 / GROUP  # of a success that a baseline is taken from: its spread is never nought
+
 
 def advantages(scored: Scored, loss: Callable[[Scored], Sequence[float]], weigh: Weigh) -> tuple[float, ...]:
     """Return each completion's advantage in an update: the loss's own, weighed."""
@@ -35,6 +39,19 @@ def shifted(scored: Scored, shift: float) -> tuple[float, ...]:
     """
     baseline = fmean(scored.group) + shift
     return tuple(r - baseline for r in scored.rewards)
+
+
+def among_ours(scored: Scored, success: float) -> Scored:
+    """Return another's single right answer in a group with our own answers; anything else as it is.
+
+    success: the share of our own answers in its specialty that are right. The advantage is then high where we fail and low where we do
+    not, under any loss; where we hardly ever fail, the rewards agree, and there is none. A single wrong answer gets no group: others'
+    mistakes would push our policy, whatever they say.
+    """
+    if len(scored.group) > 1 or not any(scored.rewards):
+        return scored
+    right = round(success * (GROUP - 1))
+    return replace(scored, whole=(*scored.rewards, *(1.0,) * right, *(0.0,) * (GROUP - 1 - right)))
 
 
 # How to weigh what others wrote: a row for each value of `[sharing] weigh`.

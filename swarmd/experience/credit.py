@@ -42,17 +42,19 @@ class Useless:
 def useful(theirs: Sequence[Scored], known: Iterable[Scored]) -> Counter[PeerId]:
     """For each author, how many of these rollouts have an advantage by our own verifier and are no copy of another author's.
 
-    known: what we have besides, our own included. Of two authors of the same text the first to send it counts: copying earns nothing.
+    known: what we have besides, our own included. A text about a task is its first sender's, and a rollout of others' texts alone, or of
+    a part of them, is a copy: copying earns nothing.
     """
-    made = {_text(scored.rollout): scored.rollout.author for scored in known}
-    earned: Counter[PeerId] = Counter()
-    for scored in theirs:
+    said: dict[tuple[TaskRef, str], PeerId] = {}
+
+    def adds_to(scored: Scored) -> bool:
         author = scored.rollout.author
-        if scored.informative and made.setdefault(_text(scored.rollout), author) == author:
-            earned[author] += 1
-    return earned
+        return author in {said.setdefault((scored.rollout.ref, text), author) for text in _texts(scored.rollout)}
+
+    for scored in known:
+        adds_to(scored)
+    return Counter(scored.rollout.author for scored in theirs if adds_to(scored) and scored.informative)
 
 
-def _text(rollout: Rollout) -> tuple[TaskRef, frozenset[str]]:
-    """Identity of a rollout's text, whatever the order of its completions."""
-    return rollout.ref, frozenset(completion.text.strip() for completion in rollout.completions)
+def _texts(rollout: Rollout) -> set[str]:
+    return {completion.text.strip() for completion in rollout.completions}

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from p2p.types import PeerId
-from swarmd.experience.advantages import BY_LIKELIHOOD, LEAST, WEIGHS, unweighed
+from swarmd.experience.advantages import BY_LIKELIHOOD, LEAST, WEIGHS, among_ours, unweighed
 from swarmd.experience.caps import choose, first
 from swarmd.types import Author, Scored, Tokens, Weigh
 
@@ -181,6 +181,10 @@ class Sharing:
 
     def to_share(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
         return shared(local, SHARES[self.settings.share], self.settings.share_most, rng)
+
+    def judged(self, scored: Scored) -> Scored:
+        """Another's rollout in the group that gives its advantages: with the paper's weights always its own."""
+        return scored if self.settings.weigh == "paper" else among_ours(scored, self.success.of(scored.rollout.ref.specialty))
 
     def weighing(self, batch: Sequence[Scored], me: PeerId) -> Weigh:
         """How this node weighs the advantages of the batch's rollouts: others' by `[sharing] weigh`, its own not at all."""

@@ -143,7 +143,7 @@ def _score_others(t: int, node: Node, rollouts: Sequence[Rollout]) -> list[Score
     known = [(_scored_part(node, rollout), task) for rollout, task in tasks if task is not None and node.tasks.trains_on(task)]
     rewards = node.reward([(rollout.ref, rollout.completions) for rollout, _ in known])
     scored = [Scored(rollout, task.question, r, _heard_in(rollout, t)) for (rollout, task), r in zip(known, rewards, strict=True)]
-    return [_trained_part(node, s) for s in scored]
+    return [node.sharing.judged(_trained_part(node, s)) for s in scored]
 
 
 def _scored_part(node: Node, rollout: Rollout) -> Rollout:

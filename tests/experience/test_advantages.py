@@ -63,6 +63,38 @@ def test_a_group_that_is_right_throughout_counts_against_our_own_success() -> No
     assert not any(weighed("grpo", "paper", scored(1, 1, 1))) and all(a > 0 for a in weighed("grpo", "own", scored(1, 1, 1)))
 
 
+def of_success(share: float) -> Success:
+    return Success({"bf": 100 * share}, {"bf": 100.0})
+
+
+@pytest.mark.parametrize("loss", TABLE)
+@pytest.mark.parametrize("weigh", sorted(set(WEIGHS) - {"paper"}))
+def test_a_single_right_answer_counts_the_more_the_more_we_fail(weigh: str, loss: str) -> None:
+    given = []
+    for success in (0.0, 0.3, 0.8):
+        one = Sharing(SharingSettings(weigh=weigh), of_success(success)).judged(scored(1))
+        assert one.informative and one.rewards == (1,)
+        given.append(weighed(loss, weigh, one, of_success(success))[0])
+    assert given == sorted(given, reverse=True) and given[-1] > 0
+
+
+def test_a_single_right_answer_is_as_one_of_sixteen_and_teaches_nothing_to_who_never_fails() -> None:
+    judged = [Sharing(success=of_success(success)).judged(scored(1)) for success in (0.0, 0.2, 0.5, 0.9, 1.0)]
+    assert [sum(one.group) for one in judged] == [1, 4, 9, 15, 16] and {len(one.group) for one in judged} == {16}
+    advantages = [given_by("grpo", one)[0] for one in judged]
+    assert advantages == pytest.approx([15**0.5, 3**0.5, (7 / 9) ** 0.5, 15**-0.5, 0], rel=1e-3) and not judged[-1].informative
+
+
+@pytest.mark.parametrize("other", [scored(0), scored(1, 1), scored(0, 0), scored(0, 1)], ids=str)
+def test_what_is_no_single_right_answer_keeps_its_group(other: Scored) -> None:
+    assert Sharing(success=of_success(0.3)).judged(other) is other
+
+
+def test_with_the_papers_weights_a_single_right_answer_has_no_advantage() -> None:
+    one = Sharing(SharingSettings(weigh="paper"), of_success(0.3)).judged(scored(1))
+    assert not one.informative and weighed("grpo", "paper", one) == (0.0,)
+
+
 def test_by_default_nothing_that_others_wrote_is_pushed_down() -> None:
     wrong, right = given_by("grpo", scored(0, 1), Sharing().weighing([scored(0, 1)], ME))
     assert wrong == 0 < right

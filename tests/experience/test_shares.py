@@ -226,4 +226,6 @@ def test_what_is_useful_and_new_earns_credit() -> None:
     theirs = [friends, copy, scored("friend", 3), scored("bore", 4, useful=False), scored("thief", 1, text="me 1"), scored("thief", 5)]
     assert useful(theirs, [mine]) == {"friend": 2, "thief": 1}
     assert useful([turned], [friends]) == {}
+    cut = replace(friends, rollout=replace(copy.rollout, completions=copy.rollout.completions[:1]), rewards=(1.0,), whole=(1.0, 0.0))
+    assert useful([cut], [friends]) == {}, "a right answer out of another's rollout"
     assert useful([friends], [friends]) == {"friend": 1}  # its own, sent again, is its own

@@ -21,7 +21,7 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
-from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef
+from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef, UpdateReport, Weigh
 from tests.node.conftest import join, play, weights, without_seconds
 
 
@@ -124,6 +124,28 @@ def test_rollouts_without_advantage_are_dropped_and_counted(verifier: Verifier) 
     RolloutExchange(other, "m", TINY_9).share(useless, 1)
     report = run_round(1, node)
     assert (report.external, report.zero_advantage_dropped, report.pool_fresh) == (0, 6, 6)
+
+
+@pytest.mark.parametrize(("weigh", "replay"), [("positive", "off"), ("positive", "on"), ("paper", "off"), ("paper", "on")])
+def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(verifier: Verifier, weigh: str, replay: str) -> None:
+    settings = NodeConfig.model_validate({**config(gate="off").model_dump(), "sharing": {"weigh": weigh}, "replay": {"mode": replay}})
+    node, _, person = pair(verifier, settings)
+    right, wrong, both = node.tasks.draw(3, random.Random(0))
+    answers = {right.ref: [right_answer(right)], wrong.ref: [Completion("<answer>no</answer>", True)], both.ref: [right_answer(both)] * 2}
+    RolloutExchange(person, "a person", TINY_9).share([Rollout(ref, tuple(of), person.identity.peer_id) for ref, of in answers.items()], 1)
+    trained: dict[TaskRef, Sequence[float]] = {}
+    update = node.policy.update
+
+    def watched(batch: Sequence[Scored], weigh: Weigh) -> UpdateReport:
+        given = [(s, weigh(s, within_group(s))) for s in batch]
+        trained.update((s.rollout.ref, of) for s, of in given if s.rollout.author != node.me)
+        return update(batch, weigh)
+
+    node.policy.update = watched  # type: ignore[method-assign]
+    report = run_round(1, node)
+    assert report.external >= len(trained)  # replay trains on it more than once
+    assert list(trained) == ([right.ref] if weigh == "positive" else []) and all(min(of) > 0.25 for of in trained.values())
+    assert report.zero_advantage_dropped == 3 - len(trained)
 
 
 def counted(node: Node) -> list[list[TaskRef]]:
