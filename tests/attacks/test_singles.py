@@ -1,0 +1,148 @@
+"""Single answers: what the rollouts of one answer teach that a crowd of keys sends, honest and not. `pytest -s` prints the figures.
+
+A person's right answer has no group of its own; a node judges it by its own success (`experience.advantages.among_ours`). So a single
+answer is the cheapest thing to make that is trained on. The crowd knows all solutions, and each of its keys sends as many rollouts as an
+honest node asks questions. What the same crowd does with whole groups, which always could be sent, stands beside it.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from p2p.types import PeerId
+from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.tasks.curriculum import TINY_9, Curriculum
+from swarmd.tasks.grading import solution
+from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import CurriculumTasks
+from swarmd.types import Completion, Rollout, Task, TaskRef
+from tests.attacks.harness import Attack, show
+from tests.attacks.learners import COMPLETIONS, LOCAL, OneByOne, Swarm, settings
+
+EASY = "propositional_logic"  # of the nine the one that tiny-latent learns first, by an answer that says nothing: P ∨ Q
+NOBODY = "nobody"
+MODEL = "tiny-latent"
+
+
+def right(task: Task, tasks: CurriculumTasks) -> list[str]:
+    return [f"<answer>{solution(tasks, task)}</answer>"]
+
+
+def wrong(_task: Task, _tasks: CurriculumTasks) -> list[str]:
+    return ["<answer>0 0</answer>"]
+
+
+def group(task: Task, tasks: CurriculumTasks) -> list[str]:
+    """One right answer, and wrong ones that make it count."""
+    return right(task, tasks) + wrong(task, tasks) * (COMPLETIONS - 1)
+
+
+@dataclass(frozen=True)
+class Manner:
+    answers: Callable[[Task, CurriculumTasks], list[str]]
+    specialties: Sequence[str] = ()  # all
+    copies: bool = False  # answers of others, to the tasks that they answered
+
+
+MANNERS: Mapping[str, Manner | None] = {
+    NOBODY: None,
+    "right": Manner(right),  # what people would send, were they a crowd
+    "wrong": Manner(wrong),
+    "easy": Manner(right, [EASY]),
+    "easy groups": Manner(group, [EASY]),
+    "copies": Manner(right, copies=True),
+    "copied groups": Manner(group, copies=True),
+}
+SINGLES = ("right", "wrong", "easy", "copies")
+
+
+class Crowd:
+    """Keys that share single answers, or groups, each as many as an honest node asks questions."""
+
+    def __init__(self, swarm: Swarm, manner: Manner, keys: int) -> None:
+        self.manner, self.rng, self.tasks = manner, random.Random(swarm.seed), CurriculumTasks(TINY_9, manner.specialties)
+        members = [swarm.member(100 + key) for key in range(keys)]
+        self.names = {member.identity.peer_id for member in members}
+        self.exchanges = {member.identity.peer_id: OneByOne(member, MODEL, TINY_9) for member in members}
+
+    def act(self, t: int) -> None:
+        for name, exchange in self.exchanges.items():
+            heard = [rollout.ref for rollout in exchange.collect()[0] if rollout.author not in self.names]
+            exchange.share([self.rollout(task, name) for task in self.asked(heard)], t)
+
+    def asked(self, heard: Sequence[TaskRef]) -> Sequence[Task]:
+        if not self.manner.copies:
+            return self.tasks.draw(LOCAL, self.rng)
+        return [task for ref in heard[:LOCAL] if (task := self.tasks.task(ref)) is not None]
+
+    def rollout(self, task: Task, author: PeerId) -> Rollout:
+        return Rollout(task.ref, tuple(Completion(text, True) for text in self.manner.answers(task, self.tasks)), author)
+
+
+@dataclass(frozen=True)
+class Result:
+    reward: float  # of the honest nodes' own completions, over the last third of the rounds
+    held_out: float  # share of right answers to questions that nobody trains on, in the end
+    easy: float  # the same, of EASY alone
+    crowd: float  # share of the external rollouts trained on that were the crowd's
+    external: float  # rollouts of others in a batch
+
+
+def play(verifier: Verifier, manner: str, rounds: int, seed: int, honest: int = 3, keys: int = 3, questions: int = 216) -> Result:
+    swarm = Swarm(verifier, seed)
+    for number in range(honest):
+        swarm.join(number, settings(MODEL))
+    of = MANNERS[manner]
+    crowd = None if of is None else Crowd(swarm, of, keys)
+    swarm.play(rounds, [crowd.act] if crowd else [])
+    authors = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
+    marks = [answered(n.policy, verifier, questions) for n in swarm.learners]
+    return Result(
+        reward=fmean(n.reward(max(1, rounds // 3)) for n in swarm.learners),
+        held_out=fmean(mark for of in marks for mark in of.values()),
+        easy=fmean(of[EASY] for of in marks),
+        crowd=sum(author in crowd.names for author in authors) / max(1, len(authors)) if crowd else 0.0,
+        external=len(authors) / honest / rounds,
+    )
+
+
+def answered(policy: LanguagePolicy, verifier: Verifier, questions: int) -> Mapping[str, float]:
+    """By specialty, the share of right answers to held-out questions."""
+    found = {}
+    for specialty in TINY_9.specialties:
+        tasks = CurriculumTasks(Curriculum("one", {specialty: TINY_9.configs[specialty]})).draw_held_out(questions // 9, random.Random(7))
+        given = policy.generate([task.question for task in tasks], 4)
+        rewards = verifier([(task.ref, answers.completions) for task, answers in zip(tasks, given, strict=True)])
+        found[specialty] = fmean(reward for each in rewards for reward in each)
+    return found
+
+
+@pytest.mark.parametrize("manner", ["right", "wrong"])
+def test_what_is_right_is_trained_on_and_what_is_wrong_never(verifier: Verifier, manner: str) -> None:
+    """What it does to who learns: `python -m benchmarks.attack singles`."""
+    result = play(verifier, manner, rounds=3, seed=1, honest=2, keys=2, questions=9)
+    show(f"singles, {manner}", result)
+    assert result.crowd > 0.3 if manner == "right" else result.crowd == 0
+
+
+def learnt(folder: Path, rounds: int = 80, seeds: int = 3, keys: int = 3, manner: tuple[str, ...] = tuple(MANNERS)) -> dict[str, object]:
+    found: dict[str, list[Result]] = {}
+    with Verifier(TINY_9.name) as verifier:
+        for seed in range(1, seeds + 1):
+            for kind in {NOBODY: None, **dict.fromkeys(manner)}:
+                found.setdefault(kind, []).append(play(verifier, kind, rounds, seed, keys=keys))
+                show(f"singles, seed {seed}, {kind}", found[kind][-1])
+    means = {kind: {name: fmean(asdict(result)[name] for result in of) for name in asdict(of[0])} for kind, of in found.items()}
+    alone = means[NOBODY]["held_out"]
+    lost = {f"lost, {kind}": 1 - of["held_out"] / alone for kind, of in means.items() if kind in SINGLES}
+    return {**means, **lost, "lost": max(lost.values(), default=0.0), "wrong": means.get("wrong", {}).get("crowd", 0.0)}
+
+
+ATTACK = Attack(
+    learnt, {"wrong": 0.0}, choices={"manner": list(MANNERS)},
+    about={"manner": "only these; again for more", "keys": "of the crowd, each as loud as an honest node; three are honest"},
+)  # fmt: skip
