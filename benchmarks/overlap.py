@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     given = parser.parse_args()
     for name in given.curricula:
-        print(f"{name} {CURRICULA[name].digest}")
+        print(f"{name} {CURRICULA[name].questions}")
         means = []
         measured = [new_shares(CURRICULA[name], given.training, given.held_out, seed) for seed in given.seeds]
         for specialty in CURRICULA[name].specialties:

@@ -76,7 +76,7 @@ def add_reading_routes(app: FastAPI) -> None:
         return JSONResponse(
             {
                 "schema": SCHEMA, "curriculum": lessons, "window": WINDOW, "listed_answers": LISTED_ANSWERS,
-                "new_texts": new_texts(service.curriculum.digest) or None, "tiers": dict(TIERS),
+                "new_texts": new_texts(service.curriculum.questions) or None, "tiers": dict(TIERS),
                 "listed": board.listed, "unlisted": board.unlisted, "matching": board.matching, "answers": board.answers,
                 "peers": rows, "more_after": more,
             }

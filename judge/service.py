@@ -168,7 +168,7 @@ class JudgeService:
         """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
         known = await self.claim(signed)
         mine = self.curriculum
-        if wish.curriculum != mine.digest:
+        if not mine.asks_as(wish.curriculum):  # how the node scores what it trains on is its own affair
             raise Refused(
                 Refusal(
                     409,

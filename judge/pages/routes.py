@@ -97,7 +97,7 @@ def _add_board(app: FastAPI) -> None:
             "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
             "json_link": _link("/v1/leaderboard", asked), "csv_link": _link("/leaderboard.csv", asked),
             "charted": [(views.shown_name(s.record), s.record.curve) for s in first], "quarters": views.quarters,
-            "new_texts": new_texts(service.curriculum.digest), "training": TRAINING,
+            "new_texts": new_texts(service.curriculum.questions), "training": TRAINING,
         }  # fmt: skip
 
     @readable(app, "/leaderboard.csv", kind=CsvResponse)

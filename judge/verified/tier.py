@@ -186,7 +186,7 @@ class VerifiedTier:
 
     def _check_announced(self, said: AnnouncedWeights) -> None:
         """Raises Refused where what is declared cannot be evaluated here."""
-        if said.curriculum != self._court.curriculum.digest:
+        if not self._court.curriculum.asks_as(said.curriculum):
             raise Refused(Refusal(409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."))
         model = self._model(said.model)
         if said.lora_rank is not None and said.base not in (None, model.fingerprint):

@@ -74,9 +74,12 @@ class Evaluation:
         return self._client.failures >= LOST_AFTER
 
     async def check(self) -> None:
-        """See whether the judge asks what we train on. What it says of that is told at once."""
+        """See whether the judge asks what we train on, and by whose rules it scores. What it says of that is told at once."""
+        known = self._client.scorer
         if (mismatch := await self._client.check()) is not None:
             self._on_failure(mismatch)
+        elif self._client.scorer != known:
+            self._talk(f"the judge at {self.url} scores by the rules of {self._client.scorer}, this node what it trains on by its own")
 
     async def ask(self, round_number: int, model: str) -> None:
         """Get a question and give it to the trainer. Does nothing while one is on its way, being answered, or not yet due."""

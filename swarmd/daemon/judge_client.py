@@ -203,6 +203,7 @@ class JudgeClient:
         self._turn = trio.Lock()
         self._tls = httpx2.create_ssl_context()
         self._resolve, self._said = resolve, said
+        self.scorer = ""  # name of the curriculum whose rules the judge scores by, where they are not ours; `check` finds it out
         self._speaks_2 = True  # until the judge says that it does not
 
     def now(self) -> float:
@@ -248,11 +249,16 @@ class JudgeClient:
         health = await self._call("/healthz", None, 200, _Health)
         if isinstance(health, NotJudged) or health.curriculum == self._digest:
             return None
-        its = next((of.name for of in CURRICULA.values() if of.digest == health.curriculum), None)
+        its = next((of for of in CURRICULA.values() if of.digest == health.curriculum), None)
+        if its is not None and its.asks_as(self._digest):
+            self.scorer = its.name
+            return None
+        asks, remedy = ("tasks that are not known here", "see that both have the same version of swarmd and the same tasks")
+        if its is not None:
+            asks, remedy = its.name, f'swarm.curriculum to "{its.name}"'
         return NotJudged(
-            f"the judge at {self.origin} asks {its or 'tasks that are not known here'}, and this node trains on another curriculum",
-            "set judge.url to a judge of this node's curriculum"
-            + (f', or swarm.curriculum to "{its}"' if its else ", or see that both have the same version of swarmd and the same tasks"),
+            f"the judge at {self.origin} asks {asks}, and this node trains on another curriculum",
+            f"set judge.url to a judge of this node's curriculum, or {remedy}",
         )
 
     async def answer(self, question: Question, completion: Completion) -> Graded | NotJudged:

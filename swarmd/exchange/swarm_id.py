@@ -1,4 +1,7 @@
-"""The curriculum and the digest of a swarm. The digest is part of the topic, so swarms with different digests never meet."""
+"""The curriculum and the digest of a swarm. The digest is part of the topic, so swarms with different digests never meet.
+
+It is of what makes the questions. How answers are scored is each node's own affair.
+"""
 
 import hashlib
 
@@ -16,10 +19,10 @@ def curriculum_of(config: NodeConfig) -> Curriculum:
 
 
 def swarm_digest(of: Curriculum) -> str:
-    """16 hex digits of (curriculum with its ReasoningGYM version, wire version)."""
-    return hashlib.sha256(f"{of.digest} wire {wire.VERSION}".encode()).hexdigest()[:16]
+    """16 hex digits of (the curriculum's questions with their ReasoningGYM version, wire version)."""
+    return hashlib.sha256(f"{of.questions} wire {wire.VERSION}".encode()).hexdigest()[:16]
 
 
 def curriculum_named(digest: str) -> str | None:
-    """The curriculum with this swarm digest; None if this version of swarmd has none."""
+    """The curriculum with this swarm digest, the faithful one of two; None if this version of swarmd has none."""
     return next((of.name for of in CURRICULA.values() if swarm_digest(of) == digest), None)

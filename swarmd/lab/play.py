@@ -94,7 +94,7 @@ class PlayedSwarm:
         configs = setting.nodes
         self.curriculum = curriculum_of(configs[0])
         if any(curriculum_of(config).digest != self.curriculum.digest for config in configs):
-            raise BadExperiment(f"setting {setting.name}: its nodes have different curricula, so they could not share anything")
+            raise BadExperiment(f"setting {setting.name}: its nodes have different curricula; a run asks and scores by one")
         if (setting.liars or setting.poisoners) and isinstance(self.curriculum, OwnCurriculum):
             raise BadExperiment(f"setting {setting.name}: hostile peers know no right answers to own tasks; leave `hostile` out")
         self._now = EPOCH

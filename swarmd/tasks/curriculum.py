@@ -1,4 +1,8 @@
-"""Curricula: named sets of ReasoningGYM configurations, each with a digest. Peers with the same digest ask the same questions."""
+"""Curricula: named sets of ReasoningGYM configurations, each with two digests.
+
+Peers that ask the same questions (`questions`) meet and share, however each of them scores: rewards are a node's own (SAPO's rho^n). The
+judge, its receipts and the lab go by `digest`, which is of the scoring too.
+"""
 
 import hashlib
 import json
@@ -19,7 +23,8 @@ TRAINING_TASKS = 900_000_000  # n below this is for training, from HELD_OUT on f
 HELD_OUT = 1_000_000_000
 HELD_OUT_END = 2**31
 HELD_TEXTS = 16  # of 256 texts, so many are held out
-RULES = 1  # version of which tasks exist and which answers are right (source.py, grading.py)
+TASKS = 1  # version of which tasks exist (source.py)
+SCORING = 1  # version of which answers are right (grading.py, strict.py)
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Curriculum:
     name: str
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
-    held_by_text: frozenset[str] = frozenset()  # specialties with enough texts to hold some of them out. Not in the digest
+    held_by_text: frozenset[str] = frozenset()  # specialties with enough texts to hold some of them out. In no digest
 
     # What runs the process that scores, behind `python -m`; and seconds that each answer may take there beyond what any does.
     command: ClassVar[Sequence[str]] = ("swarmd.tasks.verifier",)
@@ -60,11 +65,23 @@ class Curriculum:
         return answers.read(specialty, text)
 
     @cached_property  # asked for with each request, and a package's version is a file to be read
+    def questions(self) -> str:
+        """16 hex digits of (configurations, TASKS, reasoning-gym version). Part of the swarm's topic: those with others never meet."""
+        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + f" {TASKS} " + version("reasoning-gym")
+        return _sixteen(document)
+
+    @cached_property
     def digest(self) -> str:
-        """16 hex digits of (configurations, rules, reasoning-gym version). Part of the swarm's topic: other digests never meet."""
-        rules = f"{RULES} strict" if self.strict else str(RULES)
-        document = json.dumps({k: dict(v) for k, v in self.configs.items()}, sort_keys=True) + f" {rules} " + version("reasoning-gym")
-        return hashlib.sha256(document.encode()).hexdigest()[:16]
+        """16 hex digits of (questions, SCORING, whether strict): what is asked, and what is right."""
+        return _sixteen(f"{self.questions} {SCORING}{' strict' * self.strict}")
+
+    def asks_as(self, digest: str) -> bool:
+        """Whether a curriculum of this digest asks the same questions, however it scores."""
+        return digest == self.digest or any(digest == of.digest and of.questions == self.questions for of in CURRICULA.values())
+
+
+def _sixteen(document: str) -> str:
+    return hashlib.sha256(document.encode()).hexdigest()[:16]
 
 
 def _freeze(configs: dict[str, dict[str, Any]]) -> Mapping[str, Mapping[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.errors import ConfigError, SwarmdError
 from swarmd.tasks import answers
-from swarmd.tasks.curriculum import CURRICULA, RULES, Curriculum, DrawnTasks
+from swarmd.tasks.curriculum import CURRICULA, TASKS, Curriculum, DrawnTasks
 from swarmd.tasks.pipe import Made, PluginDescription
 from swarmd.tasks.scoring import describe
 from swarmd.types import Task, TaskRef
@@ -28,7 +28,7 @@ class NoQuestion(SwarmdError):
 
 @dataclass(frozen=True)
 class OwnCurriculum(Curriculum):
-    """What a plug-in says of itself, as a curriculum. Its digest is of the plug-in's source: nodes with another one never meet."""
+    """What a plug-in says of itself, as a curriculum. One source makes questions and scores answers: nodes with another one never meet."""
 
     source: str = ""  # a .py or .jsonl file, or the name that an installed package offers
     plugin: PluginDescription | None = None
@@ -51,9 +51,9 @@ class OwnCurriculum(Curriculum):
         return self._described.limits.seconds
 
     @cached_property
-    def digest(self) -> str:
+    def questions(self) -> str:
         plugin = self._described
-        document = json.dumps(["own", RULES, plugin.version, plugin.specialties, plugin.digest])
+        document = json.dumps(["own", TASKS, plugin.version, plugin.specialties, plugin.digest])
         return hashlib.sha256(document.encode()).hexdigest()[:16]
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:  # noqa: ARG002

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from judge import config
 from judge.app import create_app
-from swarmd.tasks.curriculum import HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
+from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END, SAPO_9, TINY_9
 from swarmd.tasks.scoring import Verifier, VerifierFailed
 from tests.judge.conftest import Court, eventually
 from tests.judge.peers import ORIGIN, SigningPeer, encode
@@ -153,6 +153,13 @@ async def test_another_curriculum(court: Court) -> None:
     response = await court.post(court.peer(), "/v1/evaluations", {"round": 1, "model": "tiny", "curriculum": SAPO_9.digest})
     refused(response, 409, "tiny-9", "another curriculum")
     assert "tiny-9" in response.json()["remedy"]
+
+
+async def test_a_node_that_scores_otherwise_is_asked_and_scored_by_the_judges_rules(court: Court) -> None:
+    wish = {"round": 1, "model": "tiny", "curriculum": CURRICULA["tiny-9-strict"].digest}
+    assert (await court.post(court.peer(), "/v1/evaluations", wish)).status_code == 201
+    health = (await court.http.get("/healthz")).json()
+    assert health["curriculum"] == TINY_9.digest
 
 
 async def test_too_often(court: Court) -> None:

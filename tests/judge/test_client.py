@@ -34,7 +34,7 @@ from swarmd.daemon.judge_client import (
 )
 from swarmd.daemon.judge_reader import exchanged
 from swarmd.errors import SwarmdError
-from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.curriculum import CURRICULA, TINY_9
 from swarmd.testing import PATIENCE, Clock
 from swarmd.types import Completion
 
@@ -576,6 +576,20 @@ async def test_a_silent_judge_is_in_the_status() -> None:
         assert document["remedy"]
         assert document["asked_again_in"] > 0
         assert (document["score"], document["n"]) == (None, 0)
+
+
+def test_a_judge_that_scores_otherwise_is_taken_and_its_rules_are_named_once() -> None:
+    async def main() -> None:
+        told: list[str] = []
+        async with judge(saying(reply({"status": "ok", "curriculum": TINY_9.digest}, 200))) as url:
+            ours = CURRICULA["tiny-9-strict"].digest
+            strict = JudgeClient(url, ME, ours)
+            evaluation = Evaluation(url, ME, ours, lambda id, text: None, lambda score, n: None, strict, told.append)
+            for _ in range(2):
+                await evaluation.check()
+        assert evaluation.document()["cause"] == "" and len(told) == 1 and "rules of tiny-9," in told[0]
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize(

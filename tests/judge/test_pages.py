@@ -318,7 +318,7 @@ def test_a_newcomer_has_a_page() -> None:
 @pytest.mark.parametrize("curriculum", [TINY_9, SAPO_9], ids=lambda curriculum: curriculum.name)
 def test_what_is_said_is_what_is_measured(curriculum: Curriculum) -> None:
     """With another seed than benchmarks.overlap took. Without bf, which takes longer to make than all others."""
-    said = new_texts(curriculum.digest)
+    said = new_texts(curriculum.questions)
     assert set(said) == set(curriculum.specialties)
     quick = replace(curriculum, configs={name: config for name, config in curriculum.configs.items() if name != "bf"})
     for specialty, share in new_shares(quick, TRAINING, 150, seed=9).items():

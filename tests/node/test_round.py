@@ -14,10 +14,12 @@ from p2p.types import Envelope, PeerId, Reason
 from swarmd.config.config import NodeConfig
 from swarmd.exchange import wire
 from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.experience.advantages import within_group
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9, TRAINING_TASKS
 from swarmd.tasks.scoring import Verifier
+from swarmd.tasks.source import tasks_of
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import resume, run_state
 from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
@@ -347,3 +349,32 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
     assert (again.schedule.state, again.pool.updates) == (node.schedule.state, node.pool.updates)
     assert again.useless.state == node.useless.state and again.useless.state[PeerId("somebody")] == 3
     assert node.gate is not None and again.gate is not None and again.gate.state == node.gate.state
+
+
+def said(answer: str) -> Completion:
+    return Completion(f"<answer>{answer}</answer>", True)
+
+
+def whole_of(task: Task) -> str:
+    """All that the premises say."""
+    return " ∧ ".join(task.entry["metadata"]["premises"])
+
+
+def test_nodes_that_score_otherwise_meet_and_each_scores_by_its_own_rules(verifier: Verifier) -> None:
+    """The same questions, other rewards (SAPO's rho^n): P ∨ Q follows from the premises, and says less than they do."""
+    strict = NodeConfig.model_validate({**config(local=2).model_dump(), "swarm": {"curriculum": "tiny-9-strict"}})
+    swarm, scores = MemorySwarm(), {}
+    with Verifier("tiny-9-strict") as strictly:
+        nodes = {"faithful": join(swarm, 1, verifier, config(local=2)), "strict": join(swarm, 2, strictly, strict)}
+        assert len({swarm_digest(curriculum_of(settings)) for settings in (config(), strict)}) == 1, "they are on one topic"
+        tasks = [task for n in range(8) if (task := tasks_of("tiny-9").task(TaskRef("propositional_logic", n))) is not None]
+        _, _, other = join(swarm, 3, verifier, config())
+        rollouts = [Rollout(task.ref, (said("P ∨ Q"), said(whole_of(task))), other.identity.peer_id) for task in tasks]
+        for rollout in rollouts:
+            RolloutExchange(other, "m", TINY_9).share([rollout], 1)
+        for name, (node, _, _) in nodes.items():
+            run_round(1, node)
+            scores[name] = [scored.rewards for scored in node.pool if scored.rollout.author == other.identity.peer_id]
+    assert [len(each) for each in scores.values()] == [8, 8]
+    assert sum(rewards == (1, 1) for rewards in scores["faithful"]) >= 4 and all(weak == 0 for weak, _ in scores["strict"])
+    assert any(whole for _, whole in scores["strict"])

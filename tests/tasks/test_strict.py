@@ -6,6 +6,7 @@ from decimal import Context, Decimal, localcontext
 
 import pytest
 
+from swarmd.exchange.swarm_id import curriculum_named, swarm_digest
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import CURRICULA
 from swarmd.tasks.grading import grade, solution
@@ -67,8 +68,13 @@ def test_digits_in_upper_case_are_wrong_in_both_as_the_question_says(name: str) 
     assert lower == 1 and upper < 0.9
 
 
-def test_strict_swarms_never_meet_the_others() -> None:
+def test_who_asks_the_same_meets_whatever_pays() -> None:
     assert len({c.digest for c in CURRICULA.values()}) == len(CURRICULA) == 4
+    for name in ("sapo-9", "tiny-9"):
+        faithful, strict = CURRICULA[name], CURRICULA[f"{name}-strict"]
+        assert swarm_digest(faithful) == swarm_digest(strict) and curriculum_named(swarm_digest(strict)) == name
+        assert faithful.asks_as(strict.digest) and strict.asks_as(faithful.digest) and not faithful.asks_as("0" * 16)
+    assert len({swarm_digest(c) for c in CURRICULA.values()}) == 2 and not CURRICULA["sapo-9"].asks_as(CURRICULA["tiny-9"].digest)
 
 
 @pytest.mark.parametrize(
