@@ -143,13 +143,14 @@ def join(
 
 
 def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_json: bool) -> int:
-    from swarmd.daemon.choices import recalled, remember
+    from swarmd.daemon.choices import recalled, remember, require_tasks
     from swarmd.policy.models import preflight
     from swarmd.state.folder import StateFolder
 
     node_config, notes = recalled(resolved, folder)
     for note in notes:
         print(note, file=sys.stderr)
+    require_tasks(resolved, node_config, folder)
     if accepted:
         invite.say_what_is_joined(accepted, resolved, node_config)
     preflight.check(node_config.model)

@@ -6,6 +6,7 @@ from pathlib import Path
 from swarmd.config.messages import nearest
 
 BUILT_IN = ("auto", "sapo-9", "tiny-9", "sapo-9-strict", "tiny-9-strict")
+FILES = (".py", ".jsonl")  # of own tasks
 GROUP = "swarmd.tasks"  # entry points of packages that offer tasks (docs/own-tasks.md)
 EXPECTED = f"{', '.join(BUILT_IN)}, a .py or .jsonl file, or the name of tasks that an installed package offers"
 
@@ -14,7 +15,7 @@ def curriculum_name(text: str) -> str:
     """`text`, a file's path made absolute; ValueError where it names nothing. Whether the file is there is found out when it is used."""
     if text in BUILT_IN:
         return text
-    if text.endswith((".py", ".jsonl")):
+    if text.endswith(FILES):
         return str(Path(text).expanduser().absolute())
     offered = sorted(point.name for point in entry_points(group=GROUP))
     if text not in offered:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarmd.config.config import LimitsConfig, NodeConfig
+from swarmd.config.curriculum_name import FILES
 from swarmd.config.messages import shown
 from swarmd.config.sources import FLAGS, INVITED, Resolved, flatten, is_valid
 from swarmd.daemon.guest.live_limits import LIVE
@@ -54,6 +55,16 @@ def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str
     if again:
         notes.append(f"as before: {', '.join(again)}; what is configured overrides it, as --judge '' for no judge")
     return config, notes
+
+
+def require_tasks(resolved: Resolved, config: NodeConfig, folder: Path) -> None:
+    """Require the file of own tasks that the folder remembers (`recalled`) to be there. ConfigError."""
+    tasks = config.swarm.curriculum
+    if tasks != resolved.config.swarm.curriculum and tasks.endswith(FILES) and not Path(tasks).exists():
+        raise ConfigError(
+            f"own tasks cannot be used: {tasks} is not there any more, and {folder / CHOICES_FILE} says that this node asks them. "
+            "Give --curriculum with their new path, or --curriculum auto to do without."
+        )
 
 
 def remember(resolved: Resolved, folder: Path) -> None:

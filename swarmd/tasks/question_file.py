@@ -43,7 +43,10 @@ class QuestionFile:
         for specialty in self.specialties:
             rows = sorted((_place(line.question), line.question, _answer(line)) for _, line in lines if line.specialty == specialty)
             if len(rows) < 2:
-                raise PluginRefused(f"specialty {specialty} has 1 question; it needs 2, one of them held out")
+                raise PluginRefused(
+                    f"specialty {specialty} has 1 question; it needs 2, as one of each specialty is held out. Add another, or give "
+                    "it the specialty of others"
+                )
             held = max(1, sum(place < HELD_OUT_SHARE for place, _, _ in rows))
             held = min(held, len(rows) - 1)
             pairs = [(question, answer) for _, question, answer in rows]

@@ -190,8 +190,7 @@ def describe(source: str, seconds: float = START_SECONDS) -> PluginDescription:
         child = _Child((sys.executable, "-m", "swarmd.tasks.plugin_process", source, ""), seconds)
         plugin = child.ready().plugin
     except _Failed as failure:
-        otherwise = "`--curriculum auto` does without"
-        raise ConfigError(f"own tasks cannot be used: {source}: {failure} (docs/own-tasks.md). {otherwise}.") from None
+        raise ConfigError(f"own tasks cannot be used: {source}: {failure}. Mend them, or name others (docs/own-tasks.md).") from None
     finally:
         if child is not None:
             child.end()

@@ -177,7 +177,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named(tmp_path: Path, text: str, word
 
 
 def test_a_file_that_is_not_there_and_a_name_that_nobody_offers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.py: No such file or directory \(docs/own-tasks\.md\)"):
+    with pytest.raises(ConfigError, match=r"none\.py: No such file or directory\. Mend them, or name others \(docs/own-tasks\.md\)\.$"):
         find_curriculum(str(tmp_path / "none.py"))
     with pytest.raises(ConfigError, match=r"no curriculum is called 'tiny9': .*did you mean tiny-9\?"):
         find_curriculum("tiny9")

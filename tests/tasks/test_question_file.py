@@ -14,7 +14,8 @@ from swarmd.tasks.same_answer import number, same_answer
 from swarmd.tasks.scoring import Completion, TaskRef, Verifier
 from swarmd.tasks.source import open_tasks
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "capitals.jsonl"
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT, EXAMPLE = DOCS / "own-tasks.md", DOCS / "examples" / "capitals.jsonl"
 
 
 def content(*lines: object) -> bytes:
@@ -85,7 +86,7 @@ def test_specialties_gsm8k_answers_and_small_files() -> None:
         (["[" * 100_000], "line 1: "),
         ([{"question": "a", "answer": 1}, "", {"question": "a", "answer": 2}], "line 3: the question of line 1 again"),
         (["x"] * 7, "line 5: .*; and 2 lines more"),
-        ([{"question": "a", "answer": 1}], "specialty questions has 1 question; it needs 2"),
+        ([{"question": "a", "answer": 1}], "specialty questions has 1 question; it needs 2, .* Add another"),
         ([" "], "it has no lines"),
     ],
 )
@@ -94,6 +95,18 @@ def test_bad_lines_are_named(lines: list[object], words: str) -> None:
         QuestionFile(content(*lines))
     with pytest.raises(PluginRefused, match="line 1: "):
         QuestionFile(b'{"question": "\xff", "answer": 1}')
+
+
+@pytest.mark.net
+def test_the_lines_of_the_document_load_and_each_is_asked(tmp_path: Path) -> None:
+    lines = [line.strip() for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith('    {"question"')]
+    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    found = find_curriculum(str(tmp_path / "mine.jsonl"))
+    assert len(lines) == 4 and found.specialties == ("capitals", "questions")
+    with Verifier(found) as verifier:
+        tasks = open_tasks(found, verifier)
+        drawn = [*tasks.draw(16, random.Random(1)), *tasks.draw_held_out(16, random.Random(1))]
+    assert {task.question for task in drawn} == {json.loads(line)["question"] for line in lines}
 
 
 @pytest.mark.net
