@@ -159,7 +159,7 @@ class RoundReport:
     external: Annotated[int, Figure("external", "others' rollouts trained on")]
     pool_size: Annotated[int, Figure("pool.size", "rollouts in the pool")]
     pool_fresh: Annotated[int, Figure("pool.fresh", "others' rollouts that entered the pool in this round")]
-    zero_advantage_dropped: Annotated[int, Figure("zero_advantage_dropped", "others' rollouts in which every completion earned the same")]
+    zero_advantage_dropped: Annotated[int, Figure("zero_advantage_dropped", "others' rollouts that have no advantage")]
     rejected: Annotated[Mapping[str, int], Figure("rejected", "what was refused: reason and count")]
     reward_mean: Annotated[float, Figure("reward_mean", "mean reward of our own completions; `null`: there were none", "0 to 1")]
     reward_sum: Annotated[float, Figure("reward_sum", "the same rewards, added up")]

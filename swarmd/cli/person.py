@@ -47,9 +47,7 @@ def answer(
 
     You are told at once whether an answer is right, and may try again. What holds a right answer is shared.
 
-    A wrong answer and then a right one help every node. A right answer alone has no advantage: nodes drop it by default.
-
-    Nodes with `sharing.take = "right"` and `sharing.weigh = "right"` (or "own") train on it.
+    Nodes train on a right answer the more, the less they can do themselves. Nodes with the paper's settings need a wrong one before it.
     """
     from swarmd.config.sources import resolve
     from swarmd.daemon.answering import AnsweringPeer

@@ -91,7 +91,7 @@ class BootstrapNode:
             clock=time.time,
             admitted=self._count,
             folder=folder,
-            also=[topic_of(config.swarm, other) for other in others],
+            also=sorted({topic_of(config.swarm, other) for other in others} - {topic}, key=str),
         )
         introduce(self.member, curriculum, lambda: HELPING)
         self._advertiser = JudgeAdvertiser(self.member, judges) if judges else None

@@ -86,6 +86,7 @@ def test_the_swarm_of_the_paper() -> None:
     (config,) = configs
     assert isinstance(config, NodeConfig)
     assert (config.model.name, config.round.local, config.round.external, config.round.rounds) == ("qwen2.5-0.5b", 4, 4, 2000)
+    assert (config.profile, config.train.learning_rate, config.sharing.weigh, config.gate.mode) == ("sapo-paper", 1e-3, "paper", "off")
     judge = parse(command_of(compose()["services"]["judge"]))
     assert config.judge.url == f"http://judge:{judge['port']}"
     assert judge["curriculum"] == "sapo-9"
