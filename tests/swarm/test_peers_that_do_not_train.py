@@ -39,7 +39,7 @@ ENGINE = {"SWARMD_SWARM_ENGINE": "libp2p"}
 
 
 class Learner(NamedTuple):
-    """A node that trains on right answers, however many there are in a rollout, and however unlike its own they are."""
+    """A node as it comes, but for its gate: it trains on right answers, however unlike its own they are."""
 
     state: Path
     process: "subprocess.Popen[str]"
@@ -62,8 +62,7 @@ def learner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
     with ExitStack() as stack:
         state = tmp_path_factory.mktemp("learner")
         words = ["join", "--model", "tiny", "--device", "cpu", "--seed", "1", "--listen", LOOPBACK, "--pace", "0.3"]
-        choice = {"SWARMD_SHARING_TAKE": "right", "SWARMD_SHARING_WEIGH": "right", "SWARMD_GATE_MODE": "off"}
-        process = started(stack, *words, "--state-dir", str(state), **ENGINE, **choice)
+        process = started(stack, *words, "--state-dir", str(state), **ENGINE, SWARMD_GATE_MODE="off")
         yield Learner(state, process, until(state, lambda status: bool(status["addresses"]), process)["addresses"][0])
 
 
