@@ -41,6 +41,7 @@ class Reason(Enum):
     # What only the trainer can find, reported back through `Transport.report`:
     UNDECODABLE = "not a rollout set"
     UNKNOWN_TASK = "no such task in this curriculum"
+    MISLABELLED = "another task than its author offered"
     TOO_LONG = "a completion is over the length limit"
     USELESS = "nothing to learn from in what an author sends"
     UNSERVED = "offers that their author does not serve"

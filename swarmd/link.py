@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from swarmd.types import Lead
+
 MAX_MESSAGE = 16 * 1024 * 1024  # bytes; both ends are ours, so anything larger is a bug
 BEAT = 2.0  # seconds without another message after which the trainer sends a heartbeat
 FRAMES_WAITING = 1024  # in either direction
@@ -136,6 +138,7 @@ class RoundDone(_Message, frozen=True):
     affordable: bool = True  # a checkpoint may be written now, as an answer to the judge needs
     shared: int = 0  # rollouts of ours
     used: tuple[str, ...] = ()  # the author of each of others' rollouts that was trained on for the first time
+    lead: Lead = Lead()  # of others over us: the daemon chooses from offers by it
 
 
 class Note(_Message, frozen=True):

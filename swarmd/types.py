@@ -80,6 +80,14 @@ class Scored:
     whole: tuple[float, ...] = ()
 
     @property
+    def ref(self) -> TaskRef:
+        return self.rollout.ref
+
+    @property
+    def author(self) -> PeerId:
+        return self.rollout.author
+
+    @property
     def group(self) -> tuple[float, ...]:
         """The rewards that advantages are taken over. A completion keeps its own when others of its group are left out."""
         return self.whole or self.rewards
@@ -88,6 +96,20 @@ class Scored:
     def informative(self) -> bool:
         """False where every completion earned the same: such a rollout has no gradient (SAPO section 5 drops it)."""
         return len(set(self.group)) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """By how much others' share of right completions is above our own, by our own verifier. Below 0 where we are ahead.
+
+    The trainer finds it and tells the daemon, which chooses from offers by it: whether an answer is right is not known before it is here.
+    """
+
+    by: Mapping[str, float] = field(default_factory=dict)  # specialty -> -1 to 1
+    elsewhere: float = 0.0  # above 0; in a specialty of which too little of others was scored lately
+
+    def of(self, specialty: str) -> float:
+        return self.by.get(specialty, self.elsewhere)
 
 
 Weigh = Callable[[Scored, Sequence[float]], Sequence[float]]
@@ -183,6 +205,9 @@ class RoundReport:
         float, Figure("off_policy.mean", "the age of `staleness` in updates: the replay paper's off-policiness; mean", "updates")
     ] = 0.0
     off_policy_max: Annotated[int, Figure("off_policy.max", "the same, largest", "updates")] = 0
+    external_by_specialty: Annotated[
+        Mapping[str, int], Figure("external_by_specialty", "others' rollouts trained on: specialty and count")
+    ] = field(default_factory=dict)
     unfit: Annotated[
         Mapping[str, int],
         Figure("unfit", "others' rollouts that our model cannot be trained on: reason and count ([peers.md](peers.md))"),

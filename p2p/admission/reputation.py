@@ -42,6 +42,7 @@ OWN: Mapping[Reason, float] = MappingProxyType(
         Reason.NOT_ASKED_FOR: 10.0,
         Reason.UNDECODABLE: 10.0,
         Reason.UNKNOWN_TASK: 5.0,
+        Reason.MISLABELLED: 10.0,
         Reason.TOO_LONG: 5.0,
         Reason.UNSERVED: 2.0,  # counted by `swarmd.exchange.serving`; low, as a slow node can look like this
     }

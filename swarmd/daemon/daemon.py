@@ -42,11 +42,8 @@ from swarmd.daemon.watchdog import Stuck
 from swarmd.errors import SwarmdError
 from swarmd.exchange import offers, wire
 from swarmd.exchange.acknowledgements import Acknowledger, Given
-from swarmd.exchange.gathering import Gatherer
-from swarmd.exchange.offers import Board, Offered
-from swarmd.exchange.serving import Serving
+from swarmd.exchange.gathering import gatherer_of
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.experience import caps
 from swarmd.protocols import View
 from swarmd.state.folder import IDENTITY_FILE, LOG_FILE, METRICS_FILE, StateFolder, node_seed
 from swarmd.state.logs import installed_version, log_with, set_up_logging
@@ -96,22 +93,9 @@ class Daemon:
         up, down = (rate(text) if text else None for text in (config.limits.up, config.limits.down))
         traffic = Traffic(up, down)
         self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_frame, traffic)
-        self.ration: caps.Ration[Offered] = caps.Ration(
-            config.round.wanted,
-            lambda item: caps.Author(item.author, *self.member.standing(item.author)),
-            random.Random(secrets.randbits(64)),
-        )
-        self.serving = Serving(config.round.wanted, self.member.has_standing)
-        self.gatherer = Gatherer(
-            self.member,
-            Board(curriculum.trains_on, kept_rounds=config.round.max_age, newcomer=self._is_newcomer),
-            wanted=config.round.wanted,
-            specialties=curriculum.specialties,
-            hand_on=self._give_trainer,
-            clock=time.monotonic,
-            rng=random.Random(secrets.randbits(64)),
-            choice=self.ration,
-            serving=self.serving,
+        rng = random.Random(secrets.randbits(64))
+        self.gatherer, self.choice = gatherer_of(
+            self.member, curriculum, config.round, config.sharing.take, self._give_trainer, time.monotonic, rng
         )
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
@@ -210,10 +194,6 @@ class Daemon:
             else:
                 self._give_trainer(envelope)
 
-    def _is_newcomer(self, author: PeerId) -> bool:
-        """Whether the author has no standing, or never served us a blob."""
-        return not self.member.standing(author)[1] or not self.serving.serves(author)
-
     def _give_trainer(self, envelope: Envelope) -> None:
         e, (group, established) = envelope, self.member.standing(envelope.author)
         age = self.gatherer.round - (e.heard or self.gatherer.round)  # rounds since it was heard: of what is gossiped whole none
@@ -289,7 +269,7 @@ class Daemon:
         self.given.rollouts += done.shared if self.member.peers() else 0
         self.acknowledger.used(map(PeerId, done.used))
         self.view.round(done.line)
-        self.ration.begin()
+        self.choice.begin(done.lead)
         self.gatherer.next_round()
         for reason, count in done.line["rejected"].items():
             remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough

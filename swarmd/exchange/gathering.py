@@ -1,8 +1,9 @@
 """Fetches the rollouts that a round will train on, and only those. Runs in the daemon.
 
-Each round needs a number of rollouts. They are chosen uniformly from the offers on the board when the round begins. If there are too few,
-offers that arrive during the round are used too. If a rollout cannot be fetched, or is late, another one takes its place. Fetching goes on
-while our own rollouts are generated; no round waits for it. A fetched rollout is handed on like a gossiped one.
+Each round needs a number of rollouts. They are chosen from the offers on the board when the round begins, by `[sharing] take`
+(`experience.batch.OfferChoice`). If there are too few, offers that arrive during the round are used too. If a rollout cannot be fetched,
+is late, or is not of the task that was offered, another one takes its place. Fetching goes on while our own rollouts are generated; no
+round waits for it. A fetched rollout is handed on like a gossiped one.
 """
 
 import logging
@@ -17,9 +18,13 @@ from p2p.blobs.blobs import BadBlob, unpack
 from p2p.blobs.fetch import HEDGE, HolderReplies, HolderReply, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason
+from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
 from swarmd.exchange.offers import Board, Choice, Offered
 from swarmd.exchange.serving import HARD, Serving
+from swarmd.experience.batch import OfferChoice
+from swarmd.tasks.curriculum import Curriculum
+from swarmd.types import Author
 
 AT_LEAST = 5.0  # seconds a fetch may take even if its round is over: rounds of a tiny model are shorter than a round trip
 DOUBTFUL = 2.0  # seconds a fetch from a doubtful author may take (`Serving.doubtful`)
@@ -187,12 +192,44 @@ class Gatherer:
             self._member.report(author, Reason.UNSERVED)
 
     def _take(self, item: Offered, blob: bytes) -> bool:
+        """Hand on the rollout that was offered; return whether it was. The blob has the offered id, so its author is to blame for it."""
         try:
             body = unpack(blob)
-        except BadBlob as error:  # its id matches the offer, so the author made it
+            found = wire.decode(body, item.author)
+        except BadBlob as error:
             log.info("a blob of %s: %s", item.author, error)
-            self._member.report(item.author, Reason.UNDECODABLE)
+            found = Reason.UNDECODABLE
+        if not isinstance(found, Reason) and [rollout.ref for rollout in found.rollouts] != [item.ref]:
+            found = Reason.MISLABELLED  # or a false label would draw those who lack a specialty
+        if isinstance(found, Reason):
+            self._member.report(item.author, found)
             return False
         self.gathered += 1
-        self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body, heard=item.heard))
+        self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body, heard=item.round))
         return True
+
+
+def gatherer_of(
+    member: Member, curriculum: Curriculum, round: RoundConfig, take: str, hand_on: Callable[[Envelope], None],
+    clock: Callable[[], float], rng: random.Random,
+) -> tuple[Gatherer, OfferChoice[Offered]]:  # fmt: skip
+    """A node's gatherer, and the choice that it makes: to be told of each round's end before the gatherer is."""
+    serving = Serving(round.wanted, member.has_standing)
+
+    def is_newcomer(author: PeerId) -> bool:
+        """Whether the author has no standing, or never served us a blob."""
+        return not member.standing(author)[1] or not serving.serves(author)
+
+    choice = OfferChoice[Offered](take, round.wanted, lambda author: Author(author, *member.standing(author)), rng)
+    gatherer = Gatherer(
+        member,
+        Board(curriculum.trains_on, kept_rounds=round.max_age, newcomer=is_newcomer),
+        wanted=round.wanted,
+        specialties=curriculum.specialties,
+        hand_on=hand_on,
+        clock=clock,
+        rng=rng,
+        choice=choice,
+        serving=serving,
+    )
+    return gatherer, choice

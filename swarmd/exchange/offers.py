@@ -58,7 +58,7 @@ class Offered:
     id: bytes
     size: int  # bytes of the blob
     via: PeerId | None  # the peer that handed the offer to us
-    heard: int = 0  # the board's round in which the offer came; set when it is chosen
+    round: int = 0  # the board's round in which the offer came; set by the board
 
 
 def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialties: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
@@ -141,7 +141,7 @@ class Board:
         self._trainable, self._newcomer = trainable, newcomer
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
         self.round = 1  # our rounds, counted by `next_round`
-        self._offered: OrderedDict[bytes, tuple[int, Offered]] = OrderedDict()  # by id, with its round of arrival, oldest first
+        self._offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
         self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
         self._crowd: OrderedDict[bytes, None] = OrderedDict()  # ids of newcomers
         self._taken: OrderedDict[bytes, None] = OrderedDict()  # chosen ids, oldest first
@@ -160,7 +160,7 @@ class Board:
                 self._drop(next(iter(mine)))
             elif len(self._offered) >= self._in_all:
                 self._drop(next(iter(self._crowd if len(self._crowd) > self._in_all // 4 else self._offered)))
-            self._offered[item.id] = (self.round, item)
+            self._offered[item.id] = replace(item, round=self.round)
             self._authors.setdefault(item.author, OrderedDict())[item.id] = None
             if self._newcomer(item.author):
                 self._crowd[item.id] = None
@@ -168,8 +168,8 @@ class Board:
 
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
         """Take what `choice` chooses off the board. Of offers with the same author and task only one is considered."""
-        distinct = {(item.author, item.ref): item for _, item in self._offered.values()}
-        chosen = [replace(item, heard=self._offered[item.id][0]) for item in choice(list(distinct.values()), max(0, count), rng)]
+        distinct = {(item.author, item.ref): item for item in self._offered.values()}
+        chosen = choice(list(distinct.values()), max(0, count), rng)
         for item in chosen:
             self._drop(item.id)
             self._taken[item.id] = None
@@ -185,15 +185,15 @@ class Board:
     def next_round(self) -> None:
         """A round of ours begins: remove offers that would be too old when trained on."""
         self.round += 1
-        while self._offered and self.round - next(iter(self._offered.values()))[0] >= self._kept_rounds:
+        while self._offered and self.round - next(iter(self._offered.values())).round >= self._kept_rounds:
             self._drop(next(iter(self._offered)))
 
     def too_old(self, item: Offered) -> bool:
         """Whether a chosen rollout is too old to train on."""
-        return self.round - item.heard > self._kept_rounds
+        return self.round - item.round > self._kept_rounds
 
     def _drop(self, name: bytes) -> None:
-        _, item = self._offered.pop(name)
+        item = self._offered.pop(name)
         self._crowd.pop(name, None)
         del self._authors[item.author][name]
         if not self._authors[item.author]:
@@ -203,4 +203,4 @@ class Board:
         return len(self._offered)
 
     def __iter__(self) -> Iterator[Offered]:
-        return (item for _, item in self._offered.values())
+        return iter(self._offered.values())

@@ -65,10 +65,10 @@ class Ration(Generic[T]):
         self._had: list[Author] = []  # whose were chosen so far; no newcomers
         self._places = _rounded(OF_NEWCOMERS * self._n, self._rng)
 
-    def __call__(self, candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
-        """At most `count` more."""
+    def __call__(self, candidates: Sequence[T], n: int, rng: random.Random, *, in_order: bool = False) -> list[T]:
+        """At most `n` more. in_order: of candidates in a random order, the first that the caps allow (`first`)."""
         had = (self._n, self._had)
-        chosen = _fill(candidates, count, self._author_of, rng, in_order=False, places=self._places, had=had)
+        chosen = _fill(candidates, n, self._author_of, rng, in_order=in_order, places=self._places, had=had)
         for author in map(self._author_of, chosen):
             if author is not None and author.established:
                 self._had.append(author)

@@ -10,42 +10,59 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from p2p.types import PeerId
 from swarmd.experience.advantages import BY_LIKELIHOOD, LEAST, WEIGHS, among_ours, unweighed
-from swarmd.experience.caps import choose, first
-from swarmd.types import Author, Scored, Tokens, Weigh
+from swarmd.types import Lead, Scored, TaskRef, Tokens, Weigh
 
 MEMORY = 256.0  # completions of a specialty after which an older one counts 1/e
 SMALLEST = 0.05  # weight of a specialty in which nobody does better than we do
+LATELY = 32  # our own rounds after which we forget how others do in a specialty of which nothing more came
+ENOUGH = 32  # completions of others in a specialty, after which we know how they do in it
 
 
 @dataclass
 class Success:
-    """Our own share of right completions by specialty, the newest counting most."""
+    """A share of right completions by specialty, the newest counting most: our own, or all others' together."""
 
     right: dict[str, float] = field(default_factory=dict)
     seen: dict[str, float] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)  # our own round in which the newest came
 
-    def saw(self, local: Sequence[Scored]) -> None:
-        """Take in a round's own rollouts."""
-        for scored in local:
-            specialty, fade = scored.rollout.ref.specialty, math.exp(-len(scored.rewards) / MEMORY)
-            self.right[specialty] = self.right.get(specialty, 0.0) * fade + sum(scored.rewards)
-            self.seen[specialty] = self.seen.get(specialty, 0.0) * fade + len(scored.rewards)
+    def saw(self, rollouts: Sequence[Scored], number: int = 0) -> None:
+        """Take in a round's rollouts, with the rewards of the whole group of each."""
+        for scored in rollouts:
+            specialty, fade = scored.ref.specialty, math.exp(-len(scored.group) / MEMORY)
+            self.right[specialty] = self.right.get(specialty, 0.0) * fade + sum(scored.group)
+            self.seen[specialty] = self.seen.get(specialty, 0.0) * fade + len(scored.group)
+            self.last[specialty] = number
+
+    def forget(self, before: int) -> None:
+        """Specialties of which nothing came since that round."""
+        for specialty in [specialty for specialty, last in self.last.items() if last < before]:
+            del self.right[specialty], self.seen[specialty], self.last[specialty]
 
     def copy(self) -> "Success":
-        return Success(dict(self.right), dict(self.seen))
+        return Success(dict(self.right), dict(self.seen), dict(self.last))
 
     def of(self, specialty: str) -> float:
-        """0 to 1. One that we never asked ourselves: as all others together; with nothing to go by, LEAST."""
+        """0 to 1. One of which nothing was seen: as all others together; with nothing to go by, LEAST."""
         right, seen = self.right.get(specialty, 0.0), self.seen.get(specialty, 0.0)
-        if not seen:
-            right, seen = sum(self.right.values()), sum(self.seen.values())
-        return right / seen if seen else LEAST
+        return right / seen if seen else self.overall
+
+    @property
+    def overall(self) -> float:
+        seen = sum(self.seen.values())
+        return sum(self.right.values()) / seen if seen else LEAST
+
+    def lead_of(self, others: "Success") -> Lead:
+        """By how much others do better than these."""
+        known = [specialty for specialty, seen in others.seen.items() if seen >= ENOUGH]
+        ahead = {specialty: others.of(specialty) - self.of(specialty) for specialty in known}
+        return Lead(ahead, max(SMALLEST, others.overall - self.overall))
 
 
 # What to share of a round's own rollouts.
@@ -76,88 +93,80 @@ def shared(local: Sequence[Scored], share: Share, most: int, rng: random.Random)
     return chosen if not most or len(chosen) <= most else [chosen[i] for i in sorted(rng.sample(range(len(chosen)), most))]
 
 
-# Which of the others' rollouts to take.
-
-Take = Callable[[Sequence[Scored], Success, int], Sequence[float]]
-"""(others' rollouts, our success, this round) -> the weight of each in the draw; 0: it is not taken."""
+# Which of the others' rollouts to take: of the pool for a batch, and of what is on offer for a fetch.
 
 
-def uniform(pool: Sequence[Scored], _success: Success, _round: int) -> Sequence[float]:
-    """The paper's: each rollout with an advantage is as likely."""
-    return [float(scored.informative) for scored in pool]
+class Candidate(Protocol):
+    """A rollout of another that may be taken: scored and in the pool (`Scored`), or on offer (`exchange.offers.Offered`)."""
+
+    @property
+    def ref(self) -> TaskRef: ...
+
+    @property
+    def author(self) -> PeerId: ...
+
+    @property
+    def round(self) -> int:
+        """Our own round in which we heard of it."""
 
 
-def unfiltered(pool: Sequence[Scored], _success: Success, _round: int) -> Sequence[float]:
-    """Without the zero-advantage filter: as in the paper's open demo."""
-    return [1.0] * len(pool)
+Weights = Callable[[Sequence[Candidate], Lead], Sequence[float]]
+"""(candidates, by how much others are ahead of us) -> the weight of each in the draw; 0: it is not taken."""
 
 
-def right(pool: Sequence[Scored], _success: Success, _round: int) -> Sequence[float]:
-    """What has a right answer, groups that are right throughout included."""
-    return [float(any(scored.rewards)) for scored in pool]
+class Take(NamedTuple):
+    """A row of TAKES."""
+
+    keeps: Share  # what of the pool is drawn from. Of what is on offer the rewards are not known: all of it may be fetched
+    weights: Weights  # of what is kept, and of offers
 
 
-def need(pool: Sequence[Scored], success: Success, _round: int) -> Sequence[float]:
+def evenly(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
+    """The paper's: each is as likely."""
+    return [1.0] * len(candidates)
+
+
+def by_need(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
     """By how much better others do in the rollout's specialty than we do ourselves; a little where they do not."""
-    lead = _lead(pool, success)
-    return [max(SMALLEST, lead[scored.rollout.ref.specialty]) if any(scored.rewards) else 0.0 for scored in pool]
+    return [max(SMALLEST, lead.of(c.ref.specialty)) for c in candidates]
 
 
-def ahead(pool: Sequence[Scored], success: Success, _round: int) -> Sequence[float]:
-    """Only specialties in which others do better than we do: a node ahead of all others trains alone, so J follows what is to be gained."""
-    lead = _lead(pool, success)
-    return [max(0.0, lead[scored.rollout.ref.specialty]) if any(scored.rewards) else 0.0 for scored in pool]
+def where_others_are_ahead(candidates: Sequence[Candidate], lead: Lead) -> Sequence[float]:
+    """Only specialties in which others do better than we do: a node ahead of all others trains alone, so J follows what is to be gained.
+
+    Now and then it takes a few of the other specialties, too: those that `Sharing.saw` has forgotten.
+    """
+    return [max(0.0, lead.of(c.ref.specialty)) for c in candidates]
 
 
-def _lead(pool: Sequence[Scored], success: Success) -> Mapping[str, float]:
-    """By specialty, others' share of right completions less our own."""
-    theirs: dict[str, list[float]] = {}
-    for scored in pool:
-        theirs.setdefault(scored.rollout.ref.specialty, []).append(fmean(scored.group))
-    return {specialty: fmean(rates) - success.of(specialty) for specialty, rates in theirs.items()}
-
-
-def novelty(pool: Sequence[Scored], _success: Success, _round: int) -> Sequence[float]:
+def by_rarity(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
     """Specialties evenly, however often each is there."""
-    count = Counter(scored.rollout.ref.specialty for scored in pool if scored.informative)
-    return [1 / count[scored.rollout.ref.specialty] if scored.informative else 0.0 for scored in pool]
+    count = Counter(c.ref.specialty for c in candidates)
+    return [1 / count[c.ref.specialty] for c in candidates]
 
 
-def newest(pool: Sequence[Scored], _success: Success, number: int) -> Sequence[float]:
+def by_age(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
     """A round older is half as likely."""
-    return [0.5 ** (number - scored.round) if scored.informative else 0.0 for scored in pool]
+    newest = max((c.round for c in candidates), default=0)
+    return [0.5 ** (newest - c.round) for c in candidates]
 
 
-def authors(pool: Sequence[Scored], _success: Success, _round: int) -> Sequence[float]:
+def by_author(candidates: Sequence[Candidate], _lead: Lead) -> Sequence[float]:
     """Authors evenly, however much each sends."""
-    count = Counter(scored.rollout.author for scored in pool if scored.informative)
-    return [1 / count[scored.rollout.author] if scored.informative else 0.0 for scored in pool]
+    count = Counter(c.author for c in candidates)
+    return [1 / count[c.author] for c in candidates]
 
 
 TAKES: Mapping[str, Take] = {
-    "uniform": uniform, "unfiltered": unfiltered, "right": right, "need": need, "ahead": ahead, "novelty": novelty, "newest": newest,
-    "authors": authors,
-}  # fmt: skip
-
-
-def taken(
-    pool: Sequence[Scored], weights: Sequence[float], n: int, author_of: Callable[[PeerId], Author], rng: random.Random
-) -> Sequence[Scored]:
-    """At most `n` of them by their weights, without replacement, under the caps of `swarmd.experience.caps`.
-
-    Equal weights draw as the uniform choice does, to the last number from `rng`. Others: each gets the key u^(1/w), greatest first
-    (Efraimidis and Spirakis, 2006).
-    """
-    candidates = [(scored, weight) for scored, weight in zip(pool, weights, strict=True) if weight > 0]
-    known = [scored for scored, _ in candidates]
-
-    def author(scored: Scored) -> Author:
-        return author_of(scored.rollout.author)
-
-    if len({weight for _, weight in candidates}) < 2:
-        return choose(known, n, author, rng)
-    keys = [rng.random() ** (1 / weight) for _, weight in candidates]
-    return first([known[i] for i in sorted(range(len(known)), key=lambda i: -keys[i])], n, author, rng)
+    "uniform": Take(informative, evenly),
+    "unfiltered": Take(everything, evenly),  # without the zero-advantage filter: as in the paper's open demo
+    "right": Take(with_a_right_answer, evenly),
+    "need": Take(with_a_right_answer, by_need),
+    "ahead": Take(with_a_right_answer, where_others_are_ahead),
+    "novelty": Take(informative, by_rarity),
+    "newest": Take(informative, by_age),
+    "authors": Take(informative, by_author),
+}
 
 
 class SharingSettings(BaseModel):
@@ -176,7 +185,9 @@ class Sharing:
     """The strategies of one node, and what they know."""
 
     settings: SharingSettings = field(default_factory=SharingSettings)
-    success: Success = field(default_factory=Success)
+    success: Success = field(default_factory=Success)  # our own
+    others: Success = field(default_factory=Success)  # of what came of theirs, by our own verifier
+    lead: Lead = field(default_factory=lambda: Lead(elsewhere=SMALLEST))
     logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # `protocols.Remembering`; None: the policy gives none
 
     def to_share(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
@@ -185,6 +196,13 @@ class Sharing:
     def judged(self, scored: Scored) -> Scored:
         """Another's rollout in the group that gives its advantages: with the paper's weights always its own."""
         return scored if self.settings.weigh == "paper" else among_ours(scored, self.success.of(scored.rollout.ref.specialty))
+
+    def saw(self, local: Sequence[Scored], theirs: Sequence[Scored], number: int) -> None:
+        """Take in what a round brought, before its batch is drawn."""
+        self.success.saw(local, number)
+        self.others.saw(theirs, number)
+        self.others.forget(number - LATELY)
+        self.lead = self.success.lead_of(self.others)
 
     def weighing(self, batch: Sequence[Scored], me: PeerId) -> Weigh:
         """How this node weighs the advantages of the batch's rollouts: others' by `[sharing] weigh`, its own not at all."""
@@ -211,25 +229,3 @@ class Sharing:
         ours = [logprob for s in own if s.tokens for each in s.tokens.logprobs for logprob in each]
         usual = fmean(ours) if ours else -math.inf
         return [tuple(math.exp(min(0.0, fmean(each) - usual)) if each else 1.0 for each in t.logprobs) for t in tokens]
-
-
-@dataclass(frozen=True)
-class SharingSampler:
-    """A `Sampler`: I of our own, J of the others' by `[sharing] take`; by default the paper's (SAPO section 5).
-
-    Fewer where there are fewer. Our own zero-advantage rollouts stay: they have no gradient, but they are part of the mean. `rng` is drawn
-    from only where there is a choice to make, so J = 0 leaves it untouched.
-    """
-
-    sharing: Sharing = field(default_factory=Sharing)
-    n_local: int = 4
-    n_external: int = 4
-    author_of: Callable[[PeerId], Author] = Author
-
-    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        mine = list(local) if len(local) <= self.n_local else rng.sample(list(local), self.n_local)
-        if not self.n_external:
-            return mine
-        number = max((scored.round for scored in pool), default=0)
-        weights = TAKES[self.sharing.settings.take](pool, self.sharing.success, number)
-        return [*mine, *taken(pool, weights, self.n_external, self.author_of, rng)]

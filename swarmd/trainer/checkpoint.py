@@ -73,6 +73,7 @@ class RunState:
     guard: GuardState = field(default_factory=GuardState)
     gate: GateState = field(default_factory=GateState)  # likewise
     success: Success = field(default_factory=Success)  # likewise
+    others: Success = field(default_factory=Success)  # likewise
     useless: Mapping[PeerId, int] = field(default_factory=dict)  # likewise (`credit.Useless`)
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from p2p.types import PeerId
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.swarm_id import curriculum_of
+from swarmd.experience.batch import SharingSampler
 from swarmd.experience.fitting import Fitting
 from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.replay_schedule import ReplaySchedule
 from swarmd.experience.sampling import Replay
-from swarmd.experience.strategies import Sharing, SharingSampler
+from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
 from swarmd.protocols import Limited, Policy, Remembering, Reward, Swarm
@@ -100,6 +101,7 @@ def run_state(rounds: int, seed: int, node: Node) -> RunState:
         guard=node.schedule.state,
         gate=node.gate.state if node.gate else GateState(),
         success=node.sharing.success.copy(),
+        others=node.sharing.others.copy(),
         useless=node.useless.state,
     )
 
@@ -128,5 +130,5 @@ def _restore(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) 
         node.schedule.state = state.guard
     if node.gate is not None:
         node.gate.state = state.gate
-    node.sharing.success = state.success.copy()
+    node.sharing.success, node.sharing.others = state.success.copy(), state.others.copy()
     node.useless.state = state.useless

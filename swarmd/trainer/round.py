@@ -60,11 +60,11 @@ def run_round(t: int, node: Node) -> RoundReport:
     with watch("share"):
         # Communicate(C^n(q)), q in S^n: of B^n what has an advantage. All others would drop the rest, for their rewards are the same.
         node.swarm.share([s.rollout for s in node.sharing.to_share(local, node.batch_rng)], t)
-        node.sharing.success.saw(local)
     with watch("collect"):
         received, rejected = node.swarm.collect()  # C^m(q), m != n: what is here now; never waits for more
     with watch("score"):
         theirs = _score_others(t, node, received) if node.external and node.trains else []  # rewards are ours, never the author's
+    node.sharing.saw(local, theirs, t)
     node.pool.forget(t)
     earned = useful(theirs, [*node.pool, *local])
     node.swarm.vouch(earned)
@@ -215,6 +215,7 @@ def _report(
         update=whole,
         local=len(batch) - len(external),
         external=len(external),
+        external_by_specialty=dict(sorted(Counter(s.ref.specialty for s in external).items())),
         pool_size=len(node.pool),
         pool_fresh=fresh,
         zero_advantage_dropped=sum(not s.informative for s in theirs),

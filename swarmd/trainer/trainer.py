@@ -116,7 +116,8 @@ class Trainer:
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
         affordable = self.timetable.affordable(time.monotonic())
         shared = self.exchange.shared - shared
-        self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, report.first_used))
+        used, lead = report.first_used, self.node.sharing.lead
+        self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, used, lead))
 
     def _supplied(self) -> bool:
         """Whether there is something to train on. Waits a moment for generators beside us where there is not, or not enough.

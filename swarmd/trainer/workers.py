@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
-from swarmd.experience.strategies import SharingSampler
+from swarmd.experience.batch import SharingSampler
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import count_devices, device_of, environment, free_share

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,19 +12,20 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.blobs.blobs import MAX_BLOB
+from p2p.blobs.blobs import MAX_BLOB, pack
 from p2p.blobs.fetch import AGAIN
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, Unanswered
+from swarmd.config.config import RoundConfig
 from swarmd.exchange import offers, wire
-from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer
+from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer, gatherer_of
 from swarmd.exchange.offers import Board
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.serving import Serving
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import Clock, memory_member
-from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.types import Completion, Lead, Rollout, TaskRef
 
 
 @dataclass
@@ -38,10 +40,10 @@ class Party:
     def id(self) -> PeerId:
         return self.member.identity.peer_id
 
-    def share(self, *ns: int) -> list[Rollout]:
+    def share(self, *ns: int, specialty: str = "bf") -> list[Rollout]:
         rng = random.Random(ns[0])
         texts = ["".join(rng.choices("abcdefgh ", k=400)) for _ in range(8)]
-        rollouts = [Rollout(TaskRef("bf", n), tuple(Completion(f"{n} {text}", True) for text in texts), self.id) for n in ns]
+        rollouts = [Rollout(TaskRef(specialty, n), tuple(Completion(f"{n} {text}", True) for text in texts), self.id) for n in ns]
         RolloutExchange(self.member, "m", TINY_9).share(rollouts, 1)
         return rollouts
 
@@ -219,6 +221,41 @@ async def test_a_blob_that_is_none_is_its_authors_fault(autojump_clock: trio.tes
         liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [0], [5], [14], name]))
         await settled(1)
     assert not b.got and b.member.reports == {Reason.UNDECODABLE: 1}
+
+
+@pytest.mark.parametrize("said, packed", [(("bf", 2), ["bf 1"]), (("arc_1d", 1), ["bf 1"]), (("bf", 1), ["bf 1", "bf 2"])])
+async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_holds_no_place(
+    said: tuple[str, int], packed: list[str], autojump_clock: trio.testing.MockClock
+) -> None:
+    liar, honest, b = joined(1, 2, 3, wanted=1)
+    rollouts = [Rollout(TaskRef(name, int(n)), (Completion("a", True),), liar.id) for name, n in map(str.split, packed)]
+    name = liar.member.blobs.put(blob := pack(wire.encode(rollouts, 1, "m")))
+    liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [TINY_9.specialties.index(said[0])], [said[1]], [len(blob)], name]))
+    async with running(b):
+        shared = honest.share(7)
+        await settled(1)
+    assert b.rollouts() == shared and b.member.reports == {Reason.MISLABELLED: 1} and b.gatherer.missed == 1
+
+
+async def test_what_is_fetched_goes_by_sharing_take(autojump_clock: trio.testing.MockClock) -> None:
+    a, c, d, b = joined(1, 2, 3, 4)
+    gatherer, choice = gatherer_of(b.member, TINY_9, RoundConfig(), "ahead", b.got.append, trio.current_time, random.Random(0))
+    b.gatherer = gatherer
+    choice.begin(Lead({"bf": 0.4, "arc_1d": 0.0}, 0.1))
+    for number, author in enumerate((a, c, d)):
+        author.share(*range(10 * number, 10 * number + 4), specialty="arc_1d")
+    async with running(b):
+        await settled(1)
+        assert not b.got  # nobody is ahead there
+        for number, author in enumerate((a, c, d)):
+            author.share(*range(100 + 10 * number, 102 + 10 * number))
+        await settled(1)
+        assert [r.ref.specialty for r in b.rollouts()] == ["bf"] * 4
+        choice.begin(Lead({"bf": 0.0, "arc_1d": 0.4}, 0.1))
+        gatherer.next_round()
+        await settled(1)
+        assert [r.ref.specialty for r in b.rollouts()[4:]] == ["arc_1d"] * 4
+        assert max(Counter(r.author for r in b.rollouts()[4:]).values()) <= 2  # the caps hold
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,11 @@ def test_what_was_chosen_keeps_the_age_of_its_offer() -> None:
     on_offer.add([offered(ME, 1)])
     on_offer.next_round()
     (item,) = on_offer.choose(1, random.Random(0))
-    assert on_offer.round - item.heard == 1
+    assert on_offer.round - item.round == 1
     ages = {}
     for _ in range(2):
         on_offer.next_round()
-        ages[on_offer.round - item.heard] = on_offer.too_old(item)
+        ages[on_offer.round - item.round] = on_offer.too_old(item)
     assert ages == {2: False, 3: True}
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.experience.advantages import shifted, within_group
+from swarmd.experience.batch import SharingSampler
 from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, Traits, part, traits
 from swarmd.experience.pool import Pool, PoolLimits
-from swarmd.experience.strategies import SharingSampler
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME, OTHER = PeerId("me"), PeerId("other")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from p2p.types import PeerId
 from swarmd.experience.advantages import within_group
+from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import USED, Pool, PoolLimits
 from swarmd.experience.sampling import shuffled
-from swarmd.experience.strategies import SharingSampler
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p.types import PeerId
+from swarmd.experience.batch import SharingSampler
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.replay_schedule import FIRST_REST, GuardState, ReplaySchedule
 from swarmd.experience.sampling import STRATEGIES, Replay, draw
-from swarmd.experience.strategies import SharingSampler
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
 ME = PeerId("me")

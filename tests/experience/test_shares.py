@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from p2p.netgroup import LOCAL
 from p2p.types import PeerId
+from swarmd.experience.batch import SharingSampler
 from swarmd.experience.caps import Author, Ration, choose, first
 from swarmd.experience.credit import useful
 from swarmd.experience.pool import Kept, Pool, PoolLimits
 from swarmd.experience.sampling import STRATEGIES, draw
-from swarmd.experience.strategies import SharingSampler
 from swarmd.types import Completion, Rollout, Scored, TaskRef
 
 

@@ -6,15 +6,19 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.experience.advantages import WEIGHS
+from swarmd.experience.batch import SharingSampler
 from swarmd.experience.strategies import (
+    ENOUGH,
+    LATELY,
     SHARES,
+    SMALLEST,
     TAKES,
+    Sharing,
     SharingSettings,
     Success,
     shared,
-    taken,
 )
-from swarmd.types import Author, Completion, Rollout, Scored, TaskRef
+from swarmd.types import Completion, Lead, Rollout, Scored, TaskRef
 
 ME = PeerId("me")
 
@@ -30,8 +34,12 @@ POOL = [
 ]  # fmt: skip
 
 
-def weights(take: str, success: Success | None = None) -> list[float]:
-    return list(TAKES[take](POOL, success or Success(), 3))
+def weights(take: str, lead: Lead | None = None) -> list[float]:
+    """Of each of POOL; 0 where it is not kept."""
+    row = TAKES[take]
+    kept = [scored for scored in POOL if row.keeps(scored)]
+    found = dict(zip([scored.ref.n for scored in kept], row.weights(kept, lead or Lead(elsewhere=SMALLEST)), strict=True))
+    return [found.get(scored.ref.n, 0.0) for scored in POOL]
 
 
 def test_the_first_row_of_each_table_is_the_papers_and_the_default_but_for_the_weights() -> None:
@@ -47,16 +55,31 @@ def test_what_each_way_of_taking_prefers() -> None:
 
 
 def test_need_goes_by_how_far_others_are_ahead_and_ahead_takes_nothing_else() -> None:
-    good_at_bf = Success()
-    good_at_bf.saw([scored(9, 1, 1, 1, 1, author="me"), scored(8, 0, 0, 0, 1, author="me", specialty="arc_1d")])
-    assert weights("ahead", good_at_bf) == [0, 0, 0, pytest.approx(0.25), 0]
-    assert weights("need", good_at_bf)[0] < weights("need", good_at_bf)[3]
+    lead = Lead({"bf": -0.4, "arc_1d": 0.25}, SMALLEST)
+    assert weights("ahead", lead) == [0, 0, 0, 0.25, 0]
+    assert weights("need", lead) == [SMALLEST, SMALLEST, 0, 0.25, SMALLEST]
 
 
 def test_a_greater_weight_is_drawn_more_often_and_nought_never() -> None:
-    rng, pool = random.Random(1), [scored(n, 0, 1, author=f"a{n}") for n in range(3)]
-    drawn = [s.rollout.ref.n for _ in range(600) for s in taken(pool, [1.0, 3.0, 0.0], 1, lambda peer: Author(peer), rng)]
+    pool = [scored(n, 0, 1, author=f"a{n}", specialty=specialty) for n, specialty in enumerate(["bf", "arc_1d", "calendar_arithmetic"])]
+    sharing = Sharing(SharingSettings(take="ahead"), lead=Lead({"bf": 0.1, "arc_1d": 0.3, "calendar_arithmetic": 0.0}))
+    rng, sample = random.Random(1), SharingSampler(sharing, n_external=1)
+    drawn = [s.ref.n for _ in range(600) for s in sample([], pool, rng)]
     assert drawn.count(2) == 0 and 400 < drawn.count(1) < 500
+
+
+def test_how_far_others_are_ahead_is_known_of_what_came_of_late() -> None:
+    sharing = Sharing()
+    sharing.saw([scored(1, *[0] * 7, 1, author="me")], [scored(2, *[1] * 4, *[0] * 4)], 1)
+    assert not sharing.lead.by and sharing.lead.elsewhere == pytest.approx(3 / 8)  # of one rollout nothing is known yet
+    sharing.saw([], [scored(n, *[1] * 4, *[0] * 4) for n in range(ENOUGH // 8)], 2)
+    assert sharing.lead.by == {"bf": pytest.approx(3 / 8)}
+    sharing.saw([], [scored(9, 1, 1, specialty="arc_1d")], 2 + LATELY)
+    assert sharing.lead.by.keys() == {"bf"}
+    sharing.saw([], [], 3 + LATELY)
+    assert not sharing.lead.by
+    sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY)
+    assert sharing.lead.elsewhere == SMALLEST  # what is not known is looked at, however good we are
 
 
 def test_what_is_shared() -> None:

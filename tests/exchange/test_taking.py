@@ -1,0 +1,89 @@
+"""`[sharing] take` chooses as much from offers, of which J are fetched, as from a pool that has everything. With the real board and choice.
+
+Eight others offer rollouts of two specialties: we are weak in one of them, and no worse than they are in the other.
+"""
+
+import random
+from collections.abc import Callable
+from statistics import fmean
+
+import pytest
+
+from p2p.netgroup import LOCAL
+from p2p.types import PeerId
+from swarmd.exchange.offers import Board, Offered
+from swarmd.experience.batch import OfferChoice, SharingSampler
+from swarmd.experience.strategies import Sharing, SharingSettings
+from swarmd.types import Author, Completion, Rollout, Scored, TaskRef
+
+WEAK, STRONG = "bf", "arc_1d"
+WANTED = 4  # J
+ROUNDS = 400
+
+
+def author(peer: PeerId) -> Author:
+    return Author(peer, LOCAL)
+
+
+def scored(n: int, specialty: str, right: int, by: str, number: int = 1) -> Scored:
+    rewards = (1.0,) * right + (0.0,) * (8 - right)
+    return Scored(Rollout(TaskRef(specialty, n), (Completion("", True),) * 8, PeerId(by)), "?", rewards, number)
+
+
+def sharing(take: str, ours: dict[str, int], theirs: int = 5) -> Sharing:
+    """ours, theirs: right completions of eight."""
+    known = Sharing(SharingSettings(take=take))
+    own = [scored(n, specialty, right, "me") for specialty, right in ours.items() for n in range(32)]
+    known.saw(own, [scored(n, specialty, theirs, "a0") for specialty in ours for n in range(32)], 1)
+    return known
+
+
+def offered(number: int) -> list[Scored]:
+    """What the others have in a round: specialists, four of each specialty, four rollouts of each."""
+    return [scored(100 * number + n, WEAK if n % 2 else STRONG, 5, f"a{n % 8}", number) for n in range(32)]
+
+
+def from_the_whole_pool(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
+    return offered(number)
+
+
+def from_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
+    """What a node fetches: by the daemon's choice, which is told what the trainer knows."""
+    choice = OfferChoice[Offered](known.settings.take, WANTED, author, rng)
+    choice.begin(known.lead)
+    board, there = Board(lambda ref: True, kept_rounds=2), {scored.ref: scored for scored in offered(number)}
+    board.add([Offered(s.author, s.ref, ref.n.to_bytes(12, "big"), 100, None) for ref, s in there.items()])
+    return [there[item.ref] for item in board.choose(WANTED, rng, choice)]
+
+
+def from_any_offers(known: Sharing, number: int, rng: random.Random) -> list[Scored]:
+    """J of the offers whatever the strategy is."""
+    return rng.sample(offered(number), WANTED)
+
+
+def batch(
+    take: str, pool: Callable[[Sharing, int, random.Random], list[Scored]], ours: dict[str, int] | None = None
+) -> tuple[float, float]:
+    """(rollouts of the weak specialty in a batch, all of them), on average."""
+    known, rng = sharing(take, ours or {WEAK: 1, STRONG: 5}), random.Random(1)
+    sample = SharingSampler(known, 0, WANTED, author)
+    batches = [sample([], pool(known, number, rng), rng) for number in range(1, ROUNDS + 1)]
+    return fmean(sum(s.ref.specialty == WEAK for s in each) for each in batches), fmean(map(len, batches))
+
+
+def test_need_finds_as_much_of_the_weak_specialty_on_offer_as_in_the_whole_pool() -> None:
+    whole, fetched, any_of_them = (batch("need", pool)[0] for pool in (from_the_whole_pool, from_offers, from_any_offers))
+    assert whole == pytest.approx(3.6, abs=0.15) and any_of_them == pytest.approx(2.0, abs=0.15)
+    assert abs(fetched - whole) < 0.2
+
+
+def test_ahead_fetches_a_whole_batch_where_it_is_on_offer_and_nothing_where_nobody_is_ahead() -> None:
+    assert batch("ahead", from_offers) == (4.0, 4.0) == batch("ahead", from_the_whole_pool)
+    assert batch("ahead", from_any_offers)[1] == pytest.approx(2.0, abs=0.15)  # what it was: half of the batch is left empty
+    assert batch("ahead", from_offers, {WEAK: 6, STRONG: 6}) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("take, share", [("uniform", 0.5), ("right", 0.5), ("unfiltered", 0.5), ("authors", 0.5), ("novelty", 0.5)])
+def test_the_other_strategies_choose_from_offers_as_from_the_pool(take: str, share: float) -> None:
+    whole, fetched = (batch(take, pool) for pool in (from_the_whole_pool, from_offers))
+    assert whole[0] == pytest.approx(4 * share, abs=0.2) and fetched[0] == pytest.approx(whole[0], abs=0.2) and whole[1] == fetched[1] == 4
