@@ -7,7 +7,7 @@ replay (`PoolLimits.own` set) it holds the freshest N of our own and of others',
 import hashlib
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.types import PeerId
@@ -57,7 +57,7 @@ class Pool:
         self.round, self.began = 0, 0  # this round, and the updates before it
         self._kept: OrderedDict[Key, Kept] = OrderedDict()  # oldest first
         self._used: OrderedDict[bytes, None] = OrderedDict()  # digests of the keys of others' that were trained on, oldest first
-        self._before: OrderedDict[int, int] = OrderedDict()  # of the last rounds, updates before each
+        self.before: OrderedDict[int, int] = OrderedDict()  # of the last rounds, updates before each
 
     def add(self, rollouts: Iterable[Scored]) -> int:
         """Take others' in; returns how many were new. Over a limit the oldest go.
@@ -68,7 +68,7 @@ class Pool:
         for scored in rollouts:
             key = _key(scored)
             if key not in self and (self.limits is None or scored.informative):
-                self._kept[key] = Kept(scored, since=self._before.get(scored.round, self.began))
+                self._kept[key] = Kept(scored, since=self.before.get(scored.round, self.began))
                 new += 1
         self._trim()
         return new
@@ -114,9 +114,9 @@ class Pool:
     def forget(self, round_number: int) -> None:
         """A round begins: drop what is too old to be trained on in it."""
         self.round, self.began = round_number, self.updates
-        self._before[round_number] = self.updates
-        while len(self._before) > self.max_age + 1:
-            self._before.popitem(last=False)
+        self.before[round_number] = self.updates
+        while len(self.before) > self.max_age + 1:
+            self.before.popitem(last=False)
         for key, kept in list(self._kept.items()):
             limit = self.limits.max_age if self.limits is not None and self._ours(key) else self.max_age
             if round_number - kept.scored.round > limit:
@@ -196,9 +196,9 @@ class Pool:
         """Digests of what others' rollouts were trained on, oldest first."""
         return tuple(self._used)
 
-    def restore(self, kept: Iterable[Kept], updates: int, used: Iterable[bytes]) -> None:
-        """What `kept`, `updates` and `used` gave. Under stricter limits than then, less comes back."""
-        self.updates, self._used = updates, OrderedDict.fromkeys(used)
+    def restore(self, kept: Iterable[Kept], updates: int, used: Iterable[bytes], before: Mapping[int, int] | None = None) -> None:
+        """What `kept`, `updates`, `used` and `before` gave. Under stricter limits than then, less comes back."""
+        self.updates, self._used, self.before = updates, OrderedDict.fromkeys(used), OrderedDict(before or {})
         for each in kept:
             if self.limits is not None or each.scored.tokens is None:  # replay may have been switched off since
                 self._kept[_key(each.scored)] = each

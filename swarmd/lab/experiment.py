@@ -21,6 +21,7 @@ round = { local = 8, external = 0 }
 [[setting]]
 name = "4/4, restless"
 against = "8/0"                   # this one's own baseline
+sets = "whole"                                # gossiped, not offered and fetched; a key of the whole file, too
 churn = { present = 20, away = 5 }            # rounds on average that a node is there, and away
 hostile = { liars = 1, poisoners = 2 }        # further peers (swarmd.lab.hostile), each as loud as a node is on average
 
@@ -36,7 +37,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -66,6 +67,9 @@ class _Evaluation(_Strict):
     answers: Annotated[int, Field(ge=1, le=1024)] = 8  # to each, sampled
 
 
+_Sets = Literal["offered", "whole"]
+
+
 class _File(_Strict):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     question: str = ""
@@ -73,6 +77,7 @@ class _File(_Strict):
     nodes: Annotated[int, Field(ge=1, le=1024)] = 8
     rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 160
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
+    sets: _Sets = "offered"  # how a round's rollouts travel: as offers, of which a node fetches what it takes, or gossiped whole
     evaluation: _Evaluation = _Evaluation()
     base: dict[str, Any] = {}
     setting: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=256)]
@@ -92,6 +97,7 @@ class _Surroundings(_Strict):
     """The keys of a setting that are no node's."""
 
     against: str = ""
+    sets: _Sets | None = None  # None: as the file says
     churn: _Churn | None = None
     hostile: _Hostile = _Hostile()
 
@@ -108,6 +114,7 @@ class Setting:
     away: int = 0
     liars: int = 0
     poisoners: int = 0
+    whole: bool = False  # sets of rollouts are gossiped whole; else they are offered, and each node fetches what it takes
 
     @property
     def slug(self) -> str:
@@ -192,7 +199,8 @@ def _setting(file: _File, number: int, table: Mapping[str, Any], source: str) ->
     except ValidationError as error:
         raise BadExperiment(_mistakes(source, f"{where} ({name})", error, _Surroundings.model_fields)) from None
     present, away = (around.churn.present, around.churn.away) if around.churn else (0, 0)
-    return Setting(name, tuple(nodes), baseline, around.against, present, away, around.hostile.liars, around.hostile.poisoners)
+    liars, poisoners, whole = around.hostile.liars, around.hostile.poisoners, (around.sets or file.sets) == "whole"
+    return Setting(name, tuple(nodes), baseline, around.against, present, away, liars, poisoners, whole)
 
 
 def _config(layers: Sequence[Mapping[str, Any]], source: str, where: str) -> NodeConfig:

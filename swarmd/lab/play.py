@@ -1,8 +1,8 @@
 """One run of an experiment: the nodes of a setting with one seed, in one process, over the memory engine in virtual time.
 
 Each node has its own weights, optimizer, questions, pool, identity and inbox; its round, exchange and policy are those of a real node.
-Nodes take turns, in another order each round; what one shares, those after it may collect in the same round. Sets of rollouts are gossiped
-whole, so the run measures what is learnt, not what is fetched.
+Nodes take turns, in another order each round; what one shares, those after it may collect in the same round. Sets of rollouts are offered,
+and each node fetches what it takes (`swarmd.lab.fetching`), or they are gossiped whole where the setting says so.
 
 `python -m swarmd.lab.play FOLDER SETTING SEED [SECONDS]` plays one run of a results folder (`swarmd.lab.results`) and prints a line for
 each round. A run that was cut off goes on from its last save (`swarmd.lab.saving`). SECONDS: between two saves.
@@ -23,10 +23,12 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.topic import Topic
 from p2p.types import PeerId
+from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
 from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.lab.churn import Absences
 from swarmd.lab.experiment import BadExperiment, Experiment, Setting
+from swarmd.lab.fetching import FetchingMember
 from swarmd.lab.hostile import MARK, HostilePeer
 from swarmd.lab.leash import end_with_parent
 from swarmd.lab.results import Results, Run
@@ -39,11 +41,11 @@ from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import build, resume, run_state
 from swarmd.trainer.round import Node, run_round
-from swarmd.types import Rollout, RoundReport, Task, UpdateReport
+from swarmd.types import Lead, Rollout, RoundReport, Task, UpdateReport
 
 EPOCH = 1_700_000_000.0  # seconds since 1970 at which every run begins, by its nodes' clocks
 ROUND_SECONDS = 5.0  # of virtual time
-WHOLE = 2**18  # bytes: sets of rollouts up to this size are gossiped whole
+WHOLE = 2**18  # bytes: sets up to this size are gossiped whole, in a setting where they are
 NOTHING = RoundReport(0, {}, 0, UpdateReport(), 0, 0, 0, 0, 0, {}, 0.0, 0.0, 0.0, 0, 0.0, ())  # of a node that is away
 QUESTIONS_SEED = 7  # of the held-out questions: the same for every run
 
@@ -67,9 +69,9 @@ class NotedExchange(RolloutExchange):
         self._said.charged = list(authors)
         super().charge(self._said.charged)
 
-    def take_said(self, informative: int) -> Said:
+    def take_said(self, informative: int, lead: Lead) -> Said:
         """In the round that is over. informative: own rollouts with an advantage."""
-        self._said.informative = informative
+        self._said.informative, self._said.lead = informative, lead
         return self._said
 
     def say(self, number: int, said: Said) -> None:
@@ -110,28 +112,39 @@ class PlayedSwarm:
         self.nodes: list[Node] = []
         self.policies: list[LanguagePolicy] = []
         self._exchanges: list[NotedExchange] = []
+        self._fetching: list[FetchingMember] = []  # none where sets are gossiped whole
         for number in self._places:
             config = configs[number]
-            me, joined = self._join(number, config.model.name)
+            me, joined = self._join(number, config, whole=setting.whole)
             policy = LanguagePolicy.open(config, seed * 1000 + number)
             self.nodes.append(build(config, seed * 1000 + number, me, joined, policy, reward))
             self.policies.append(policy)
             self._exchanges.append(joined)
-        self.hostile = [self._hostile(len(configs) + i, i < setting.poisoners) for i in range(setting.poisoners + setting.liars)]
+        hostile = range(setting.poisoners + setting.liars)
+        self.hostile = [self._hostile(len(configs) + i, i < setting.poisoners, setting.whole) for i in hostile]
 
     def _identity(self, number: int) -> Identity:
         return Identity.from_seed(random.Random(f"{self._seed} {number} key").randbytes(32))
 
-    def _join(self, number: int, model: str) -> tuple[PeerId, NotedExchange]:
+    def _member(self, number: int) -> Member:
         identity = self._identity(number)
         join = partial(self._memory.join, identity.peer_id)
-        member = Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now)
-        return identity.peer_id, self._exchange(member, model, self.curriculum, whole=WHOLE)
+        return Member(identity, self._topic, join, sequence=itertools.count(1), clock=lambda: self._now)
 
-    def _hostile(self, number: int, poisons: bool) -> HostilePeer:
-        me, exchange = self._join(number, "tiny")
+    def _join(self, number: int, config: NodeConfig, *, whole: bool) -> tuple[PeerId, NotedExchange]:
+        member = self._member(number)
+        transport: Member | FetchingMember = member
+        if not whole:
+            rng = random.Random(f"{self._seed} {number} offers")
+            transport = FetchingMember(member, config, self.curriculum, lambda: self._now, rng)
+            self._fetching.append(transport)
+        return member.identity.peer_id, self._exchange(transport, config.model.name, self.curriculum, whole=WHOLE if whole else 0)
+
+    def _hostile(self, number: int, poisons: bool, whole: bool) -> HostilePeer:
+        member = self._member(number)
+        exchange = RolloutExchange(member, "tiny", self.curriculum, whole=WHOLE if whole else 0)
         rng = random.Random(f"{self._seed} {number} hostile")
-        return HostilePeer(me, CurriculumTasks(self.curriculum), exchange, self.nodes[0].completions, poisons, rng)
+        return HostilePeer(member.identity.peer_id, CurriculumTasks(self.curriculum), exchange, self.nodes[0].completions, poisons, rng)
 
     def round(self, number: int) -> dict[str, Any]:
         """Play one round of every node: its line of the results, lists by node."""
@@ -139,7 +152,7 @@ class PlayedSwarm:
 
         def turn(place: int) -> Said:
             reports[place] = run_round(number, self.nodes[place])
-            return self._exchanges[place].take_said(reports[place].informative)
+            return self._exchanges[place].take_said(reports[place].informative, self.nodes[place].sharing.lead)
 
         self._turns(number, turn)
         return line_of(number, reports, {peer.me for peer in self.hostile})
@@ -162,9 +175,19 @@ class PlayedSwarm:
         said: list[Said | None] = [None] * len(self.nodes)
         for place in self._order.sample(range(len(self.nodes)), len(self.nodes)):
             if place not in gone:
-                said[place] = turn(place)
+                said[place] = self._turn(number, place, turn)
         self._loudness = sum(each.informative for each in said if each) / len(said)
         self.said = said
+
+    def _turn(self, number: int, place: int, turn: Callable[[int], Said]) -> Said:
+        """One node's round, and what it tells its daemon before and after."""
+        daemon = self._fetching[place] if self._fetching else None
+        if daemon is not None:
+            daemon.round = number
+        said = turn(place)
+        if daemon is not None:
+            daemon.end_round(said.lead)
+        return said
 
     def _begin(self, number: int) -> Collection[int]:
         """Time goes on, nodes leave and come back, hostile peers send. The places of the nodes that are away."""

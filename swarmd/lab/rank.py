@@ -1,7 +1,7 @@
 """One node of a run in a process of its own: `swarmd lab run --engine torch`. Started by `swarmd.lab.ranks`.
 
 All nodes play a round at the same time. Between its answers and its update each gathers the frames of all others, which is the exchange of
-the paper's controlled experiment (SAPO, section 5). So it hears this round's rollouts of every other, in each round. Who is away and what
+the paper's controlled experiment (SAPO, section 5). So it hears all of this round, whole, in each round. Who is away and what
 hostile peers send is of the seed alone: each rank works that out for itself.
 
 `python -m swarmd.lab.rank FOLDER SETTING SEED RANK MEETING`. Rank 0 writes the results, and prints the number of each finished round.
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class RankedSwarm(PlayedSwarm):
 
     def __init__(self, setting: Setting, seed: int, reward: Reward, ranks: Ranks) -> None:
         self._ranks, self._network, self._cpu = ranks, RankNetwork(seed), 0.0
-        super().__init__(setting, seed, reward, self._network, RankExchange, [ranks.rank])
+        super().__init__(replace(setting, whole=True), seed, reward, self._network, RankExchange, [ranks.rank])
         self._network.me = self.nodes[0].me
         exchange = self._exchanges[0]
         assert isinstance(exchange, RankExchange)

@@ -24,7 +24,7 @@ from p2p.types import PeerId
 from swarmd.errors import SwarmdError
 from swarmd.lab.journal import Journal, Mark
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
-from swarmd.types import Rollout
+from swarmd.types import Lead, Rollout
 
 EVERY = 60.0  # seconds from one save to the next …
 SLOW = 3.0  # … for a save that takes so many seconds at most; more for a slower one, so that saves take no more than 5 % of the time
@@ -41,6 +41,7 @@ class Said(msgspec.Struct, array_like=True):
     vouched: Mapping[PeerId, int] = {}
     charged: Sequence[PeerId] = ()
     informative: int = 0  # of its own rollouts
+    lead: Lead = Lead()  # of others over it, after the round
 
 
 Saying = Sequence[Said | None]  # of one round, by node; None: it was away

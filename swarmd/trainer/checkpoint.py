@@ -69,6 +69,7 @@ class RunState:
     last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
     updates: int = 0  # so far, as the pool counts them
     since: tuple[int, ...] = ()  # updates before each of the pool was generated, or heard
+    before: Mapping[int, int] = field(default_factory=dict)  # updates before each of the last rounds (`Pool.before`)
     used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
     guard: GuardState = field(default_factory=GuardState)
     gate: GateState = field(default_factory=GateState)  # likewise

@@ -97,6 +97,7 @@ def run_state(rounds: int, seed: int, node: Node) -> RunState:
         last_uses=tuple(k.last_use for k in kept),
         updates=node.pool.updates,
         since=tuple(k.since for k in kept),
+        before=dict(node.pool.before),
         used=tuple(node.pool.used),
         guard=node.schedule.state,
         gate=node.gate.state if node.gate else GateState(),
@@ -125,7 +126,7 @@ def _restore(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) 
     node.batch_rng.setstate(state.batch_rng)
     zeros = (0,) * len(state.pool)  # for what an older checkpoint does not say
     kept = map(Kept, state.pool, state.uses, state.last_uses or zeros, state.since or zeros)
-    node.pool.restore(kept, state.updates, state.used)
+    node.pool.restore(kept, state.updates, state.used, state.before)
     if node.schedule.configured > 1:
         node.schedule.state = state.guard
     if node.gate is not None:
