@@ -59,9 +59,9 @@ class Success:
         return sum(self.right.values()) / seen if seen else LEAST
 
     def lead_of(self, others: "Success") -> Lead:
-        """By how much others do better than these."""
+        """By how much others do better than these. What these never asked themselves counts as weak: alone they do not train on it."""
         known = [specialty for specialty, seen in others.seen.items() if seen >= ENOUGH]
-        ahead = {specialty: others.of(specialty) - self.of(specialty) for specialty in known}
+        ahead = {specialty: others.of(specialty) - (self.of(specialty) if specialty in self.seen else LEAST) for specialty in known}
         return Lead(ahead, max(SMALLEST, others.overall - self.overall))
 
 

@@ -76,6 +76,9 @@ def test_how_far_others_are_ahead_is_known_of_what_came_of_late() -> None:
     assert sharing.lead.by == {"bf": pytest.approx(3 / 8)}
     sharing.saw([], [scored(9, 1, 1, specialty="arc_1d")], 2 + LATELY)
     assert sharing.lead.by.keys() == {"bf"}
+    specialist = Sharing()
+    specialist.saw([scored(n, 1, 1, author="me", specialty="arc_1d") for n in range(99)], [scored(n, 1, 0) for n in range(ENOUGH)], 1)
+    assert specialist.lead.by["bf"] > 0.4  # it never asks itself that, so what it would do there is not what it does elsewhere
     sharing.saw([], [], 3 + LATELY)
     assert not sharing.lead.by
     sharing.saw([scored(n, 1, 1, 1, 1, author="me") for n in range(90)], [], 4 + LATELY)
