@@ -4,8 +4,8 @@
 
 Eight nodes of tiny in one swarm. Each asks itself four of six specialties, so two are weak: others alone can teach it those. Four of the
 nodes take others' rollouts by the strategy, four uniformly. With 16 answers to each of eight questions a set is over 2 KiB, so it is
-offered and each node fetches what it takes. A round takes three seconds at least, as a real model's does: more is on offer than anybody takes. What
-comes before every node has played ten rounds, while the swarm finds itself and learns who is good at what, does not count.
+offered and each node fetches what it takes. A round takes three seconds at least, as a real model's does: more is on offer than anybody
+takes. What comes before every node has played ten rounds, while the swarm finds itself and learns who is good at what, does not count.
 """
 
 import argparse
