@@ -40,12 +40,19 @@ def test_later_layers_win_key_by_key() -> None:
     ]  # fmt: skip
 
 
+def test_sets_are_offered_unless_the_file_or_the_setting_says_otherwise() -> None:
+    settings = [{"name": "a"}, {"name": "b", "sets": "whole"}, {"name": "c", "sets": "offered"}]
+    for said, whole in (({}, [False, True, False]), ({"sets": "whole"}, [True, True, False])):
+        assert [s.whole for s in parse_experiment(PLAIN | {"setting": settings} | said, "x.toml").settings] == whole
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"rouns": 3}, "rouns: .*did you mean rounds"),
         ({"setting": []}, "setting: "),
         ({"nodes": 0}, "nodes: "),
+        ({"sets": "gossiped"}, "sets: .*'whole'.*, found 'gossiped'"),
         ({"base": {"modle": {}}}, "modle is no section.*did you mean model"),
         ({"base": {"model": {"nmae": "tiny"}}}, r"setting 1 \(8/0\): model.nmae: unknown key; did you mean model.name\?"),
         ({"base": {"sharing": {"take": "best"}}}, "sharing.take: .*'need'.*, found 'best'"),

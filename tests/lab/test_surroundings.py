@@ -38,6 +38,17 @@ def test_who_is_away_neither_asks_nor_hears_and_figures_leave_it_out(verifier: V
     swarm.close()
 
 
+def test_of_sets_on_offer_a_node_fetches_what_it_takes_and_whole_ones_it_has_all(verifier: Verifier) -> None:
+    everything = {"share": "all", "take": "unfiltered"}
+    heard = {}
+    for sets in ("offered", "whole"):
+        swarm, played = lines(verifier, setting(sets=sets, sharing=everything), 3)
+        assert [line["external"] for line in played[1:]] == [[2] * 3] * 2
+        heard[sets] = max(len(node.pool) for node in swarm.nodes)
+        swarm.close()
+    assert heard["offered"] <= 6 < heard["whole"]  # those of three rounds: two of each, or all of two others
+
+
 def test_hostile_peers_are_trained_on_and_counted(verifier: Verifier) -> None:
     swarm, played = lines(verifier, setting(hostile={"poisoners": 1, "liars": 1}), 3)
     assert sum(sum(line["hostile"]) for line in played) > 0

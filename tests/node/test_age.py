@@ -1,50 +1,61 @@
-"""The daemon's clock of rounds: what it hands on says in which of the trainer's rounds it was heard."""
+"""What the daemon makes of the trainer's rounds: when what it hands on was heard, and what it chooses from offers."""
 
 import io
 import itertools
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import trio
 import trio.testing
 
 from p2p.envelope import seal
 from p2p.identity import Identity
-from p2p.types import Verdict
+from p2p.types import PeerId, Verdict
 from swarmd import link
 from swarmd.cli.view_plain import JsonView, PlainView
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.daemon import Daemon
 from swarmd.exchange import offers, wire
 from swarmd.tasks.curriculum import TINY_9
-from swarmd.types import Completion, Rollout, TaskRef
+from swarmd.types import Completion, Lead, Rollout, TaskRef
 from swarmd.workers.restarts import Death
 
 OTHER = Identity.from_seed(b"o" * 32)
 
 
 class Played:
-    """A daemon without network or trainer, and the round in which each set that it hands on was heard."""
+    """A daemon without network or trainer, and what it hands on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **sections: Any) -> None:
         view = JsonView(io.StringIO(), PlainView(io.StringIO()))
-        self.daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}}), folder, view)
-        self.heard: list[int] = []
+        self.daemon = Daemon(NodeConfig.model_validate({"swarm": {"engine": "none"}, **sections}), folder, view)
+        self.received: list[link.Received] = []
         self.daemon.child.tell = self._told  # type: ignore[method-assign]
         self._numbers = itertools.count(1)
 
     def _told(self, message: link.ToTrainer) -> None:
         if isinstance(message, link.Received):
-            self.heard.append(message.heard)
+            self.received.append(message)
+
+    @property
+    def heard(self) -> list[int]:
+        """The round in which each was heard."""
+        return [message.heard for message in self.received]
+
+    @property
+    def refs(self) -> list[TaskRef]:
+        sets = [wire.decode(message.body, PeerId(message.author)) for message in self.received]
+        return [rollout.ref for each in sets if isinstance(each, wire.RolloutSet) for rollout in each.rollouts]
 
     def gossip(self, kind: str, body: bytes) -> None:
         frame = seal(OTHER, self.daemon.topic.swarm_id, next(self._numbers), time.time(), kind, body)
         assert self.daemon.member.deliver(frame, None) is Verdict.ACCEPT
 
-    def offer(self, n: int) -> None:
+    def offer(self, n: int, specialty: str = "bf") -> None:
         """Of a rollout whose blob is at hand already: it is handed on as soon as it is chosen."""
-        rollout = Rollout(TaskRef("bf", n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id)
+        rollout = Rollout(TaskRef(specialty, n), (Completion(random.Random(n).randbytes(2000).hex(), True),), OTHER.peer_id)
         (body,), (blob,) = offers.encode([rollout], 1, "m", TINY_9.specialties)
         self.daemon.member.hold(blob)
         self.gossip(offers.KIND, body)
@@ -52,8 +63,20 @@ class Played:
     def trainer_says(self, message: link.ToDaemon) -> None:
         self.daemon.child.on_message(message)
 
-    def round_done(self, number: int) -> None:
-        self.trainer_says(link.RoundDone({"round": number, "rejected": {}, "reward_mean": 0.0}, {}, None))
+    def round_done(self, number: int, lead: Lead | None = None) -> None:
+        line = {"round": number, "rejected": {}, "reward_mean": 0.0}
+        self.trainer_says(link.RoundDone(line, {}, None, lead=lead or Lead()))
+
+    def gather(self) -> None:
+        """Fetch what is chosen."""
+
+        async def gather() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.daemon.gatherer.run)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+
+        trio.run(gather)
 
 
 def test_a_set_is_of_the_round_in_which_it_was_heard(tmp_path: Path) -> None:
@@ -76,12 +99,22 @@ def test_what_is_fetched_is_of_the_round_in_which_its_offer_was_heard(tmp_path: 
     played.offer(1)
     played.round_done(8)
     played.offer(2)
-
-    async def gather() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(played.daemon.gatherer.run)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-
-    trio.run(gather)
+    played.gather()
     assert sorted(played.heard) == [8, 9]
+
+
+def test_what_is_fetched_goes_by_what_the_trainer_found_of_others(tmp_path: Path) -> None:
+    played = Played(tmp_path, sharing={"take": "ahead"})
+    played.trainer_says(link.TrainerReady({}, 0, []))
+    for n in range(3):
+        played.offer(n, "bf")
+        played.offer(n, "arc_1d")
+    played.round_done(1, Lead({"bf": -0.1, "arc_1d": -0.2}, 0.05))
+    played.gather()
+    assert not played.refs
+    for n in range(3):
+        played.offer(10 + n, "bf")
+        played.offer(10 + n, "arc_1d")
+    played.round_done(2, Lead({"bf": 0.1, "arc_1d": -0.2}, 0.05))
+    played.gather()
+    assert sorted(played.refs) == [TaskRef("bf", 10 + n) for n in range(3)]
