@@ -1,4 +1,4 @@
-"""The live page of `swarmd join` and `swarmd status --watch`, drawn with rich at most four times a second."""
+"""The live page of `swarmd join` and `swarmd status --watch`, drawn with rich at most twice a second, and seldom while nothing happens."""
 
 import contextlib
 import math
@@ -16,10 +16,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from swarmd.daemon.status_words import SMOOTH, counts, judge_words, model_words, number, peers_words, recent, workers_words
+from swarmd.daemon.inviting import PLACES, place
+from swarmd.daemon.status_words import SMOOTH, counts, judge_words, model_words, number, peers_words, recent, so_far, workers_words
 from swarmd.terminal import printable
 
 EVENTS = 6
+DRAW_EVERY = 0.45  # seconds between two drawings at least: the daemon tells its status every half second
+DRAW_PAUSED = 5.0  # the same while the node is paused and its page would only count the time: drawing costs 10 ms of CPU
 _NAMES = 9  # columns of the facts' names and the gap behind them
 _MARKS = {
     "training": "green", "starting": "cyan", "paused": "yellow", "waiting": "yellow", "stuck": "red", "restarting": "red",
@@ -32,13 +35,20 @@ class LiveView:
     """Shows the page on the terminal's alternate screen, so that a resize leaves no torn frames. The last page stays on the normal one."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.time) -> None:
-        self._page = Page(clock)
+        self._page, self._clock = Page(clock), clock
         self._console = console or Console(stderr=True)
-        self._live = Live(self._page, console=self._console, refresh_per_second=4, redirect_stdout=False, screen=True)
-        self._live.start()
+        self._live = Live(self._page, console=self._console, auto_refresh=False, redirect_stdout=False, screen=True)
+        self._drawn: tuple[float, object] = (-math.inf, None)  # when, and what must be drawn anew at once
+        self._live.start(refresh=True)
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._page.document = document
+        at, before = self._drawn
+        shown = (document.get("state"), document.get("cause"), document.get("trouble"), self._page.said, self._console.size)
+        every = DRAW_PAUSED if document.get("state") == "paused" and shown == before else DRAW_EVERY
+        if not 0 <= self._clock() - at < every:
+            self._drawn = self._clock(), shown
+            self._live.refresh()
 
     def round(self, line: Mapping[str, Any]) -> None:
         """The status document carries the last round and the curve."""
@@ -61,9 +71,11 @@ class Page:
         self.document: Mapping[str, Any] | None = None
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS)
         self._clock = clock
+        self.said = 0  # events so far
 
     def say(self, text: str) -> None:
         self._events.append((self._clock(), printable(text)))
+        self.said += 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         document = self.document
@@ -71,14 +83,13 @@ class Page:
             yield Text("starting …")
             return
         width, height = options.max_width - 4, options.size.height
-        facts = _facts(document)
-        rows = _wrapped(facts, width - _NAMES, max(0, height - 5 - len(facts)))
-        events = list(self._events)
-        fixed = 2 + 2 + len(rows)  # the frame, the header, the facts
-        room = height - fixed - 1
-        events = events[-max(0, min(EVENTS, room - 4)) :] if room > 4 else []
+        header, facts = _header(document, self._clock(), width), _facts(document, width - _NAMES)
+        fixed = 2 + header.plain.count("\n") + 1  # the frame and the header
+        rows = _wrapped(facts, width - _NAMES, max(0, height - fixed - 1 - len(facts)))[: max(0, height - fixed)]
+        room = height - fixed - len(rows) - 1
+        events = self._newest_events(width, min(EVENTS, room - 4)) if room > 4 else []
         curve_rows = max(0, min(8, room - len(events) - 3))
-        parts: list[RenderableType] = [_header(document, self._clock())]
+        parts: list[RenderableType] = [header]
         rewards = [reward for reward in document.get("rewards") or () if reward is not None]
         if rewards and curve_rows >= 2:
             parts.append(_curve(rewards, int(document.get("round") or 0), width, curve_rows))
@@ -89,11 +100,7 @@ class Page:
             table.add_row(name, text)
         parts.append(table)
         if events:
-            parts.append(Text())
-            parts += [
-                Text.assemble((f"{datetime.fromtimestamp(at):%H:%M:%S}  ", "dim"), text, no_wrap=True, overflow="ellipsis")
-                for at, text in events
-            ]
+            parts += [Text(), *events]
         swarm = document.get("swarm") or {}
         yield Panel(
             Group(*parts),
@@ -105,38 +112,54 @@ class Page:
             padding=(0, 1),
         )
 
+    def _newest_events(self, width: int, most: int) -> list[Text]:
+        """The last events, in at most so many lines; one that is too long for a line goes on in the next ones."""
+        lines: list[Text] = []
+        for at, text in reversed(self._events):
+            first, *others = wrap(text, max(1, width - 10)) or [""]
+            pieces = [Text.assemble((f"{datetime.fromtimestamp(at):%H:%M:%S}  ", "dim"), first)]
+            pieces += [Text(" " * 10 + other) for other in others]
+            if len(lines) + len(pieces) > most:
+                break
+            lines = [*pieces, *lines]
+        return lines
 
-def _header(document: Mapping[str, Any], now: float) -> Text:
+
+def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
+    """State, round, reward and uptime on one line, then cause and remedy, in as many lines as they need."""
     state = str(document.get("state", ""))
     rounds = document.get("rounds")
     colour = _MARKS.get(state, "white")
     text = Text.assemble(("● ", colour), (state, f"bold {colour}"), no_wrap=True, overflow="ellipsis")
     if document.get("round") is not None:
         text.append(f"   round {document['round']}" + (f" of {rounds}" if rounds else ""), "bold")
+    if newest := recent(document.get("rewards") or ()):
+        text.append(f"   reward {fmean(newest):.3f}", "bold green")
     if document.get("started_at"):
         text.append(f"   up {_duration(now - document['started_at'])}", "dim")
     trouble = document.get("trouble") if state == "training" else None
     colour = "yellow" if trouble else colour
     cause, remedy = (printable(str((trouble or document).get(key) or "")) for key in ("cause", "remedy"))
-    if cause or remedy:
-        text.append("\n" + cause, colour)
-        text.append(f" → {remedy}" if remedy else "")
-    else:
-        text.append("\n")
+    cause += so_far(document, now)
+    said = cause + (f" → {remedy}" if remedy else "")
+    lines = wrap(said, max(1, width), break_on_hyphens=False) or [""]
+    text.append("\n" + "\n".join(lines))
+    begin = len(text) - sum(map(len, lines)) - len(lines) + 1
+    text.stylize(colour, begin, begin + len(cause))  # a break takes the place of a space
     return text
 
 
-def _facts(document: Mapping[str, Any]) -> list[tuple[str, list[Text]]]:
+def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, list[Text]]]:
     """Name and parts of each fact; between its parts a fact may go on in a further line."""
     last, judge, trainer = document.get("last"), document.get("judge"), document.get("trainer") or {}
-    facts = [("node", [Text(str(document.get("peer_id", "")))]), ("model", [Text(model_words(document.get("model") or {}))])]
+    addresses = [printable(str(address)) for address in document.get("addresses") or ()]
+    node = [Text(str(document.get("peer_id", "")))] if not addresses else _address(addresses, width)
+    facts = [("node" if not addresses else "address", node), ("model", [Text(model_words(document.get("model") or {}))])]
     if last:
         facts.append(("seconds", _split(last["seconds"])))
         facts.append(("batch", _batch(last)))
         facts.append(("update", _update(last, document.get("kl"))))
-    dialled = [str(address).partition("/p2p/")[0] for address in document.get("addresses") or ()]  # the id is the first row's
-    peers = [Text(peers_words(document), "bold"), *(Text(f"we listen on {printable(address)}", "dim") for address in dialled)]
-    facts.append(("peers", peers))
+    facts.append(("peers", [Text(peers_words(document), "bold")]))
     refused = counts(document.get("rejected") or {})
     facts.append(("refused", _parts(refused or "nothing", ", ", "yellow" if refused else "dim")))
     if judge:
@@ -146,6 +169,14 @@ def _facts(document: Mapping[str, Any]) -> list[tuple[str, list[Text]]]:
     if trainer.get("restarts"):
         facts.append(("trainer", [Text(f"restarts: {trainer['restarts']}", style="yellow")]))
     return facts
+
+
+def _address(addresses: Sequence[str], width: int) -> list[Text]:
+    """What others dial, peer id included, the one that reaches farthest; the further ones are counted. Broken before the peer id."""
+    best = min(addresses, key=lambda address: PLACES.index(place(address)))
+    where, found, peer_id = best.partition("/p2p/")
+    more = [Text(f"{len(addresses) - 1} more: swarmd status", "dim")] if len(addresses) > 1 else []
+    return [*([Text(best)] if len(best) <= width else [Text(where), Text(found + peer_id)]), *more]
 
 
 def _parts(words: str, between: str, style: str = "") -> list[Text]:
@@ -212,9 +243,7 @@ def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> 
     means = [fmean(recent(rewards[: at + 1])) for at in range(len(rewards))]
     low, high = _scale(means)
     text = Text.assemble(
-        ("reward ", "dim"),
-        (f"{means[-1]:.3f}", "bold green"),
-        (f"  mean of the last {min(SMOOTH, len(means))} rounds", "dim"),
+        (f"reward, mean of the last {min(SMOOTH, len(means))} rounds", "dim"),
         no_wrap=True,
     )
     for row, line in enumerate(braille(means, width - 6, rows, low, high)):

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarmd.daemon.status_words import many, round_sentence, state_sentence, who
+from swarmd.cli.view_plain import MINUTE, MinuteOfRounds
+from swarmd.daemon.status_words import many, state_sentence, who
 from swarmd.protocols import View
 
 log = logging.getLogger(__name__)
 
-MINUTE = 60.0  # seconds between two lines about rounds
 LINES = 60  # of everything else, in a minute; more are counted
 
 
@@ -21,9 +21,7 @@ class LogView:
         self._view, self._clock = view, clock
         self._known: dict[str, str] = {}  # what was said last of the node, its addresses and its state
         self._document: Mapping[str, Any] = {}
-        self._rounds = 0  # since the last line about them
-        self._last: Mapping[str, Any] | None = None  # a round that no line was about
-        self._minute = -MINUTE  # when the last line about rounds was written
+        self._rounds = MinuteOfRounds(clock)
         self._written, self._left_out, self._since = 0, 0, clock()
 
     def status(self, document: Mapping[str, Any]) -> None:
@@ -33,31 +31,28 @@ class LogView:
         self._on_change("node", who(document) + (f", engine {engine['name']}: {engine['why']}" if engine else ""))
         self._on_change("addresses", "listening on " + " ".join(document["addresses"]) if document.get("addresses") else "")
         self._on_change("state", state_sentence(document))
-        if self._last is not None and self._clock() >= self._minute + MINUTE:
+        if self._rounds.due():
             self._write_rounds()
 
     def round(self, line: Mapping[str, Any]) -> None:
         self._view.round(line)
-        self._rounds, self._last = self._rounds + 1, line
+        self._rounds.add(line)
 
     def talk(self, text: str) -> None:
         self._view.talk(text)
         self._write(text)
 
     def close(self) -> None:
-        if self._last is not None:
-            self._write_rounds()
+        self._write_rounds()
         self._view.close()
 
     def _write_rounds(self) -> None:
-        assert self._last is not None
-        more = [round_sentence(self._last)]
-        more += [f"{self._rounds} rounds since the last line"] if self._rounds > 1 else []
+        if not (more := self._rounds.take()):
+            return
         more += [f"saved up to round {saved}"] if (saved := self._document.get("saved")) else []
         judge = self._document.get("judge") or {}
         more += [f"judged {judge['score']:.3f} over {many(judge['n'], 'question')}"] if judge.get("score") is not None else []
         log.info("%s", "; ".join(more))
-        self._rounds, self._last, self._minute = 0, None, self._clock()
 
     def _on_change(self, what: str, text: str) -> None:
         if text and self._known.get(what) != text:

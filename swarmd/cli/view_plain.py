@@ -9,36 +9,77 @@ import json
 import os
 import select
 import sys
-from collections.abc import Mapping
-from typing import IO, Any
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final
 
-from swarmd.daemon.status_words import round_sentence, state_sentence, trouble_sentence, who
+from swarmd.daemon.status_words import round_sentence, so_far, state_sentence, trouble_sentence, who
 from swarmd.terminal import printable
+
+MINUTE: Final = 60.0  # seconds between two lines about rounds: a small model plays several a second
+STARTING: Final = 5.0  # seconds between two lines about a start that goes on
+
+
+class MinuteOfRounds:
+    """Chooses which rounds get a line: the first one, then one a minute, with how many there were since."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._last = clock, -MINUTE
+        self._round: Mapping[str, Any] | None = None  # the newest one that no line was about
+        self._count = 0  # of those
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        self._round, self._count = line, self._count + 1
+
+    def due(self) -> bool:
+        return self._round is not None and self._clock() >= self._last + MINUTE
+
+    def take(self) -> list[str]:
+        """The sentences to write now: of the newest round, and how many rounds came since the last line. [] where there was none."""
+        if self._round is None:
+            return []
+        said = [round_sentence(self._round)] + [f"{self._count} rounds since the last line"] * (self._count > 1)
+        self._round, self._count, self._last = None, 0, self._clock()
+        return said
 
 
 class PlainView:
-    """One line a round, one line a change of state, one line an event."""
+    """One line a minute about rounds, one line a change of state, one line an event."""
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
         self._said: dict[str, str] = {}
+        self._rounds, self._told = MinuteOfRounds(clock), clock()
 
     def status(self, document: Mapping[str, Any]) -> None:
         self._once("who", who(document))
         self._once("where", "reachable at " + " ".join(document["addresses"]) if document.get("addresses") else "")
+        if document.get("state") not in ("training", "starting"):
+            self._tell_rounds()  # before what ends them
         self._once("state", state_sentence(document))
+        if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING:
+            self.talk(f"{document['state']}: {document['cause']}{longer}")
         self._once("trouble", trouble_sentence(document) or "no problem with the swarm any more" * ("trouble" in self._said))
+        if self._rounds.due():
+            self._tell_rounds()
 
     def round(self, line: Mapping[str, Any]) -> None:
-        self.talk(round_sentence(line))
+        self._rounds.add(line)
+        if self._rounds.due():
+            self._tell_rounds()
+
+    def _tell_rounds(self) -> None:
+        if said := self._rounds.take():
+            self.talk("; ".join(said))
 
     def talk(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # the reader is gone, or the stream closed; the node goes on
             if not _full(self._stream):
+                self._told = self._clock()
                 print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._tell_rounds()
 
     def _once(self, what: str, text: str) -> None:
         if text and self._said.get(what) != text:

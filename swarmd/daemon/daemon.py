@@ -272,9 +272,10 @@ class Daemon:
         self.choice.begin(done.lead)
         self.gatherer.next_round()
         for reason, count in done.line["rejected"].items():
-            remedy = "" if reason in self._advised else Reason(reason).remedy  # once is enough
-            self._advised.add(reason)
-            self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
+            if reason not in self._advised:  # once is enough: the status counts them, and so does each round's line
+                self._advised.add(reason)
+                remedy = Reason(reason).remedy
+                self.view.talk(f"{count} refused: {reason}" + (f"; {remedy}" if remedy else ""))
         if done.affordable and not self.member.away and self._nursery is not None:  # what is judged is saved first
             self._nursery.start_soon(self.judging.ask, done.line["round"])
 

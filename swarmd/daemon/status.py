@@ -27,7 +27,7 @@ class StatusBoard:
     def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None) -> None:
         self.config, self.folder, self.peer_id, self.topic, self.engine = config, folder, peer_id, topic, engine
         self.state, self.cause, self.remedy = "starting", "the trainer is starting", "wait"
-        self.started_at = time.time()
+        self.started_at = self.since = time.time()  # since: it is in this state for this cause
         self.limits = {key: value for key, value in flatten(config).items() if key in LIMITS or key.startswith(("limits.", "when."))}
         self.model: Mapping[str, Any] = {"name": config.model.name}
         self.round = 0
@@ -45,6 +45,8 @@ class StatusBoard:
         return self.state == "training" and str(self.model.get("device", "")).startswith("cuda")
 
     def say(self, state: str, cause: str, remedy: str) -> None:
+        if (state, cause) != (self.state, self.cause):
+            self.since = time.time()
         self.state, self.cause, self.remedy = state, cause, remedy
 
     def trainer_says(self, said: link.TrainerState) -> None:
@@ -97,6 +99,7 @@ class StatusBoard:
             "state": self.state,
             "cause": self.cause,
             "remedy": self.remedy,
+            "since": self.since,
             "peer_id": self.peer_id,
             "name": nickname(self.peer_id),
             "swarm": {"name": self.topic.name, "digest": self.topic.digest, "topic": str(self.topic)},

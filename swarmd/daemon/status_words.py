@@ -32,6 +32,12 @@ def state_sentence(document: Mapping[str, Any]) -> str:
     return printable(": ".join(filter(None, (document.get("state", ""), "; ".join(filter(None, words))))))
 
 
+def so_far(document: Mapping[str, Any], now: float) -> str:
+    """", for 12 s": how long a node that starts has been at what it does; "" in other states."""
+    since = document.get("since")
+    return f", for {max(0.0, now - since):.0f} s" if since and document.get("state") == "starting" else ""
+
+
 def trouble_sentence(document: Mapping[str, Any]) -> str:
     """Why no peer is heard, and what to do; empty if one is."""
     return sentence(document.get("trouble") or {})

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,6 +84,10 @@ def drawn(shown: Mapping[str, Any] | None, width: int, height: int, events: int 
 PAUSED = document(state="paused", cause="you paused it", remedy="swarmd resume")
 REFUSED = "the judge refused: this judge asks tiny-9 (c14e3c4eaad6a27c), your node trains on another curriculum"
 REMEDY = "Join with curriculum = 'tiny-9' and the same reasoning-gym version, or use a judge of your own curriculum."
+TROUBLE = {
+    "cause": "no peer is heard: no bootstrap address is set, and no member was found on the local network",
+    "remedy": "ask the swarm's people for an address, and start with --bootstrap",
+}
 JUDGED = {"url": "http://127.0.0.1:8400", "score": None, "n": 0, "cause": REFUSED, "remedy": REMEDY}
 
 
@@ -105,7 +110,9 @@ WRAPPED = """loss 0.0123|KL from the start 0.00731|512 tokens made, 900 trained|
 @pytest.mark.parametrize(
     "changes, width, height, wanted",
     [
-        ({}, 120, 40, f"{FIGURES}|{PEER}"),
+        ({}, 120, 40, f"{FIGURES}|/ip4/192.0.2.7/tcp/40123/p2p/{PEER}"),
+        ({}, 80, 24, f"● training|reward 0.429|gradient –|/p2p/{PEER}"),
+        *(({"trouble": TROUBLE}, width, 24, f"{TROUBLE['cause']} → {TROUBLE['remedy']}") for width in (60, 80, 120)),
         (PAUSED, 60, 24, "● paused|you paused it → swarmd resume"),
         *(({"kl": {"round": 110, "value": 0.00731}}, width, height, WRAPPED) for width, height in ((60, 20), (80, 24), (120, 40))),
         *(({"judge": JUDGED}, width, height, f"{REFUSED}; {REMEDY}") for width, height in ((60, 24), (80, 24), (120, 40))),
@@ -314,7 +321,56 @@ def test_the_log_has_the_story_and_rounds_once_a_minute(caplog: pytest.LogCaptur
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) in (3, 4) and rounds[0].startswith("round 1: reward 0.3125, ")
     assert re.search(r"; \d{3} rounds since the last line; saved up to round 100; judged 0\.310 over 120 questions$", rounds[1])
-    assert "connected to brave-otter" in out.getvalue() and out.getvalue().count("\nround ") == 1200
+    assert "connected to brave-otter" in out.getvalue()
+
+
+def test_off_a_terminal_rounds_get_a_line_a_minute_and_none_is_lost() -> None:
+    now, out = [0.0], io.StringIO()
+    view = PlainView(out, lambda: now[0])
+    for number in range(1, 1201):  # ten a second, for two minutes
+        now[0] += 0.1
+        view.round(LAST | {"round": number})
+        view.status(document())
+    view.close()
+    rounds = [line for line in out.getvalue().splitlines() if line.startswith("round ")]
+    assert [line.partition(":")[0] for line in rounds] == ["round 1", "round 601", "round 1200"]
+    assert rounds[1].endswith("; 600 rounds since the last line") and rounds[2].endswith("; 599 rounds since the last line")
+
+
+def test_a_start_that_takes_long_says_how_long_every_five_seconds() -> None:
+    now, out = [0.0], io.StringIO()
+    view = PlainView(out, lambda: now[0])
+    shown = document(state="starting", cause="loading PyTorch", remedy="usually 5 s", last=None, since=time.time())
+    for _ in range(40):  # half a second each
+        view.status(shown)
+        now[0] += 0.5
+    lines = out.getvalue().splitlines()
+    assert lines[2:4] == ["starting: loading PyTorch; usually 5 s", "starting: loading PyTorch, for 0 s"]
+    assert len(lines) == 3 + 3
+    view.status(document())
+    now[0] += 60
+    view.status(document())
+    assert out.getvalue().splitlines()[6:] == ["training"]
+
+
+def test_a_paused_page_is_drawn_seldom_and_at_once_when_something_happens() -> None:
+    now, out = [0.0], io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, height=24, color_system=None, legacy_windows=False)
+    view = LiveView(console, lambda: now[0])
+
+    def drawings(seconds: float, shown: Mapping[str, Any]) -> int:
+        before = out.getvalue().count("swarm main 3f2a9c00")
+        for _ in range(int(2 * seconds)):
+            now[0] += 0.5
+            view.status(shown)
+        return out.getvalue().count("swarm main 3f2a9c00") - before
+
+    assert drawings(10, document()) == 20
+    assert drawings(60, PAUSED) <= 13
+    view.talk("connected to brave-otter")
+    assert drawings(0.5, PAUSED) == 1 and "connected to brave-otter" in out.getvalue()
+    assert drawings(0.5, document()) == 1
+    view.close()
 
 
 def test_a_flood_of_news_is_counted_and_not_written(caplog: pytest.LogCaptureFixture) -> None:
