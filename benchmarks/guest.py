@@ -20,7 +20,7 @@ from statistics import median
 import psutil
 import trio
 
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.control import call

@@ -7,7 +7,7 @@ from functools import cached_property
 from hashlib import sha256
 
 SHARDS = 2**16
-ASK = "/swarmd/ask/1"  # the protocol of questions and answers (`p2p.engines.common.request_response`)
+ASK = "/swarmd/ask/1"  # the protocol of questions and answers (`p2p.engines.libp2p.request_response`)
 _SHARD = re.compile(r"0|[1-9][0-9]{0,4}")
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 

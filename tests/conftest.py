@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from swarmd_engine_hivemind.p2pd import missing
 
-from p2p.engines.hivemind.p2pd import missing
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 

@@ -9,7 +9,7 @@ from p2p.types import P2pEngine
 
 NETWORK_ENGINES = {
     "libp2p": "p2p.engines.libp2p.engine:Libp2pEngine",
-    "hivemind": "p2p.engines.hivemind.engine:HivemindEngine",
+    "hivemind": "swarmd_engine_hivemind.engine:HivemindEngine",
 }
 ENGINES = {**NETWORK_ENGINES, "memory": "p2p.engines.memory:MemoryEngine"}
 
@@ -27,7 +27,7 @@ def choose(wanted: str) -> Choice:
 
     "auto" is libp2p everywhere: p2pd is a program of 2023 that nobody maintains, and passes frames on before they are checked.
     """
-    from p2p.engines.hivemind.p2pd import missing
+    from swarmd_engine_hivemind.p2pd import missing
 
     if wanted == "auto":
         return Choice("libp2p", "the default")

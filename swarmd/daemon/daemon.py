@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError, StateUnwritable
 from p2p.identity import Identity, nickname
 from p2p.peers.introduction import PAUSED, TRAINING

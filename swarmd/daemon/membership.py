@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from p2p.engines import Choice, choose, engine
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.traffic import Traffic
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.member import Member

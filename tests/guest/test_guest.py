@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import LimitsConfig, NodeConfig
 from swarmd.daemon.guest.conditions import MachineFacts

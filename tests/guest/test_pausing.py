@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.config import NodeConfig
 from swarmd.daemon.guest.conditions import MachineFacts

@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.engines.common.traffic import Traffic
 from p2p.engines.memory import MemorySwarm
+from p2p.engines.traffic import Traffic
 from p2p.types import Handlers, Started, Verdict
 from swarmd.testing import Clock, memory_member, until
 from tests.p2p.real import SECONDS, heard, real_engine, real_member

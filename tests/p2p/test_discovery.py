@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.engines.common.discovery import FORGOTTEN, AddressRecord, Dialled, Discovery
-from p2p.engines.common.subscription import Subscription
+from p2p.engines.libp2p.discovery import FORGOTTEN, AddressRecord, Dialled, Discovery
+from p2p.engines.libp2p.subscription import Subscription
 from p2p.identity import Identity
 from p2p.peers.addressbook import CONNECTED_EVERY, AddressBook
 from p2p.peers.outbound import STRANGER, TARGET

@@ -17,13 +17,13 @@ import psutil
 import pytest
 import trio
 from libp2p.network.exceptions import SwarmException
+from swarmd_engine_hivemind import p2pd
+from swarmd_engine_hivemind.p2pd import missing
 
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.admission.host_bans import PEERS
 from p2p.engines import ENGINES, engine
-from p2p.engines.common import network_engine
-from p2p.engines.hivemind import p2pd
-from p2p.engines.hivemind.p2pd import missing
+from p2p.engines.libp2p import network_engine
 from p2p.engines.memory import MemorySwarm
 from p2p.errors import BadAddress, CannotListen, NoSuchEngine, OperatorError, PortInUse
 from p2p.identity import Identity

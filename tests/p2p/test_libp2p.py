@@ -17,14 +17,13 @@ from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
 from p2p.address import parse_bootstrap, parse_listen
-from p2p.engines.common import discovery
-from p2p.engines.common.request_response import SERVED_EACH
-from p2p.engines.libp2p import connections
+from p2p.engines.libp2p import connections, discovery
 from p2p.engines.libp2p import engine as libp2p_engine
 from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
 from p2p.engines.libp2p.network import Network
 from p2p.engines.libp2p.relay import HOP
+from p2p.engines.libp2p.request_response import SERVED_EACH
 from p2p.engines.libp2p.stack import STREAMS, Stack, open_stack
 from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
@@ -237,7 +236,7 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
 
 async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
     """And what it opens without a word is cut off beyond a limit."""
-    monkeypatch.setattr("p2p.engines.common.request_response.PATIENCE", 10 * SECONDS)  # for a slow machine
+    monkeypatch.setattr("p2p.engines.libp2p.request_response.PATIENCE", 10 * SECONDS)  # for a slow machine
     a_engine = engine(1, Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: question * 1000))
     (address,) = await nursery.start(a_engine.run)
     b_engine = engine(2, bootstrap=[address])

@@ -11,8 +11,8 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import FLAG_FIN, FLAG_SYN, HEADER_SIZE, TYPE_DATA, TYPE_PING, TYPE_WINDOW_UPDATE, YAMUX_HEADER_FORMAT
 
-from p2p.engines.common.traffic import Traffic
 from p2p.engines.libp2p.network import BUFFERED, HELD, OWED, WITHHELD, WRITE_TIMEOUT, Muxer
+from p2p.engines.traffic import Traffic
 from swarmd.testing import until
 
 WINDOW = 256 * 1024  # bytes that a stream may send before it hears that they were read

@@ -18,11 +18,11 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from multiaddr import Multiaddr
 
-from p2p.engines.common.traffic import Traffic
 from p2p.engines.libp2p.connections import PING_AFTER
 from p2p.engines.libp2p.network import Circuit, CountedSocket
 from p2p.engines.libp2p.relay import HOP, STOP, Relay, RelayLimits, receive, send
 from p2p.engines.libp2p.stack import make_host
+from p2p.engines.traffic import Traffic
 from p2p.identity import Identity
 from swarmd.testing import until
 from tests.p2p.real import SECONDS

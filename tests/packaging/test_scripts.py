@@ -13,8 +13,8 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from swarmd_engine_hivemind.p2pd import INSTALL
 
-from p2p.engines.hivemind.p2pd import INSTALL
 from swarmd.testing import PATIENCE
 from tests.packaging.checkout import ROOT
 

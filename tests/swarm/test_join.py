@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from swarmd_engine_hivemind.p2pd import missing
 
-from p2p.engines.hivemind.p2pd import missing
 from swarmd.daemon import control
 from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics

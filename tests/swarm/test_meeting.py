@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swarmd_engine_hivemind.p2pd import missing
 
-from p2p.engines.hivemind.p2pd import missing
 from tests.swarm.test_join import COMMON, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]

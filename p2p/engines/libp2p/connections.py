@@ -1,4 +1,4 @@
-"""py-libp2p's connections for `p2p.engines.common.discovery`: dialling, hanging up, pinging, and who is in which topic."""
+"""py-libp2p's connections for `p2p.engines.libp2p.discovery`: dialling, hanging up, pinging, and who is in which topic."""
 
 import contextlib
 import itertools
@@ -15,7 +15,7 @@ from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
-from p2p.engines.common.discovery import AddressRecord, Dialled
+from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.engines.libp2p.network import circuit, close_socket, direct, heard_at, remote_address, remote_host
 from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, group_of_host

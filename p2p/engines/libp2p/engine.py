@@ -6,10 +6,10 @@ from typing import Any
 import trio
 
 from p2p.address import parse_listen
-from p2p.engines.common.network_engine import NetworkEngine
 from p2p.engines.libp2p.circuits import Circuits
 from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.hole_punching import DCUTR
+from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
 from p2p.engines.libp2p.pubsub import drain
 from p2p.engines.libp2p.relay import GUEST_RATE, HOP, STOP, Relay, RelayLimits

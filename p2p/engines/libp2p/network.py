@@ -31,7 +31,7 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from p2p.admission.host_bans import HostBans
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.traffic import Traffic
 from p2p.identity import public_key_of
 from p2p.netgroup import group_of_host, machine_of_host
 from p2p.rate_limit import TokenBuckets

@@ -1,4 +1,4 @@
-"""Provider records in py-libp2p's DHT, for `p2p.engines.common.discovery`."""
+"""Provider records in py-libp2p's DHT, for `p2p.engines.libp2p.discovery`."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import trio
 from libp2p.kad_dht.provider_store import ProviderStore
 
-from p2p.engines.common.discovery import AddressRecord
+from p2p.engines.libp2p.discovery import AddressRecord
 from p2p.engines.libp2p.network import direct
 from p2p.engines.libp2p.peerstore import bounded
 from p2p.engines.libp2p.stack import Stack

@@ -19,8 +19,8 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import PeerId as PeerMessage
 from libp2p.relay.circuit_v2.protocol_buffer import StatusCode, to_proto_status
 from libp2p.utils.varint import encode_varint_prefixed, read_varint_prefixed_bytes_limited
 
-from p2p.engines.common.request_response import Broken
 from p2p.engines.libp2p.network import circuit, direct, remote_host
+from p2p.engines.libp2p.request_response import Broken
 from p2p.engines.libp2p.streams import IncomingStream
 from p2p.netgroup import machine_of_host
 from p2p.rate_limit import TokenBucket, TokenBuckets

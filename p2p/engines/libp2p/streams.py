@@ -1,4 +1,4 @@
-"""Requests and responses (`p2p.engines.common.request_response`) over py-libp2p's streams."""
+"""Requests and responses (`p2p.engines.libp2p.request_response`) over py-libp2p's streams."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.network.stream.exceptions import StreamEOF
 from libp2p.peer.id import ID
 
-from p2p.engines.common.request_response import CHUNK, Broken, KeptStreams, Responder
+from p2p.engines.libp2p.request_response import CHUNK, Broken, KeptStreams, Responder
 from p2p.topic import ASK
 from p2p.types import PeerId, Unanswered
 

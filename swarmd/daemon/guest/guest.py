@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import psutil
 import trio
 
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.traffic import Traffic
 from swarmd import link
 from swarmd.config.amounts import percent, rate, size
 from swarmd.config.config import LimitsConfig, NodeConfig

@@ -1,7 +1,7 @@
 """Flood detection: finds peers that flood p2pd with what it drops by itself: bad signatures, gossip about nothing, other protocols.
 
 p2pd says nothing of these, so their senders would never be cut off. The kernel counts what came over each connection (Linux: sock_diag(7),
-NETLINK_SOCK_DIAG), and `p2p.engines.hivemind.unexplained_bytes` says how much of it can have been useful.
+NETLINK_SOCK_DIAG), and `swarmd_engine_hivemind.unexplained_bytes` says how much of it can have been useful.
 """
 
 import ipaddress
@@ -17,11 +17,11 @@ import psutil
 import trio
 
 from p2p.address import parse_endpoint
-from p2p.engines.common.traffic import Traffic
-from p2p.engines.hivemind.connections import direct, texts
-from p2p.engines.hivemind.p2pd import P2pd, peer_of
-from p2p.engines.hivemind.unexplained_bytes import AROUND, Unexplained
+from p2p.engines.traffic import Traffic
 from p2p.types import PeerId
+from swarmd_engine_hivemind.connections import direct, texts
+from swarmd_engine_hivemind.p2pd import P2pd, peer_of
+from swarmd_engine_hivemind.unexplained_bytes import AROUND, Unexplained
 
 EVERY = 0.5  # seconds
 

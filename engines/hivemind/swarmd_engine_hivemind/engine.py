@@ -18,18 +18,18 @@ from typing import Any
 import trio
 
 from p2p.address import Endpoint, parse_bootstrap, parse_endpoint
-from p2p.engines.common.discovery import Discovery
-from p2p.engines.common.network_engine import NetworkEngine
-from p2p.engines.hivemind.connections import HEARTBEAT, HivemindConnections, HivemindProviderRecords, direct, texts
-from p2p.engines.hivemind.flood_watch import FloodWatch
-from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
-from p2p.engines.hivemind.streams import HivemindRequests, serve
+from p2p.engines.libp2p.discovery import Discovery
+from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.peers.listen import dialable, held_ports
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import Handlers, PeerId, Verdict
+from swarmd_engine_hivemind.connections import HEARTBEAT, HivemindConnections, HivemindProviderRecords, direct, texts
+from swarmd_engine_hivemind.flood_watch import FloodWatch
+from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, missing, open_p2pd, peer_of
+from swarmd_engine_hivemind.streams import HivemindRequests, serve
 
 IDENTIFY_EVERY = 10.0  # seconds between two questions to p2pd where others see us
 RELAYS = 8  # of the bootstrap peers, asked to relay for us when nobody can dial us

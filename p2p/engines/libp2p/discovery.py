@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from p2p.engines.common.subscription import Subscription
+from p2p.engines.libp2p.subscription import Subscription
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.outbound import TARGET, Outbound
 from p2p.peers.shard_peers import RequestConnections, ShardPeers

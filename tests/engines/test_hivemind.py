@@ -20,15 +20,15 @@ import psutil
 import pytest
 import trio
 import trio.testing
+from swarmd_engine_hivemind import engine as hivemind_engine
+from swarmd_engine_hivemind import p2pd as p2pd_module
+from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
+from swarmd_engine_hivemind.streams import serve
 
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
 from p2p.engines import choose
-from p2p.engines.common.request_response import Responder
-from p2p.engines.hivemind import engine as hivemind_engine
-from p2p.engines.hivemind import p2pd as p2pd_module
-from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, Wire, messages, missing, open_p2pd, peer_bytes, peer_of
-from p2p.engines.hivemind.streams import serve
+from p2p.engines.libp2p.request_response import Responder
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
@@ -144,7 +144,7 @@ async def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 async def test_it_dies_with_a_parent_that_is_killed_before_it_is_up(tmp_path: Path) -> None:
     """p2pd ends itself when nobody speaks to it within the time for its start."""
     program = (
-        "import os, signal; from pathlib import Path; from p2p.engines.hivemind import p2pd; from p2p.identity import Identity\n"
+        "import os, signal; from pathlib import Path; from swarmd_engine_hivemind import p2pd; from p2p.identity import Identity\n"
         "p2pd.START_TIMEOUT = 2\n"
         f"process = p2pd._start(Path({str(tmp_path)!r}), Identity.from_seed(bytes(32)), ['-hostAddrs=/ip4/127.0.0.1/tcp/0'])\n"
         "print(process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -313,7 +313,7 @@ async def test_p2pd_runs_where_the_system_has_neither_schedulers_nor_counters_of
 @pytest.mark.p2pd
 async def test_neither_hivemind_nor_torch_nor_libp2p_is_imported() -> None:
     program = (
-        "import sys; from p2p.engines import engine; engine('hivemind'); from p2p.engines.hivemind.p2pd import messages; messages()\n"
+        "import sys; from p2p.engines import engine; engine('hivemind'); from swarmd_engine_hivemind.p2pd import messages; messages()\n"
         "sys.exit(bool({'libp2p', 'torch', 'hivemind'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -11,12 +11,12 @@ import trio
 
 from p2p.address import Endpoint, parse_listen
 from p2p.admission.host_bans import HostBans
-from p2p.engines.common.discovery import Connections, Discovery, ProviderRecords
-from p2p.engines.common.outbox import FrameOutbox
-from p2p.engines.common.request_response import Responder
-from p2p.engines.common.restart import Restarter
-from p2p.engines.common.subscription import Subscription
-from p2p.engines.common.traffic import Traffic
+from p2p.engines.libp2p.discovery import Connections, Discovery, ProviderRecords
+from p2p.engines.libp2p.outbox import FrameOutbox
+from p2p.engines.libp2p.request_response import Responder
+from p2p.engines.libp2p.restart import Restarter
+from p2p.engines.libp2p.subscription import Subscription
+from p2p.engines.traffic import Traffic
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY

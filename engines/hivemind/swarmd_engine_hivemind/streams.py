@@ -1,4 +1,4 @@
-"""Requests and responses (`p2p.engines.common.request_response`) over streams of p2pd.
+"""Requests and responses (`p2p.engines.libp2p.request_response`) over streams of p2pd.
 
 Each stream is a connection of its own to a Unix socket: ours to p2pd's where we ask, p2pd's to ours where we are asked. The end of one
 direction is the end of both there.
@@ -11,10 +11,10 @@ from functools import partial
 
 import trio
 
-from p2p.engines.common.request_response import CHUNK, Broken, KeptStreams, Responder
-from p2p.engines.hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
+from p2p.engines.libp2p.request_response import CHUNK, Broken, KeptStreams, Responder
 from p2p.topic import ASK
 from p2p.types import PeerId, Started, Unanswered
+from swarmd_engine_hivemind.p2pd import P2pd, P2pdGone, P2pdRefused, Wire, peer_bytes, peer_of, unix_address
 
 OPEN_TIMEOUT = 8  # seconds in which p2pd is to reach the peer; whole ones
 BACKLOG = 64

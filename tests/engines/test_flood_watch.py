@@ -13,11 +13,10 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-
-from p2p.engines.hivemind import flood_watch
-from p2p.engines.hivemind.flood_watch import FloodWatch, sockets_of
-from p2p.engines.hivemind.p2pd import ControlBytes
-from p2p.engines.hivemind.unexplained_bytes import BURST, RATE, Unexplained
+from swarmd_engine_hivemind import flood_watch
+from swarmd_engine_hivemind.flood_watch import FloodWatch, sockets_of
+from swarmd_engine_hivemind.p2pd import ControlBytes
+from swarmd_engine_hivemind.unexplained_bytes import BURST, RATE, Unexplained
 
 HERE = ("a", "b", "c")
 LINUX = pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts bytes by connection on Linux only")

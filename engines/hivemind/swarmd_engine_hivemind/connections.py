@@ -1,4 +1,4 @@
-"""p2pd's connections for `p2p.engines.common.discovery`: dialling, hanging up, and who is in which topic.
+"""p2pd's connections for `p2p.engines.libp2p.discovery`: dialling, hanging up, and who is in which topic.
 
 p2pd answers questions and reports nothing by itself, so all of this is as of the last look.
 """
@@ -14,11 +14,11 @@ from multiaddr.exceptions import Error as MultiaddrError
 
 from p2p.address import parse_endpoint
 from p2p.admission.host_bans import HostBans
-from p2p.engines.common.discovery import AddressRecord, Dialled
-from p2p.engines.hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
+from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.netgroup import group_of
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
+from swarmd_engine_hivemind.p2pd import P2pd, P2pdRefused, peer_bytes, peer_of
 
 TICK, QUICK_TICK = 1.0, 0.1  # seconds between looks; the second while nobody is there, somebody is new, or a banned peer came back
 BACK = 5.0  # seconds after which a banned peer that came back no longer counts
