@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
-from swarmd_engine_hivemind.p2pd import missing
 
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
+from tests.engines.p2pd import p2pd_missing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 for setting in [name for name in os.environ if name.startswith("SWARMD_")]:  # a developer's own
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if inspect.iscoroutinefunction(getattr(item, "obj", None)) and not item.get_closest_marker("anyio"):
             item.add_marker("trio")
-        if item.get_closest_marker("p2pd") and (reason := missing()) is not None:
+        if item.get_closest_marker("p2pd") and (reason := p2pd_missing()) is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
     items.sort(key=turn)
 

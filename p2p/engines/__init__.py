@@ -1,46 +1,59 @@
-"""The p2p engines by name: what moves frames. One is imported only when it is chosen: libp2p and hivemind cannot live in one process."""
+"""The p2p engines by name. A p2p engine moves frames between nodes; one is imported only when it is chosen.
 
-import importlib
+`libp2p` and `memory` are built in. Others are packages of their own, found by their entry point in the group `swarmd.p2p_engines`: a
+callable that takes what `p2p.engines.libp2p.network_engine.NetworkEngine` takes and gives a `P2pEngine` (`engines/hivemind/` is one).
+"""
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
 
 from p2p.errors import EngineMissing, NoSuchEngine
 from p2p.types import P2pEngine
 
-NETWORK_ENGINES = {
-    "libp2p": "p2p.engines.libp2p.engine:Libp2pEngine",
-    "hivemind": "swarmd_engine_hivemind.engine:HivemindEngine",
+GROUP: Final = "swarmd.p2p_engines"
+BUILT_IN: Final = {
+    "libp2p": EntryPoint("libp2p", "p2p.engines.libp2p.engine:Libp2pEngine", GROUP),
+    "memory": EntryPoint("memory", "p2p.engines.memory:MemoryEngine", GROUP),
 }
-ENGINES = {**NETWORK_ENGINES, "memory": "p2p.engines.memory:MemoryEngine"}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A network engine, and why it was chosen, in words for the operator."""
+    """A p2p engine's name, and why it was chosen, in words for the operator."""
 
     name: str
     why: str
 
 
 def choose(wanted: str) -> Choice:
-    """Choose the engine for "auto" or a name of ENGINES; import none. EngineMissing where hivemind is wanted and cannot run.
+    """Choose the p2p engine for "auto" or a name; import none."""
+    return Choice("libp2p", "the default") if wanted == "auto" else Choice(wanted, "as configured")
 
-    "auto" is libp2p everywhere: p2pd is a program of 2023 that nobody maintains, and passes frames on before they are checked.
-    """
-    from swarmd_engine_hivemind.p2pd import missing
 
-    if wanted == "auto":
-        return Choice("libp2p", "the default")
-    if wanted == "hivemind" and (reason := missing()) is not None:
-        raise EngineMissing(f'{reason}; or set swarm.engine = "libp2p"')
-    return Choice(wanted, "as configured")
+def offered() -> dict[str, EntryPoint]:
+    """Find all p2p engines, by name: those built in, and those of installed packages. Import none."""
+    return {point.name: point for point in entry_points(group=GROUP)} | BUILT_IN
 
 
 def engine(name: str) -> Callable[..., P2pEngine]:
-    """The class of an engine. Raises NoSuchEngine; ImportError where its library is not installed."""
+    """Import a p2p engine: its class, or another callable that makes one.
+
+    Raises:
+        NoSuchEngine: no package offers one of this name.
+        EngineMissing: it cannot be imported.
+    """
+    points = BUILT_IN if name in BUILT_IN else offered()
+    if name not in points:
+        raise NoSuchEngine(
+            f"no p2p engine is called {name!r}; there are {', '.join(points)}. Set swarm.engine to one of them, or install the package "
+            'that brings it (for "hivemind": swarmd-engine-hivemind)'
+        )
     try:
-        module, _, attribute = ENGINES[name].partition(":")
-    except KeyError:
-        raise NoSuchEngine(f"no p2p engine is called {name!r}; there are {', '.join(ENGINES)}") from None
-    loaded: Callable[..., P2pEngine] = getattr(importlib.import_module(module), attribute)
+        loaded: Callable[..., P2pEngine] = points[name].load()
+    except (ImportError, AttributeError) as error:
+        raise EngineMissing(
+            f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). Install the package that brings it anew"
+        ) from error
     return loaded

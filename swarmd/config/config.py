@@ -7,15 +7,28 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from p2p.engines import NETWORK_ENGINES
+from p2p.engines import offered
 from swarmd.config.addresses import bootstrap_address, judge_address, listen_address, metrics_address, web_address
 from swarmd.config.amounts import checked_percent, checked_rate, checked_size
 from swarmd.config.curriculum_name import EXPECTED, curriculum_name
 from swarmd.config.hours import checked_window
+from swarmd.config.messages import nearest
 from swarmd.config.profiles import DEFAULT, PROFILES
 from swarmd.experience.sampling import STRATEGIES
 from swarmd.experience.strategies import SharingSettings
 from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
+
+
+def _p2p_engine(name: str) -> str:
+    """Validator of `swarm.engine`. Looks for installed packages where `name` is none of swarmd's own."""
+    own = ("auto", "libp2p", "none")
+    if name in own:
+        return name
+    known = [*own, *sorted(offered().keys() - {"memory", *own})]
+    if name not in known:
+        packages = '; "hivemind" comes with the package swarmd-engine-hivemind' if name == "hivemind" else nearest(name, known)
+        raise ValueError(f"no installed package offers a p2p engine of this name{packages}")
+    return name
 
 
 class _Section(BaseModel):
@@ -162,7 +175,9 @@ class SwarmConfig(_Section):
         Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", description="at most 32 lower-case letters, digits and hyphens, the first no hyphen"),
     ] = "main"
     # auto: libp2p; none: train alone, open no socket
-    engine: Literal[("auto", *NETWORK_ENGINES, "none")] = "auto"  # type: ignore[valid-type]
+    engine: Annotated[
+        str, AfterValidator(_p2p_engine), Field(description="auto, libp2p, none or the name of an installed p2p engine")
+    ] = "auto"
     listen: Annotated[
         tuple[Annotated[str, AfterValidator(listen_address)], ...],
         Field(description="a list of addresses such as /ip4/0.0.0.0/tcp/4001"),

@@ -28,10 +28,10 @@ def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[s
 def _of_limits(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
     limits, generate = config.limits, config.generate
     for key, value in (("limits.up", limits.up), ("limits.down", limits.down)):
-        if value and config.swarm.engine == "hivemind":
+        if value and config.swarm.engine not in ("auto", "libp2p", "none"):
             yield (
-                f'{origins[key]}: {key}: {value!r} cannot be kept where swarm.engine is "hivemind": p2pd is another program, '
-                'without a limit on its rate. Set swarm.engine to "libp2p" or "auto", or leave it out'
+                f'{origins[key]}: {key}: {value!r} cannot be kept where swarm.engine is {config.swarm.engine!r}: libp2p alone limits '
+                'its rate. Set swarm.engine to "libp2p" or "auto", or leave it out'
             )
     if generate.engine not in OUR_ENGINES and generate.engine_memory > percent(limits.gpu_memory):
         yield (

@@ -58,7 +58,8 @@ def test_every_key_can_be_set_by_a_variable() -> None:
     texts |= {"judge.url": "https://judge.example/", "generate.engine_url": "http://127.0.0.1:8000", "metrics.listen": "127.0.0.1:9464"}
     texts |= {"seed": "9", "train.importance_cap": "2", "swarm.curriculum": "own.py", "metrics.report_to": "wandb"}
     texts |= {f"limits.{name}": "25 %" for name in ("cpu", "gpu_memory")} | {f"limits.{name}": "1 MB/s" for name in ("up", "down")}
-    texts |= {f"limits.{name}": "1 GB" for name in ("month", "state")} | {"when.load": "50 %", "when.hours": "sat-sun"}
+    texts |= {f"limits.{name}": "1 GB" for name in ("month", "state")}
+    texts |= {"when.load": "50 %", "when.hours": "sat-sun", "swarm.engine": "libp2p"}
     values = {int: "7", float: "0.25"}
     for key, default in flatten(NodeConfig()).items():
         kind = kind_of(keys()[key])

@@ -27,14 +27,14 @@ from swarmd_engine_hivemind.streams import serve
 
 from benchmarks.probes import ProbeProcess
 from p2p.address import parse_listen
-from p2p.engines import choose
+from p2p.engines import choose, engine, offered
 from p2p.engines.libp2p.request_response import Responder
 from p2p.errors import EngineMissing
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.types import Started, Verdict
 from swarmd.testing import until
-from tests.p2p.real import SECONDS, TOPIC, real_engine, real_member
+from tests.p2p.real import QUIET, SECONDS, TOPIC, real_engine, real_member
 
 
 def with_p2pd(test: Any) -> Any:
@@ -271,19 +271,18 @@ async def test_peer_ids_go_both_ways_and_other_keys_are_no_members() -> None:
     assert peer_of(b"\x12\x20" + bytes(32)) is None and peer_of(b"") is None and peer_of(peer_bytes(peer)[:-1]) is None
 
 
-@pytest.mark.p2pd
-async def test_auto_takes_libp2p_where_hivemind_is_installed_too() -> None:
-    assert choose("auto").name == choose("libp2p").name == "libp2p"
-    assert choose("hivemind").name == "hivemind"
+async def test_it_is_found_by_its_entry_point_and_auto_takes_libp2p_all_the_same() -> None:
+    point = offered()["hivemind"]
+    assert point.dist is not None and point.dist.name == "swarmd-engine-hivemind"
+    assert point.load() is engine("hivemind") is hivemind_engine.HivemindEngine
+    assert choose("auto").name == "libp2p" and choose("hivemind").name == "hivemind"
 
 
 async def test_hivemind_is_refused_with_a_remedy_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [place for place in sys.path if not (Path(place) / "hivemind").exists()])
     monkeypatch.delitem(sys.modules, "hivemind", raising=False)
-    with pytest.raises(EngineMissing, match=r"swarm\.engine"):
-        choose("hivemind")
-    with pytest.raises(EngineMissing):
-        real_engine("hivemind", 1)
+    with pytest.raises(EngineMissing, match=r"pip install --no-deps hivemind==.*swarm\.engine"):
+        hivemind_engine.HivemindEngine(Identity.from_seed(bytes(32)), TOPIC, QUIET, bootstrap=[])
 
 
 @pytest.mark.parametrize("system, machine", [("linux", "riscv64"), ("darwin", "x86_64"), ("win32", "AMD64")])

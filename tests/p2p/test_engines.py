@@ -17,21 +17,20 @@ import psutil
 import pytest
 import trio
 from libp2p.network.exceptions import SwarmException
-from swarmd_engine_hivemind import p2pd
-from swarmd_engine_hivemind.p2pd import missing
 
 from p2p.address import parse_bootstrap, parse_listen
 from p2p.admission.host_bans import PEERS
-from p2p.engines import ENGINES, engine
+from p2p.engines import BUILT_IN, GROUP, engine, offered
 from p2p.engines.libp2p import network_engine
 from p2p.engines.memory import MemorySwarm
-from p2p.errors import BadAddress, CannotListen, NoSuchEngine, OperatorError, PortInUse
+from p2p.errors import BadAddress, CannotListen, EngineMissing, NoSuchEngine, OperatorError, PortInUse
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.peers.listen import dialable, held_ports
 from p2p.topic import Topic
 from p2p.types import MAX_QUESTION, Handlers, P2pEngine, PeerId, Reason, Unanswered, Verdict
 from swarmd.testing import until
+from tests.engines.p2pd import p2pd_missing
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import SECONDS, TOPIC, heard, real_engine
 
@@ -198,7 +197,7 @@ async def test_a_bootstrap_that_comes_late_is_found_by_its_name_and_remembered(r
             await heard(late, lone)
             inner.cancel_scope.cancel()
     assert me in book.read_text()
-    for name in ("libp2p", "hivemind") if missing() is None else ("libp2p",):
+    for name in ("libp2p", "hivemind") if p2pd_missing() is None else ("libp2p",):
         async with trio.open_nursery() as inner:
             again = await started(inner, RealNet(name), 3, addressbook=book)
             await until(again.peers)
@@ -253,7 +252,8 @@ async def test_it_starts_again_with_the_same_key_and_port(
     b = await started(nursery, RealNet("libp2p"), 2, addresses[0])
     await heard(b, a)
     with monkeypatch.context() as impatient:
-        impatient.setattr(p2pd, "ANSWER_TIMEOUT", 3.0)
+        if breaks is signal_p2pd:
+            impatient.setattr("swarmd_engine_hivemind.p2pd.ANSWER_TIMEOUT", 3.0)
         breaks(a, how)
         await until(lambda: a.engine.restarts == 1)  # type: ignore[attr-defined]
     await until(a.addresses)
@@ -515,6 +515,26 @@ async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over
 
 
 async def test_engines_are_loaded_by_name() -> None:
-    assert set(ENGINES) == {"memory", "libp2p", "hivemind"} and engine("memory").__name__ == "MemoryEngine"
-    with pytest.raises(NoSuchEngine, match=r"carrier-pigeon.*libp2p, hivemind, memory"):
+    assert set(BUILT_IN) == {"memory", "libp2p"} <= set(offered()) and engine("memory").__name__ == "MemoryEngine"
+    with pytest.raises(NoSuchEngine, match=r"carrier-pigeon.*libp2p.*memory.*swarm\.engine"):
         engine("carrier-pigeon")
+
+
+@pytest.mark.parametrize(
+    ("target", "module", "said"),
+    [
+        ("no_such_p2p_module:engine", "", r"'pigeon' cannot be loaded \(ModuleNotFoundError: .*Install the package"),
+        ("empty_p2p_engine:engine", "empty_p2p_engine", r"'pigeon' cannot be loaded \(AttributeError: "),
+    ],
+)
+async def test_an_engine_of_a_package_that_cannot_be_loaded_says_why(
+    target: str, module: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "pigeon-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pigeon\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\npigeon = {target}\n")
+    (tmp_path / f"{module or 'nothing'}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EngineMissing, match=said):
+        engine("pigeon")

@@ -13,14 +13,14 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
-from swarmd_engine_hivemind.p2pd import INSTALL
 
 from swarmd.testing import PATIENCE
 from tests.packaging.checkout import ROOT
 
 SCRIPTS = [ROOT / "scripts" / name for name in ("setup", "demo", "test")]
 TOOLS = ["sh", "env", "dirname", "cat", "head", "tail", "sed", "tr", "sort", "uname", "id", "rm", "printf", "ls", "mkdir", "ln", "cp"]
-READ = ("scripts/setup", "scripts/test", "pyproject.toml", "engines/vllm/pyproject.toml", "constraints.txt", "overrides.txt")
+READ = ("scripts/setup", "scripts/test", "pyproject.toml", "constraints.txt", "overrides.txt")
+READ += ("engines/vllm/pyproject.toml", "engines/hivemind/pyproject.toml")
 PYTHON = """case "$*" in
     "-m venv --clear .venv") mkdir -p .venv/bin; cp "{folder}/pip" .venv/bin/pip; ln -sf "{folder}/python" .venv/bin/python ;;
     *) exec {real} "$@" ;;
@@ -149,9 +149,11 @@ def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does
     program(checkout.parent / "pip", f'{INSTALLER.format(folder=checkout.parent)}; case "$*" in *--no-deps*) exit 1 ;; esac')
     done = run_setup(checkout)
     assert done.returncode == 0 and "py-libp2p alone" in done.stderr
-    assert asked(checkout, alone=True) == ["pip install --no-deps hivemind -c constraints.txt"]
+    assert asked(checkout, alone=True) == ["pip install --no-deps -e engines/hivemind hivemind -c constraints.txt"]
     pin = f"hivemind=={pins('constraints.txt')['hivemind']}"
-    assert pin in (ROOT / "pyproject.toml").read_text(encoding="utf-8") and pin in INSTALL
+    package = ROOT / "engines" / "hivemind"
+    for file in ("pyproject.toml", "README.md", "swarmd_engine_hivemind/p2pd.py"):
+        assert pin in (package / file).read_text(encoding="utf-8")
 
 
 def test_nothing_changed_is_nothing_to_do_and_what_changed_is_installed_again(checkout: Path) -> None:
@@ -250,7 +252,7 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
     names = set().union(*declared(ROOT).values())
     trackers = {"trackio", "wandb", "tensorboard"}  # the set-up installs none of them
     assert names - trackers - pinned.keys() == set()
-    for name in names - trackers - {"hivemind", "bitsandbytes", "ray"}:  # and what those want in turn, here; hivemind comes alone
+    for name in names - trackers - {"bitsandbytes", "ray"}:  # and what those want in turn, here
         further = {canonical(re.split(r"[\[<>=!~; (]", line)[0]) for line in requires(name) or () if ";" not in line}
         assert further - pinned.keys() - overridden.keys() == set(), name
     assert pinned.keys() & overridden.keys() == set()  # uv would hold to both
@@ -261,7 +263,7 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
 UNSEEN = {"hivemind", "bitsandbytes", "ray"}  # a program of its own; imported by its name in a string
 BY_HAND = {"schemathesis", "requests"}  # of benchmarks/judge_schema.py, which says what to install
 RUN = {"mypy", "ruff", "pytest-trio", "pytest-xdist"}  # and not imported
-OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm"}
+OURS = {"swarmd", "p2p", "judge", "tests", "benchmarks", "swarmd_engine_vllm", "swarmd_engine_hivemind"}
 
 
 def imported(folders: str) -> set[str]:
@@ -279,10 +281,11 @@ def imported(folders: str) -> set[str]:
 @pytest.mark.parametrize(
     "project, folders, extras",
     [
-        (".", "swarmd p2p", ["", "8bit", "plot", "hivemind", "qr", "trackio", "wandb", "tensorboard"]),
+        (".", "swarmd p2p", ["", "8bit", "plot", "qr", "trackio", "wandb", "tensorboard"]),
         (".", "judge", ["judge", "judge-parquet", "qr"]),
         (".", "tests benchmarks packaging", ["dev"]),
         ("engines/vllm", "engines/vllm", [""]),
+        ("engines/hivemind", "engines/hivemind", [""]),
     ],
 )
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported(project: str, folders: str, extras: list[str]) -> None:

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from swarmd_engine_hivemind.p2pd import missing
 
 from swarmd.daemon import control
 from swarmd.lab.demo.processes import checkpoints
 from swarmd.state.metrics import read_metrics
 from swarmd.testing import PATIENCE
 from swarmd.trainer.checkpoint import Checkpoints, saved_in
+from tests.engines.p2pd import p2pd_missing
 from tests.processes import killed_after
 from tests.swarm.waiting import until
 
@@ -186,7 +186,7 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
 
 def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_saves(tmp_path: Path) -> None:
     """Sixty-four completions of four questions take some 3 KB; each node trains on what it chose of the other's."""
-    engines = ("libp2p", "libp2p" if missing() else "hivemind")
+    engines = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
     nodes: list[subprocess.Popen[str]] = []
     bootstrap: list[str] = []
     try:

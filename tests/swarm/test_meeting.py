@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarmd_engine_hivemind.p2pd import missing
 
+from tests.engines.p2pd import p2pd_missing
 from tests.swarm.test_join import COMMON, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
-ENGINES = ("libp2p", "libp2p" if missing() else "hivemind")
+ENGINES = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
 
 
 def started(stack: ExitStack, *words: str, **environment: str) -> "subprocess.Popen[str]":

@@ -62,7 +62,7 @@ class HivemindEngine(NetworkEngine):
 
     def __init__(self, identity: Identity, topic: Topic, handlers: Handlers, *, bootstrap: Sequence[str], **options: Any) -> None:
         if (reason := missing()) is not None:
-            raise EngineMissing(reason)
+            raise EngineMissing(f'{reason}; or set swarm.engine = "libp2p"')
         of_one_author = RateLimit(rate=50.0, burst=300.0, broken_rate=0.2, broken_burst=5.0)
         super().__init__(identity, topic, handlers, of_one_author, bootstrap=bootstrap, **options)
         self._relays = [text for text in bootstrap if parse_bootstrap(text)[0] != self.me][:RELAYS]
