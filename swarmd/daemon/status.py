@@ -26,7 +26,7 @@ class StatusBoard:
 
     def __init__(self, config: NodeConfig, folder: Path, peer_id: PeerId, topic: Topic, engine: Choice | None = None) -> None:
         self.config, self.folder, self.peer_id, self.topic, self.engine = config, folder, peer_id, topic, engine
-        self.state, self.cause, self.remedy = "starting", "the trainer is starting", "wait"
+        self.state, self.cause, self.remedy = "starting", "starting the trainer", "wait: usually 1 s"
         self.started_at = self.since = time.time()  # since: it is in this state for this cause
         self.limits = {key: value for key, value in flatten(config).items() if key in LIMITS or key.startswith(("limits.", "when."))}
         self.model: Mapping[str, Any] = {"name": config.model.name}
@@ -68,6 +68,8 @@ class StatusBoard:
 
     def round_done(self, done: link.RoundDone) -> None:
         self.saved = done.saved
+        if self.state == "training":
+            self.say("training", "", "")  # the first round is over
         self.last, self.round, self.verifier_pid = done.line, done.line["round"], done.verifier_pid
         self.rewards.append(done.line["reward_mean"])
         self.external.append(done.line.get("external", 0))

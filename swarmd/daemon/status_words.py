@@ -33,9 +33,9 @@ def state_sentence(document: Mapping[str, Any]) -> str:
 
 
 def so_far(document: Mapping[str, Any], now: float) -> str:
-    """", for 12 s": how long a node that starts has been at what it does; "" in other states."""
-    since = document.get("since")
-    return f", for {max(0.0, now - since):.0f} s" if since and document.get("state") == "starting" else ""
+    """", for 12 s": how long a node that starts has been at a step, its first round included; "" of other states."""
+    since, starts = document.get("since"), document.get("state") in ("starting", "training") and document.get("cause")
+    return f", for {max(0.0, now - since):.0f} s" if since and starts else ""
 
 
 def trouble_sentence(document: Mapping[str, Any]) -> str:

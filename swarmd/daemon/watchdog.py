@@ -22,7 +22,7 @@ class StuckLimits:
     """Limits in seconds, and in rounds as long as the slowest of late. Both must be exceeded."""
 
     silent: float = 15.0  # without a word from the process, until it counts as stuck
-    importing: float = 300.0  # the same before it has spoken for the first time: Python imports much
+    importing: float = 300.0  # the same until its first round has ended: imports hold up every thread of a process
     silent_end: float = 300.0  # until it is killed
     hanging: float = 300.0  # without the end of a round, until it counts as stuck
     hanging_end: float = 1800.0  # until it is killed
@@ -50,7 +50,7 @@ class Watchdog:
         """A trainer process starts."""
         self._looked = now
         self._silent = self._without_round = 0.0  # seconds
-        self._spoke = self._training = self._resting = False
+        self._spoke = self._played = self._training = self._resting = False
 
     def told(self, message: link.ToTrainer) -> None:
         """What the trainer is told. While it has to rest (for the CPU share: a rest that it does not tell as a state), no round can end."""
@@ -63,6 +63,7 @@ class Watchdog:
             case link.TrainerState(state):
                 self._training, self._without_round = state == "training", 0.0
             case link.RoundDone():
+                self._played = True
                 self._rounds.append(self._without_round)
                 self._without_round = 0.0
 
@@ -76,9 +77,10 @@ class Watchdog:
 
     def _silence(self, stopped: bool) -> Stuck | None:
         limits, slowest = self._limits, max(self._rounds, default=0.0)
-        if self._silent < (limits.silent if self._spoke or stopped else limits.importing):
+        patience = limits.silent if self._played or stopped else limits.importing
+        if self._silent < patience:
             return None
-        end = max(limits.silent_end, limits.rounds * slowest)
+        end = max(limits.silent_end, limits.rounds * slowest, 2 * patience)
         why = "it is stopped (SIGSTOP, a debugger)" if stopped else "it is stopped, or the machine is out of memory or overloaded"
         how = "let it go on with `kill -CONT`" if stopped else "close other programs, or use a smaller model"
         remedy = f"{how}; after {_minutes(end)} without a word it is killed and starts again"

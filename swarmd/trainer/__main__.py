@@ -15,10 +15,12 @@ from swarmd.errors import ConfigError, SwarmdError
 from swarmd.exchange.swarm_id import curriculum_of
 from swarmd.state.logs import log_with, set_up_logging
 from swarmd.tasks.scoring import Verifier
-from swarmd.trainer.priority import lower_priority
+from swarmd.trainer.priority import lower_cpu_priority, lower_disk_priority
 from swarmd.trainer.trainer_link import TrainerLink
 
 log = logging.getLogger(__name__)
+
+BUSY = "many times that where other programs use all cores"  # of seconds that a step of the start usually takes
 
 
 def main() -> None:
@@ -31,18 +33,23 @@ def main() -> None:
     log_with(peer=start.peer_id)
     try:
         config = NodeConfig.model_validate_json(start.config)
-        if config.limits.priority == "low":
-            lower_priority()
+        low = config.limits.priority == "low"
+        if low:
+            lower_disk_priority()
         curriculum = curriculum_of(config)
         if start.curriculum not in ("", curriculum.digest):
             raise ConfigError(f"the tasks {curriculum.name} have changed since this node started. Join again; all nodes need the same.")
         with Verifier(curriculum) as verifier:
+            daemon.tell(link.TrainerState("starting", "loading PyTorch", f"wait: usually 2 s, {BUSY}"))
+            from swarmd.policy.models import device  # noqa: F401  the first module that loads PyTorch, and little else
+
+            daemon.tell(link.TrainerState("starting", "loading transformers", f"wait: usually 4 s, {BUSY}"))
             from swarmd.trainer.trainer import open_trainer
 
             with open_trainer(start, daemon, verifier) as trainer:
                 gc.freeze()  # nor does what is loaded become garbage
                 gc.enable()
-                trainer.run()
+                trainer.run(lower_cpu_priority if low else lambda: None)
     except SwarmdError as error:
         log.error("%s", error)  # noqa: TRY400  the operator's to mend: a message, no traceback
         daemon.tell(link.TrainerFailed(str(error), error.exit_code))

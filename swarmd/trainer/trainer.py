@@ -65,10 +65,10 @@ class Trainer:
     workers: WorkerGroup | None = None  # where others generate or train beside us (`[workers]`)
     waited: float = 0.0  # seconds for their rollouts, since the last round
 
-    def run(self) -> None:
-        """Round after round, until the limit is reached or the daemon says stop; then save and leave."""
-        limit = self.config.round.rounds
-        self._say_training()
+    def run(self, after_first: Callable[[], None] = lambda: None) -> None:
+        """Round after round, until the limit is reached or the daemon says stop; then save and leave. after_first: called after one."""
+        limit, begun_at = self.config.round.rounds, self.round
+        self.link.tell(link.TrainerState("training", "the first round since the start", "wait: it is often the longest"))
         while not self.link.stopping and not (limit and self.round >= limit):
             if self.link.paused:
                 self._pause()
@@ -77,6 +77,8 @@ class Trainer:
                 continue
             begun = time.monotonic()
             self._one_round()
+            if self.round == begun_at + 1:
+                after_first()
             self._attend()
             self._rest(begun + self.config.round.pace)
         self._save_all()

@@ -123,6 +123,17 @@ def test_a_slow_start_is_not_silence() -> None:
     assert late is not None and not late.hopeless
 
 
+def test_imports_that_hold_up_every_thread_are_not_silence() -> None:
+    daemon = Daemon()
+    for step in ("loading PyTorch", "loading transformers"):
+        daemon.dog.heard(link.TrainerState("starting", step, "wait"))
+        assert daemon.wait(240) is None
+    daemon.dog.heard(TRAINING)
+    assert daemon.wait(240) is None  # the first round imports, too
+    daemon.dog.heard(ROUND)
+    assert daemon.wait(20) is not None
+
+
 def test_a_trainer_that_always_dies_behind_the_same_checkpoint_is_hopeless() -> None:
     deaths = Deaths()
     died = []

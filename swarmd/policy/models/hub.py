@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from swarmd.config.messages import nearest, shown
 from swarmd.errors import NoModel
 from swarmd.policy.models.progress import Download
 from swarmd.policy.models.tiny import WEIGHTS as TINY
@@ -36,7 +37,8 @@ class Place:
 
 
 def find_local(name: str) -> Place | None:
-    """The model's place where `name` is a tiny model or a folder; None where it is a repository's. NoModel. Asks nobody."""
+    """The model's place where `name` is a tiny model or a folder; None where it is a repository's. NoModel, also for a name without an
+    owner that is none of ours: a short name, misspelt. Asks nobody."""
     if name in TINY:
         if not (TINY[name] / "config.json").is_file():
             raise NoModel(f"the embedded model is missing from {TINY[name]}: this installation is not whole. Install swarmd again.")
@@ -48,6 +50,8 @@ def find_local(name: str) -> Place | None:
         return Place(str(path.resolve()), path)
     if name.startswith((".", "/", "~")):
         raise NoModel(f"there is no folder {path}. {_choices()}")
+    if "/" not in name and name not in REPOSITORIES:
+        raise NoModel(f"there is no model called {shown(name)}{nearest(name, (*TINY, *REPOSITORIES)) or '.'} {_choices()}")
     return None
 
 
