@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
+import msgpack
 
 from p2p.engines.memory import MemorySwarm
 from p2p.envelope import DOMAIN, seal
@@ -59,11 +59,11 @@ def cut_or_spliced(world: World, frame: bytes) -> bytes:
 
 def respelled(world: World, frame: bytes) -> bytes:
     """The same content, signature included, in msgpack that says it longer; or with its signature as text."""
-    fields = msgspec.msgpack.decode(frame)
+    fields = msgpack.unpackb(frame)
     number = fields[4]
     longer = {
-        b"\xcf" + number.to_bytes(8, "big"): msgspec.msgpack.encode(number),
-        b"\xc5" + (32).to_bytes(2, "big") + fields[3]: msgspec.msgpack.encode(fields[3]),
+        b"\xcf" + number.to_bytes(8, "big"): msgpack.packb(number),
+        b"\xc5" + (32).to_bytes(2, "big") + fields[3]: msgpack.packb(fields[3]),
         b"\xd9\x06swarmd": b"\xa6swarmd",
         b"\xdc\x00\x09" + frame[1:20]: frame[:20],
     }

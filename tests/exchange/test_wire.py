@@ -1,5 +1,5 @@
 
-import msgspec
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +27,8 @@ def rollout(n: int, size: int = 1, completions: int = 8) -> Rollout:
 @given(ROLLOUTS, st.integers(0, 10**6), TEXT)
 def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int, model: str) -> None:
     body = wire.encode(rollouts, number, model)
+    document = [1, number, model, [[r.ref.specialty, r.ref.n, [[c.text, c.ended] for c in r.completions]] for r in rollouts]]
+    assert msgpack.unpackb(body) == document and msgpack.packb(document) == body
     decoded = wire.decode(body, ME)
     assert isinstance(decoded, wire.RolloutSet)
     assert (decoded.round, decoded.model, list(decoded.rollouts)) == (number, model, rollouts)
@@ -40,6 +42,7 @@ def test_version_1_is_frozen() -> None:
         "92b23c616e737765723e333c2f616e737765723ec392a2c2acc2"
     )
     assert wire.encode(rollouts, 3, "tiny") == golden
+    assert msgpack.unpackb(golden) == [1, 3, "tiny", [["basic_arithmetic", 7, [["<answer>3</answer>", True], ["¬", False]]]]]
     decoded = wire.decode(golden, ME)
     assert isinstance(decoded, wire.RolloutSet) and list(decoded.rollouts) == rollouts
 
@@ -62,7 +65,7 @@ ALMOST = st.tuples(TEXT, st.integers(-(2**63), 2**63), st.lists(JUNK, max_size=3
 @settings(max_examples=300)
 @given(st.tuples(st.just(1), st.integers(-1, 5), TEXT | JUNK, st.lists(JUNK | ALMOST, max_size=3)))
 def test_almost_right_bodies_are_refused_or_canonical(document: tuple[object, ...]) -> None:
-    body = msgspec.msgpack.encode(document)
+    body = msgpack.packb(document)
     decoded = wire.decode(body, ME)
     if isinstance(decoded, wire.RolloutSet):
         assert wire.encode(decoded.rollouts, decoded.round, decoded.model) == body
@@ -106,7 +109,7 @@ def test_numbers_written_the_long_way_are_refused() -> None:
     ],
 )
 def test_what_is_no_set_of_rollouts(document: list[object], reason: Reason) -> None:
-    assert wire.decode(msgspec.msgpack.encode(document), ME) is reason
+    assert wire.decode(msgpack.packb(document), ME) is reason
 
 
 MODALITIES = st.from_regex(r"[a-z0-9][a-z0-9-]{0,15}", fullmatch=True)

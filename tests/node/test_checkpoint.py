@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import msgspec
 import pytest
 
@@ -129,6 +130,25 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
     (tmp_path / f"partial-{os.getpid()}" / "left.bin").write_bytes(b"x")
     saved = Checkpoints(tmp_path).save(state(1), policy())
     assert [p.name for p in tmp_path.iterdir()] == [saved.name] and not (saved / "left.bin").exists()
+
+
+def test_another_program_can_read_one(tmp_path: Path) -> None:
+    """By the reference implementation of msgpack, and the manifest alone."""
+    saved = Checkpoints(tmp_path).save(replace(state(2), before={1: 3}, used=(b"digest",)), policy())
+    files = json.loads((saved / "manifest.json").read_text())["files"]
+    content = (saved / "run.msgpack").read_bytes()
+    assert files["run.msgpack"] == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    run = msgpack.unpackb(content, strict_map_key=False)
+    rollout = {"ref": {"specialty": "bf", "n": 3}, "author": "p", "heard": 0}
+    rollout["completions"] = [{"text": "é", "ended": True}, {"text": "", "ended": False}]
+    assert (run["schema"], run["round"], run["seed"], run["uses"], run["before"], run["used"]) == (1, 2, 7, [0, 2], {1: 3}, [b"digest"])
+    external, ours = run["pool"]
+    assert external == {"rollout": rollout, "question": "q", "rewards": [0.0, 1.0], "round": 2, "tokens": None, "whole": []}
+    assert ours["tokens"] == {"ids": [[1, 2], []], "logprobs": [[-0.5, -1.0], []], "versions": []}
+    version, internal, spare = run["task_rng"]
+    drawn = random.Random()
+    drawn.setstate((version, tuple(internal), spare))
+    assert drawn.random() == random.Random(2).random()
 
 
 def test_of_damaged_ones_the_last_is_kept_and_later_rounds_are_not_touched(tmp_path: Path) -> None:
