@@ -246,8 +246,7 @@ class AddressBook:
         except ValueError as error:
             log.warning("the address book %s was damaged (%s) and is now %s; peers are found anew", path, error, durable.set_aside(path))
             return
-        if contents.key is not None:
-            self._tables = Tables(contents.key)
+        self._tables = Tables(contents.key)
         self.anchors = contents.anchors[:ANCHORS]
         for peer, known in contents.peers:
             self._add(peer, known)

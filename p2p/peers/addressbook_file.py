@@ -1,4 +1,4 @@
-"""The address book's file, peers.json, to bytes and back. `schema` 2 has a key and anchors; 1, a list of peers, is still read. Pure."""
+"""The address book's file, peers.json, to bytes and back. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,6 @@ class _Peer(msgspec.Struct):
     id: str
     addresses: list[str]
     last_success: _Time
-
-
-class _PeerOf2(_Peer):
     proved: str
     source: str
     itself: bool
@@ -33,32 +30,28 @@ class _PeerOf2(_Peer):
     missed: _Time
 
 
-class _File1(msgspec.Struct, tag_field="schema", tag=1):
+class _File(msgspec.Struct, tag_field="schema", tag=1):
+    key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
+    anchors: list[str]
     peers: list[_Peer]
 
 
-class _File2(msgspec.Struct, tag_field="schema", tag=2):
-    key: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
-    anchors: list[str]
-    peers: list[_PeerOf2]
-
-
-_decoder = msgspec.json.Decoder(_File1 | _File2)
+_decoder = msgspec.json.Decoder(_File)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    key: bytes | None  # None: schema 1
+    key: bytes
     anchors: Sequence[PeerId]
     peers: Sequence[tuple[PeerId, Known]]
 
 
 def write(key: bytes, anchors: Sequence[PeerId], peers: Mapping[PeerId, Known]) -> bytes:
     entries = [
-        _PeerOf2(peer, k.addresses, k.last_success, k.proved, k.source, k.itself, k.tried, k.heard, k.misses, k.missed)
+        _Peer(peer, k.addresses, k.last_success, k.proved, k.source, k.itself, k.tried, k.heard, k.misses, k.missed)
         for peer, k in peers.items()
     ]
-    return msgspec.json.format(msgspec.json.encode(_File2(key.hex(), list(anchors), entries)), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(_File(key.hex(), list(anchors), entries)), indent=1) + b"\n"
 
 
 def read(content: bytes, written: float, most: int) -> Contents:
@@ -70,8 +63,6 @@ def read(content: bytes, written: float, most: int) -> Contents:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
     peers = [_known(entry, written) for entry in file.peers[:most]]
-    if isinstance(file, _File1):
-        return Contents(None, (), peers)
     return Contents(bytes.fromhex(file.key), tuple(map(PeerId, file.anchors[:MAX_ADDRESSES])), peers)
 
 
@@ -79,9 +70,8 @@ def _known(entry: _Peer, written: float) -> tuple[PeerId, Known]:
     """Raises ValueError where the id is none."""
     public_key_of(entry.id)
     known = Known([str(endpoint) for address in entry.addresses[:MAX_ADDRESSES] if (endpoint := parse_endpoint(address))])
-    known.last_success, known.heard, known.source = entry.last_success, written, known.group if known.addresses else ""
-    if isinstance(entry, _PeerOf2):
-        known.heard, known.misses, known.missed = entry.heard or written, entry.misses, entry.missed
-        known.itself, known.tried, known.source = entry.itself, entry.tried, entry.source[:64] or known.source
-        known.proved = known.addresses[0] if known.addresses[:1] == [entry.proved] else ""
+    known.last_success, known.heard, known.misses, known.missed = entry.last_success, entry.heard or written, entry.misses, entry.missed
+    known.itself, known.tried = entry.itself, entry.tried
+    known.source = entry.source[:64] or (known.group if known.addresses else "")
+    known.proved = known.addresses[0] if known.addresses[:1] == [entry.proved] else ""
     return PeerId(entry.id), known

@@ -39,7 +39,6 @@ FLAGS: Mapping[str, str] = {  # the flags of `swarmd join`, without the hyphens,
     "profile": "profile",
     "seed": "seed",
 }
-RENAMED: Mapping[str, str] = {"round.checkpoint_every": "checkpoint.every, which is in seconds"}  # said, never translated
 INVITED = "the invitation"  # the origin of what one sets (invitation.py)
 NOT_KEYS = frozenset({"SWARMD_CONFIG", "SWARMD_STATE_DIR"})  # which file, which folder: the command line's own
 MAX_FILE = 1024 * 1024  # bytes
@@ -207,8 +206,7 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> It
         if key is None and variable.startswith("SWARMD_JUDGE_"):
             continue  # `swarmd-judge`'s own; both may run in one environment
         if key is None:
-            old = next((name for name in RENAMED if variable == f"SWARMD_{name.replace('.', '_').upper()}"), None)
-            mistakes.append(f"{printable(variable)}: " + (_gone(old) if old else f"no such variable{nearest(variable, known)}"))
+            mistakes.append(f"{printable(variable)}: no such variable{nearest(variable, known)}")
         elif key in named and named[key].value != _parsed(key, text):
             mistakes.append(f"{variable}: {key}: {named[key].origin} sets it otherwise. Set one of the two.")
         else:
@@ -239,9 +237,6 @@ def _from_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
 
 def _acceptable(given: _Given, mistakes: list[str]) -> bool:
     field = keys().get(given.key)
-    if given.key in RENAMED:
-        mistakes.append(f"{given.origin}: {given.key}: {_gone(given.key)}")
-        return False
     if field is None:
         meant = FLAGS.get(given.key.rpartition(".")[2])  # a flag's name where its key's should stand
         hint = f"; did you mean {meant}?" if meant else nearest(given.key, [*keys(), *NodeConfig.model_fields])
@@ -263,10 +258,6 @@ def _acceptable(given: _Given, mistakes: list[str]) -> bool:
 def is_valid(key: str, value: object) -> bool:
     """Whether a key may have this value: of what a state folder remembers, which may be damaged."""
     return _acceptable(_Given(key, value, ""), [])
-
-
-def _gone(key: str) -> str:
-    return f"no longer a key; set {RENAMED[key]}"
 
 
 def _frozen(value: Any) -> Any:

@@ -65,17 +65,18 @@ class RunState:
     pool: tuple[Scored, ...]
     uses: tuple[int, ...]  # how often each of the pool was trained on
     schema: int = SCHEMA
-    # Of replay; a checkpoint without them is from before it.
+    # Of replay:
     last_uses: tuple[int, ...] = ()  # the update that trained on each of the pool last
     updates: int = 0  # so far, as the pool counts them
     since: tuple[int, ...] = ()  # updates before each of the pool was generated, or heard
     before: Mapping[int, int] = field(default_factory=dict)  # updates before each of the last rounds (`Pool.before`)
     used: tuple[bytes, ...] = ()  # digests of others' rollouts that were trained on (`Pool.used`)
     guard: GuardState = field(default_factory=GuardState)
-    gate: GateState = field(default_factory=GateState)  # likewise
-    success: Success = field(default_factory=Success)  # likewise
-    others: Success = field(default_factory=Success)  # likewise
-    useless: Mapping[PeerId, int] = field(default_factory=dict)  # likewise (`credit.Useless`)
+    # Of the parts of a round:
+    gate: GateState = field(default_factory=GateState)
+    success: Success = field(default_factory=Success)
+    others: Success = field(default_factory=Success)
+    useless: Mapping[PeerId, int] = field(default_factory=dict)  # `credit.Useless`
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -320,7 +321,8 @@ def _check(state: RunState, folder: Path) -> None:
     """ValueError where the state cannot be that of this checkpoint."""
     if _name(state.round) != folder.name:
         raise ValueError(f"run.msgpack is of round {state.round}")
-    if len(state.uses) != len(state.pool) or any(len(s.rewards) != len(s.rollout.completions) for s in state.pool):
+    of_each = (state.uses, state.last_uses, state.since)
+    if any(len(each) != len(state.pool) for each in of_each) or any(len(s.rewards) != len(s.rollout.completions) for s in state.pool):
         raise ValueError("its pool does not fit together")
 
 

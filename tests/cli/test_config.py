@@ -123,10 +123,6 @@ def test_every_mistake_of_every_source_is_told_at_once(tmp_path: Path) -> None:
             "node.toml:3: train.schedule_updates: expected 0 or at least train.warmup, 10, found 5",
         ),
         ("[round]\nlocal = 0\n[swarm]\nengine = 'none'", 'round.local: expected above 0 where swarm.engine is "none", found 0'),
-        (
-            "[round]\ncheckpoint_every = 4",
-            "node.toml:2: round.checkpoint_every: no longer a key; set checkpoint.every, which is in seconds",
-        ),
         ('"\\u202e\\u001b[31m" = 4', r"node.toml: '\u202e\x1b[31m': unknown key"),
         ("[swarm]\nlisten = '/ip4/0.0.0.0/tcp/0'", "swarm.listen: expected a list of addresses"),
         ("[swarm]\nlisten = ['/dns/x/tcp/1']", "swarm.listen[0]: expected an address such as /ip4/0.0.0.0/tcp/4001, found '/dns/x/tcp/1'"),

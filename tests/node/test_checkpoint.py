@@ -25,7 +25,7 @@ def state(number: int) -> RunState:
     rng = random.Random(number)
     rollout = Rollout(TaskRef("bf", 3), (Completion("é", True), Completion("", False)), PeerId("p"))
     pool = (Scored(rollout, "q", (0.0, 1.0), number), Scored(rollout, "q", (0.0, 1.0), number, Tokens(((1, 2), ()), ((-0.5, -1.0), ()))))
-    return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2))
+    return RunState(number, 7, rng.getstate(), random.Random(1).getstate(), pool, (0, 2), last_uses=(0, 5), since=(0, 4))
 
 
 def policy(text: str = "weights") -> list[tuple[str, bytes]]:
@@ -232,6 +232,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another round": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(state(9))),
     "outside": lambda folder: written(folder, "../outside", b"x"),
     "uneven pool": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), uses=()))),
+    "uneven since": lambda folder: written(folder, "run.msgpack", msgspec.msgpack.encode(replace(state(2), since=()))),
 }
 
 
