@@ -26,7 +26,7 @@ DRAW_PAUSED = 5.0  # the same while the node is paused and its page would only c
 _NAMES = 9  # columns of the facts' names and the gap behind them
 _MARKS = {
     "training": "green", "starting": "cyan", "paused": "yellow", "waiting": "yellow", "stuck": "red", "restarting": "red",
-    "stopping": "magenta",
+    "stopping": "magenta", "stopped": "magenta",
 }  # fmt: skip
 _COLOURS = ("cyan", "yellow", "magenta", "blue", "green", "white")  # of a round's stages, in their order
 

@@ -36,6 +36,7 @@ from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, shar
 from swarmd.daemon.page.opening import PageOpening
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import REWARDS_KEPT, StatusBoard
+from swarmd.daemon.status_words import many
 from swarmd.daemon.tracking import run_tracker
 from swarmd.daemon.trainer_process import TrainerChild
 from swarmd.daemon.watchdog import Stuck
@@ -56,6 +57,11 @@ log = logging.getLogger(__name__)
 REDRAW = 0.5  # seconds between two updates of the view
 SEEN_SWARM = 1.0  # seconds between two reports about the swarm to the trainer
 LISTENS_WITHIN = 25.0  # seconds a question waits for the network where the answer is of the addresses that the node listens on
+ASKED = {  # why the node stops, in the words of who runs it
+    signal.SIGINT: "you pressed Ctrl-C",
+    signal.SIGTERM: "the system or another program asked it to",
+    signal.SIGHUP: "its terminal was closed",
+}
 GRACE = 600.0  # seconds a trainer may take to finish its round when it is told to stop
 
 
@@ -165,7 +171,10 @@ class Daemon:
         await self.child.run()
 
     def shutdown(self) -> None:
-        """Show the last status. Raises SwarmdError where the trainer failed."""
+        """Show how the node ended. Raises SwarmdError where the trainer failed."""
+        if self.status.state != "stopped" and self.child.failed is None:  # it was killed
+            lost = f"{many(self.status.round, 'round')}, {self.status.saved} of them saved" if self.child.ready else "no round had begun"
+            self.status.say("stopped", f"at once: {lost}", "`swarmd join` goes on from there")
         self.view.status(self._document())
         if self.child.failed is not None:
             error = SwarmdError(self.child.failed.message)
@@ -240,8 +249,12 @@ class Daemon:
                 self.view.talk(text)
             case link.JudgeAnswer() if self._nursery is not None:
                 self._nursery.start_soon(self.judging.answer, message)
-            case link.TrainerFailed() | link.Stopped():
-                self.status.say("stopping", "the trainer has finished", "nothing to do")
+            case link.TrainerFailed():
+                self.status.say("stopped", "the trainer cannot go on", "")
+            case link.Stopped(rounds):
+                done = rounds >= self.config.round.rounds > 0
+                more = "`swarmd join` with more rounds goes on" if done else "`swarmd join` goes on"
+                self.status.say("stopped", f"{many(rounds, 'round')}, saved", more)
 
     def _publish(self, kind: str, body: bytes) -> None:
         """Seal and send. On a full disk no sequence number can be reserved: nothing is sent, and that is said once."""
@@ -346,13 +359,13 @@ class Daemon:
         return {"schema": 1, "limits": self.status.limits}
 
     async def _on_stop(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._stop("swarmd stop")
+        self._stop("you asked it to")
         return {"schema": 1, "stopping": True}
 
     def _stop(self, why: str) -> None:
-        doing = "finishing the current round, then saving and stopping" if self.child.ready else "stopping; no round has begun"
+        doing = "it finishes its round and saves" if self.child.ready else "no round has begun"
         self.status.say("stopping", f"{why}: {doing}", "wait, or press Ctrl-C again to stop at once, without saving")
-        self.view.talk(f"{why}: {doing}")
+        self.view.status(self._document())
         self.child.stop()
 
     async def _watch_signals(self, *, task_status: Started) -> None:
@@ -367,7 +380,8 @@ class Daemon:
                     self.child.kill()
                     continue
                 stopping = True
-                self._stop(signal.Signals(number).name)
+                log.info("stopped by %s", signal.Signals(number).name)
+                self._stop(ASKED[signal.Signals(number)])
                 assert self._nursery is not None
                 self._nursery.start_soon(self._kill_after_grace)
 

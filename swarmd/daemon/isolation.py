@@ -35,6 +35,7 @@ class Facts:
     digest: str = ""  # of our swarm
     runs: str = ""  # version of swarmd, and of what makes the tasks
     heard: bool = False  # somebody is heard
+    offline: bool = False  # this machine has no route to any bootstrap address, nor to the internet
     connected: int = 0  # members
     helpers: int = 0  # of them, those that say that they train nothing
     unknown: int = 0  # of them, those that said nothing when asked: they may train
@@ -54,7 +55,7 @@ def certain(facts: Facts) -> Trouble | None:
     if (found := _clock(facts) or _refused(facts)) is not None or facts.heard:
         return found
     if not facts.settled:
-        return _nobody_answers(facts)
+        return _offline(facts) or _nobody_answers(facts)
     if facts.others and not facts.companions and not facts.unknown:
         return _another_curriculum(facts)
     if not facts.connected:
@@ -100,7 +101,21 @@ def twin_trouble(later: bool) -> Trouble:
 
 def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
     """Of an address that does not answer."""
-    return Trouble(f"bootstrap address {entry['address']} does not answer: {entry['says']}", bootstrap_remedy(entry))
+    return Trouble(f"bootstrap address {where(entry)} does not answer: {entry['says']}", bootstrap_remedy(entry))
+
+
+def where(entry: Mapping[str, Any]) -> str:
+    """A bootstrap address as a sentence names it: without the peer id, which is longer than all the rest."""
+    return str(entry["address"]).partition("/p2p/")[0] or str(entry["address"])
+
+
+def _offline(facts: Facts) -> Trouble | None:
+    if not facts.offline or facts.connected:
+        return None
+    return Trouble(
+        "no peer is heard: this machine is offline",
+        "connect it to a network; until then the node trains alone, and it finds the others by itself",
+    )
 
 
 def _clock(facts: Facts) -> Trouble | None:
@@ -168,10 +183,12 @@ def _nobody_answers(facts: Facts) -> Trouble | None:
 
 
 def _nobody_connected(facts: Facts) -> Trouble:
+    if (offline := _offline(facts)) is not None:
+        return offline
     if not facts.bootstrap:
         return Trouble(
             "no peer is heard: no bootstrap address is set, and no member was found on the local network",
-            "ask the swarm's people for an address, and start with --bootstrap",
+            "ask a friend who is in it for `swarmd invite`, and join with what it prints; or wait for others to join you",
         )
     return _nobody_answers(facts) or Trouble(
         f"no peer is heard: the bootstrap address answers, and no member of swarm {facts.name}, {facts.curriculum}, is connected",

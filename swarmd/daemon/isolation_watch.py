@@ -15,8 +15,8 @@ from p2p.member import Member
 from p2p.peers.outbound import TARGET
 from p2p.types import PeerId, Reason
 from swarmd.config.config import SwarmConfig
-from swarmd.daemon.isolation import Facts, Trouble, certain, dead_bootstrap, twin_trouble, why_alone
-from swarmd.daemon.reachability_survey import ask_around, who_answers, whom_to_ask
+from swarmd.daemon.isolation import Facts, Trouble, certain, dead_bootstrap, twin_trouble, where, why_alone
+from swarmd.daemon.reachability_survey import ask_around, is_offline, who_answers, whom_to_ask
 from swarmd.daemon.roster import Roster
 
 CHECK_EVERY = 2.0  # seconds
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 
 class IsolationWatch:
-    """talk: told when a bootstrap address stops or begins to answer. trouble: what to tell the operator, None where all is well.
+    """talk: told when a bootstrap address stops or begins to answer, where that is not the trouble itself. trouble: what to
+    tell the operator, None where all is well.
 
     clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
     """
@@ -144,6 +145,7 @@ class IsolationWatch:
             runs=self._runs,
             heard=heard,
             settled=settled,
+            offline=is_offline(self._config.bootstrap),
             connected=len(self.member.peers()),
             bootstrap=list(self._knocked.values()),
             hung_up=[address for address, times in self._would_not.items() if times >= HUNG_UP],
@@ -162,17 +164,23 @@ class IsolationWatch:
         """Try the bootstrap addresses whose peer is not connected. A change is reported once."""
         connected = {*self.member.engine.connected(), self.member.identity.peer_id}
 
+        changed: list[Mapping[str, Any]] = []
+
         async def one(address: str, peer: PeerId) -> None:
             there = peer in connected
             found = {"address": address, **(CONNECTED if there else await who_answers(address))}
             before = self._knocked.get(address, {"answers": True})
             self._knocked[address] = found
             if found["answers"] != before["answers"]:
-                trouble = dead_bootstrap(found)
-                text = f"bootstrap address {address} answers again" if found["answers"] else f"{trouble.cause}; {trouble.remedy}"
-                self._talk(text)
-                log.warning("%s", text)
+                changed.append(found)
 
         async with trio.open_nursery() as nursery:
             for address, peer in self._bootstrap.items():
                 nursery.start_soon(one, address, peer)
+        alone = len(connected) == 1 and not self._roster.any_usable(self._clock())
+        if alone and not any(entry["answers"] for entry in self._knocked.values()):
+            return  # the trouble says it
+        for entry in changed:
+            trouble = dead_bootstrap(entry)
+            again = f"bootstrap address {where(entry)} answers again"
+            self._talk(again if entry["answers"] else f"{trouble.cause}; {trouble.remedy}")

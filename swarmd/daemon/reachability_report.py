@@ -143,7 +143,7 @@ def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
         return "that node has a new key: ask its people for its address as it is now"
     if entry["refused"]:
         return "the machine is there and the node is not running, or has another port: ask its people"
-    return "check that this machine is online and that no firewall stops outgoing TCP connections to that port; otherwise that node is down"
+    return "that node is down, or a firewall stops outgoing TCP connections to that port: ask its people"
 
 
 def _judged(found: Survey) -> list[Finding]:

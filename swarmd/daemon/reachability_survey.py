@@ -4,6 +4,7 @@ The process with the engine makes it: the running node; if none runs, a member s
 """
 
 import ipaddress
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from swarmd.daemon.isolation import Facts, another, certain
 from swarmd.daemon.membership import engine_builder, run, topic_of
 from swarmd.exchange.swarm_id import curriculum_named, curriculum_of
 
+SOMEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of the internet that are nobody's (RFC 5737, RFC 3849)
 COMPANY = 15.0  # seconds in which a member for the question alone should have met another,
 SEEN_WITHIN = 5.0  # and these see it too: they answer nobody whom they do not know as connected
 
@@ -95,6 +97,7 @@ def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) 
             member.topic.name,
             found["curriculum"],
             member.topic.digest,
+            offline=is_offline([entry["address"] for entry in found["bootstrap"]]),
             connected=found["peers"]["connected"],
             bootstrap=found["bootstrap"],
             hung_up=[address for address in answering if parse_bootstrap(address)[0] not in said["answered"]],
@@ -139,6 +142,22 @@ async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[]
     said = await introduction.ask(member.engine.request, asked, member.topic.name, clock)
     introduced = {peer: one for peer, one in said.items() if one is not None}
     return {"answered": [*said], "introduced": [*introduced.values()], **await count_others(member, asked, introduced)}
+
+
+def is_offline(bootstrap: Sequence[str]) -> bool:
+    """Whether there is no route to any of the bootstrap addresses, nor to the internet. Sends nothing: UDP sockets only look one up."""
+    endpoints = [parse_bootstrap(address)[1] for address in bootstrap]
+    hosts = [endpoint.host for endpoint in endpoints if endpoint.kind.startswith("ip")]
+    return not any(map(_has_route, [*hosts, *SOMEWHERE]))
+
+
+def _has_route(host: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+    except OSError:
+        return False
+    return True
 
 
 async def who_answers(bootstrap: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def seen(companions: int, **others: int) -> dict[str, Any]:
         (LOOPBACK, "listening", "only this machine can dial"),
         ({"verdicts": [verdict("NOT_REACHED", "192.168.2.10")]}, "dialled back", "does a firewall on this machine"),
         (ALONE | {"bootstrap": [SILENT]}, "summary", "cannot take part"),
-        (ALONE | {"bootstrap": [SILENT]}, "bootstrap", "no firewall stops"),
+        (ALONE | {"bootstrap": [SILENT]}, "bootstrap", "a firewall stops"),
         ({"bootstrap": [SILENT | {"refused": True}]}, "bootstrap", "the node is not running"),
         ({"bootstrap": [SILENT | {"says": "another peer answers there, 12D3KooWX"}]}, "bootstrap", "a new key"),
         (ALONE, "members", "same swarm.name, curriculum and version"),  # the bootstrap node answers: it is of another swarm

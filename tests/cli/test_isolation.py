@@ -23,8 +23,10 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
 @pytest.mark.parametrize(
     "facts, cause, remedy",
     [
-        ({}, "no bootstrap address is set", "--bootstrap"),
-        ({"bootstrap": [DEAD]}, "192.0.2.1/tcp/4001/p2p/x does not answer: nothing listens", "ask its people"),
+        ({}, "no bootstrap address is set", "swarmd invite"),
+        ({"bootstrap": [DEAD]}, "192.0.2.1/tcp/4001 does not answer: nothing listens", "ask its people"),
+        ({"offline": True}, "this machine is offline", "connect it to a network"),
+        ({"offline": True, "settled": False, "bootstrap": [DEAD]}, "this machine is offline", "connect it to a network"),
         ({"bootstrap": [DEAD, DEAD, DEAD]}, "and 2 others neither", "ask its people"),
         ({"bootstrap": [DEAD, LIVE]}, "the bootstrap address answers", "same swarm.name, curriculum and version"),
         ({"bootstrap": [LIVE], "others": {"tiny-9": 3}}, "only 3 nodes of tiny-9, and this node is of sapo-9", '"tiny-9"'),

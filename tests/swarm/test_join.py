@@ -131,9 +131,29 @@ def test_status_peers_pause_resume_a_killed_trainer_that_comes_back_and_stop(run
 
     assert swarmd("stop", *state).returncode == 0
     assert running.wait(PATIENCE) == 0
-    assert running.stderr is not None and "Traceback" not in running.stderr.read()
+    assert running.stderr is not None
+    said = running.stderr.read().splitlines()
+    assert not any("Traceback" in line for line in said)
+    first = next(line for line in said if line.startswith("starting: loading"))
+    assert first == "starting: loading PyTorch; wait: usually 2 s, many times that where other programs use all cores"
+    told = "stopping: you asked it to: it finishes its round and saves; wait, or press Ctrl-C again to stop at once, without saving"
+    rounds = read_metrics(tmp_path / "state" / "metrics.jsonl")[-1]["round"]
+    assert [line for line in said if line.startswith("stop")] == [told, f"stopped: {rounds} rounds, saved; `swarmd join` goes on"]
     assert swarmd("status", *state).returncode == 6
     assert saved_all(tmp_path / "state")
+
+
+def test_a_signal_before_the_first_round_ends_the_node_at_once_in_words(tmp_path: Path) -> None:
+    with killed_after(node(tmp_path / "state")) as process:
+        until(tmp_path / "state", lambda _: True, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0 and process.stderr is not None
+        said = [line for line in process.stderr.read().splitlines() if line.startswith("stop")]
+    assert said == [
+        "stopping: the system or another program asked it to: no round has begun; "
+        "wait, or press Ctrl-C again to stop at once, without saving",
+        "stopped: at once: no round had begun; `swarmd join` goes on from there",
+    ]
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

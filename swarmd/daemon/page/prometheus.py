@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
-STATES = ("starting", "training", "waiting", "paused", "stuck", "restarting", "stopping")
+STATES = ("starting", "training", "waiting", "paused", "stuck", "restarting", "stopping", "stopped")
 
 _USED = (
     ("cpu_seconds", "cpu_seconds_total", "CPU time of all processes of the node"),

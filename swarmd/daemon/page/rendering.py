@@ -126,7 +126,7 @@ def _cause(document: Document) -> str:
 
 def _controls(document: Document) -> str:
     state = document.get("state")
-    if state == "stopping":
+    if state in ("stopping", "stopped"):
         return ""
     held = state == "paused" or document.get("pauses")
     return "".join(_button(name, *_BUTTONS[name]) for name in _BUTTONS if name == "Stop" or (name == "Resume") == bool(held))
