@@ -37,7 +37,8 @@ from swarmd.tasks.curriculum import CURRICULA, HELD_OUT, HELD_OUT_END
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.trainer.node import build
-from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
 from swarmd.types import Task, TaskRef
 
 REACHED = 0.9  # of the plain side's gain: the target
@@ -229,7 +230,7 @@ def run(config: NodeConfig, seed: int, arguments: argparse.Namespace, verifier: 
     return result
 
 
-def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[Node, LanguagePolicy]:
+def _alone(config: NodeConfig, seed: int, verifier: Verifier) -> tuple[RoundParts, LanguagePolicy]:
     identity = Identity.from_seed(bytes([seed]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
     member = Member(identity, topic, partial(MemorySwarm().join, identity.peer_id), sequence=iter(range(1, 2**31)), clock=time.time)

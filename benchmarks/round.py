@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,8 @@ from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.node import build
-from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
 
 WARM_UP = 2  # rounds
 STAGES = ("generate", "score", "share", "collect", "train")
@@ -107,17 +109,17 @@ def measure(config: NodeConfig, rounds: int) -> dict[str, tuple[float, float]]:
             if other is not None:
                 run_round(t, other)
             # Wall and CPU in alternate rounds: a round has one clock.
-            node.clock, seconds = (time.perf_counter, walls) if t % 2 else (time.process_time, cpus)
-            begun = node.clock()
-            report = run_round(t, node)
+            clock, seconds = (time.perf_counter, walls) if t % 2 else (time.process_time, cpus)
+            begun = clock()
+            report = run_round(t, replace(node, clock=clock))
             if t > 2 * WARM_UP:
-                seconds["round"].append(node.clock() - begun)
+                seconds["round"].append(clock() - begun)
                 for stage in STAGES:
                     seconds[stage].append(report.seconds[stage])
     return {stage: (statistics.median(walls[stage]), statistics.median(cpus[stage])) for stage in walls}
 
 
-def _join(swarm: MemorySwarm, number: int, config: NodeConfig, verifier: Verifier) -> Node:
+def _join(swarm: MemorySwarm, number: int, config: NodeConfig, verifier: Verifier) -> RoundParts:
     identity = Identity.from_seed(bytes([number]) * 32)
     topic = Topic("bench", swarm_digest(curriculum_of(config)))
     member = Member(identity, topic, partial(swarm.join, identity.peer_id), sequence=itertools.count(1), clock=time.time)

@@ -1,7 +1,8 @@
 """The place that chooses some of others' rollouts by `[sharing] take`: of the pool for a batch, of offers for a fetch. Pure.
 
-`by_weight` is that choice. The trainer's `SharingSampler` draws a batch with it; the daemon's `OfferChoice` what to fetch. The weights are
-the same functions (`strategies.TAKES`) of what both know of a rollout: specialty, author and age. Rewards are known of the pool alone.
+`by_weight` is that choice. The trainer's `SharingSampler` draws with it, and `BatchBuilder` makes the batch of what was drawn; the daemon's
+`OfferChoice` chooses what to fetch. The weights are the same functions (`strategies.TAKES`) of what both know of a rollout: specialty,
+author and age. Rewards are known of the pool alone.
 """
 
 import random
@@ -11,8 +12,12 @@ from typing import Generic, Protocol, TypeVar
 
 from p2p.types import PeerId
 from swarmd.experience import caps
+from swarmd.experience.pool import Key, Pool, key_of
 from swarmd.experience.strategies import SMALLEST, TAKES, Candidate, Sharing
+from swarmd.protocols import Sampler
 from swarmd.types import Author, Lead, Scored
+
+DRAWS = 4  # of one batch: bounds the time that a pool full of what the filters refuse costs
 
 C = TypeVar("C", bound=Candidate)
 
@@ -62,6 +67,52 @@ class SharingSampler:
     def _capped(self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool) -> list[Scored]:
         choose = caps.first if in_order else caps.choose
         return choose(candidates, n, lambda scored: self.author_of(scored.author), rng)
+
+
+class Filter(Protocol):
+    def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
+        """Return for each of others' rollouts what of it may be trained on; None: nothing of it."""
+
+
+@dataclass(frozen=True)
+class BatchBuilder:
+    """Builds the batch of an update: the sampler draws it, then each filter in turn looks at what was drawn of others'.
+
+    A rollout that a filter refuses leaves the pool, and another is drawn in its place: DRAWS times at most, then the batch is smaller. Only
+    what was drawn is looked at, and once a batch.
+
+    built: told each batch.
+    """
+
+    sample: Sampler
+    pool: Pool
+    me: PeerId
+    filters: Sequence[Filter] = ()
+    built: Callable[[Sequence[Scored]], object] = lambda _: None
+
+    def __call__(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+        """Return the batch. local: our own rollouts of this round."""
+        passed: dict[Key, Scored] = {}
+        batch: Sequence[Scored] = ()
+        for _ in range(DRAWS):
+            drawn = self.sample(local, self.pool.snapshot(), rng)
+            refused = self._filter([s for s in drawn if s.author != self.me and key_of(s) not in passed], passed)
+            batch = [passed.get(key_of(s), s) for s in drawn if key_of(s) not in refused]
+            if not refused:
+                break
+            self.pool.drop(refused)
+        self.built(batch)
+        return batch
+
+    def _filter(self, theirs: Sequence[Scored], passed: dict[Key, Scored]) -> set[Key]:
+        """Put what passes all filters into `passed`; return the keys of the others."""
+        refused: set[Key] = set()
+        for filtered in self.filters:
+            found = filtered(theirs)
+            refused.update(key_of(scored) for scored, kept in zip(theirs, found, strict=True) if kept is None)
+            theirs = [kept for kept in found if kept is not None]
+        passed.update((key_of(scored), scored) for scored in theirs)
+        return refused
 
 
 class OfferChoice(Generic[C]):

@@ -9,16 +9,12 @@ the rollout; odd wrong ones are left out of it. Which limits, and what they cost
 No author is penalised: an honest but different model writes such text, too.
 """
 
-import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from p2p.types import PeerId
-from swarmd.experience.pool import Key, Pool
-from swarmd.protocols import Sampler
 from swarmd.types import Completion, Scored, Tokens
 
 KEPT = 512  # newest own completions that the limits are computed from
@@ -26,7 +22,6 @@ WARM_UP = 64  # own completions before anything is judged
 QUANTILE = 0.99  # of our own; a limit is this times a margin
 STRETCH = 4  # tokens
 MEASURED_TO = 100_000_000  # parameters: nothing larger was tried, so there it only reports, unless it is told to act
-DRAWS = 4  # of one batch: bounds the time that a pool full of outliers costs
 
 
 class Traits(NamedTuple):
@@ -137,51 +132,30 @@ class Gate:
 
 @dataclass
 class Gated:
-    """A `Sampler` that filters another: what the gate refuses leaves the pool, and others are drawn in its place.
+    """A `batch.Filter`: refuses what the gate does, and cuts off what stands behind an answer.
 
-    Only what was chosen is looked at, not all that arrives. logprobs: `protocols.Remembering`. remember: gives a batch the tokens that its
-    replay needs (`Pool.remember`), which are then looked at in place of others computed for the gate alone.
+    logprobs: `protocols.Remembering`. remember: gives rollouts the tokens that their replay needs (`Pool.remember`); they are looked at in
+    place of others computed for the gate alone.
     """
 
-    sample: Sampler
     gate: Gate
-    pool: Pool
-    me: PeerId
     logprobs: Callable[[Sequence[Scored]], Sequence[Tokens]]
     remember: Callable[[Sequence[Scored]], Sequence[Scored]] | None = None
 
-    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        self.gate.learn(local)
+    def __call__(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if not self.gate.acts:
-            return self._reported(self.sample(local, pool, rng))
-        judged: dict[Key, Scored | None] = {}  # others' of this batch, as they may be trained on
-        for _ in range(DRAWS):
-            chosen = self.sample(local, pool, rng)
-            batch: Sequence[Scored] = [s if s.rollout.author == self.me else self.gate.cut(s) for s in chosen]
-            if self.remember is not None:
-                batch = self.remember(batch)
-            self._judge([s for s in batch if s.rollout.author != self.me and _key(s) not in judged], judged)
-            admitted = [judged.get(_key(s), s) for s in batch]
-            odd = [_key(s) for s, good in zip(batch, admitted, strict=True) if good is None]
-            if not odd:
-                break
-            self.pool.drop(odd)
-            pool = self.pool.snapshot()
-        return [s for s in admitted if s is not None]  # fewer in the end: what would come in their place was not looked at
+            self._admitted([self.gate.cut(replace(scored, tokens=None)) for scored in theirs])  # counted alone
+            return theirs
+        cut: Sequence[Scored] = [self.gate.cut(scored) for scored in theirs]
+        return self._admitted(self.remember(cut) if self.remember is not None else cut)
 
-    def _reported(self, batch: Sequence[Scored]) -> Sequence[Scored]:
-        """The batch as it is, once what would be turned away of it is counted."""
-        self._judge([self.gate.cut(replace(s, tokens=None)) for s in batch if s.rollout.author != self.me], {})
-        return batch
-
-    def _judge(self, strange: Sequence[Scored], judged: dict[Key, Scored | None]) -> None:
+    def _admitted(self, theirs: Sequence[Scored]) -> Sequence[Scored | None]:
         if self.gate.limits is None:
-            return
-        bare = [each_text_once(s) for s in strange if s.tokens is None]
-        found = dict(zip(map(_key, bare), zip(bare, self.logprobs(bare) if bare else (), strict=True), strict=True))
-        for scored in strange:
-            seen = replace(found[_key(scored)][0], tokens=found[_key(scored)][1]) if scored.tokens is None else scored
-            judged[_key(scored)] = self.gate.admitted(scored, dict(self.gate.looks_of(seen)))
+            return theirs
+        bare = [each_text_once(scored) for scored in theirs if scored.tokens is None]
+        found = iter([replace(scored, tokens=tokens) for scored, tokens in zip(bare, self.logprobs(bare) if bare else (), strict=True)])
+        seen = [scored if scored.tokens is not None else next(found) for scored in theirs]
+        return [self.gate.admitted(scored, dict(self.gate.looks_of(look))) for scored, look in zip(theirs, seen, strict=True)]
 
 
 def part(scored: Scored, which: Sequence[int]) -> Scored:
@@ -205,7 +179,3 @@ def traits(text: str, logprobs: Sequence[float]) -> Traits:
     width = min(STRETCH, len(logprobs))
     stretch = max(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width
     return Traits(float(len(text)), -min(logprobs), stretch, sums[-1] / len(logprobs))
-
-
-def _key(scored: Scored) -> Key:
-    return scored.rollout.author, scored.rollout.ref

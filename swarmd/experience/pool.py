@@ -66,7 +66,7 @@ class Pool:
         """
         new = 0
         for scored in rollouts:
-            key = _key(scored)
+            key = key_of(scored)
             if key not in self and (self.limits is None or scored.informative):
                 self._kept[key] = Kept(scored, since=self.before.get(scored.round, self.began))
                 new += 1
@@ -78,8 +78,8 @@ class Pool:
         if self.limits is None:
             return
         for scored in rollouts:
-            self._kept.pop(_key(scored), None)
-            self._kept[_key(scored)] = Kept(scored, since=self.began)
+            self._kept.pop(key_of(scored), None)
+            self._kept[key_of(scored)] = Kept(scored, since=self.began)
         self._trim()
 
     def drop(self, keys: Iterable[Key]) -> None:
@@ -90,9 +90,9 @@ class Pool:
     def use(self, batch: Iterable[Scored]) -> Sequence[Kept]:
         """One more update trains on them; returns what they were before. What is not of this pool does not count."""
         self.updates += 1
-        before = [self._kept[key] for scored in batch if (key := _key(scored)) in self._kept]
+        before = [self._kept[key] for scored in batch if (key := key_of(scored)) in self._kept]
         for kept in before:
-            key = _key(kept.scored)
+            key = key_of(kept.scored)
             self._kept[key] = replace(kept, uses=kept.uses + 1, last_use=self.updates)
             if not self._ours(key):
                 self._used[_digest(key)] = None
@@ -105,11 +105,11 @@ class Pool:
         unseen = [scored for scored in batch if scored.tokens is None]
         if not unseen:
             return batch
-        tokens = {_key(s): t for s, t in zip(unseen, logprobs(unseen), strict=True)}
+        tokens = {key_of(s): t for s, t in zip(unseen, logprobs(unseen), strict=True)}
         for key in tokens.keys() & self._kept.keys():
             kept = self._kept[key]
             self._kept[key] = replace(kept, scored=replace(kept.scored, tokens=tokens[key]))
-        return [replace(s, tokens=tokens[_key(s)]) if s.tokens is None else s for s in batch]
+        return [replace(s, tokens=tokens[key_of(s)]) if s.tokens is None else s for s in batch]
 
     def forget(self, round_number: int) -> None:
         """A round begins: drop what is too old to be trained on in it."""
@@ -201,7 +201,7 @@ class Pool:
         self.updates, self._used, self.before = updates, OrderedDict.fromkeys(used), OrderedDict(before or {})
         for each in kept:
             if self.limits is not None or each.scored.tokens is None:  # replay may have been switched off since
-                self._kept[_key(each.scored)] = each
+                self._kept[key_of(each.scored)] = each
         self._trim()
 
 
@@ -210,7 +210,8 @@ def teaches(scored: Scored) -> bool:
     return scored.informative and any(reward > 0 for reward in scored.rewards)
 
 
-def _key(scored: Scored) -> Key:
+def key_of(scored: Scored) -> Key:
+    """Return what is one experience: of one author one rollout a task."""
     return scored.rollout.author, scored.rollout.ref
 
 

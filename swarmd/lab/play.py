@@ -40,7 +40,8 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks, open_tasks
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import build, resume, run_state
-from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
 from swarmd.types import Lead, Rollout, RoundReport, Task, UpdateReport
 
 EPOCH = 1_700_000_000.0  # seconds since 1970 at which every run begins, by its nodes' clocks
@@ -109,7 +110,7 @@ class PlayedSwarm:
         self._absences = Absences(len(configs), setting.present, setting.away, random.Random(f"{seed} absences"))
         self._loudness = 0.0  # rollouts that a node shared in the last round, on average
         self.said: Saying = []  # in the last round
-        self.nodes: list[Node] = []
+        self.nodes: list[RoundParts] = []
         self.policies: list[LanguagePolicy] = []
         self._exchanges: list[NotedExchange] = []
         self._fetching: list[FetchingMember] = []  # none where sets are gossiped whole

@@ -1,17 +1,19 @@
 """The node that a trainer's rounds run on: built from the configuration, and what of it a checkpoint keeps.
 
-The only place that builds a `round.Node`.
+The only place that builds `RoundParts`.
 """
 
 import random
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from p2p.types import PeerId
-from swarmd.config.config import NodeConfig
+from swarmd.config.config import GateConfig, NodeConfig, ReplayConfig
 from swarmd.exchange.swarm_id import curriculum_of
-from swarmd.experience.batch import SharingSampler
+from swarmd.experience.batch import BatchBuilder, Filter, SharingSampler
 from swarmd.experience.fitting import Fitting
 from swarmd.experience.outliers import MEASURED_TO, Gate, Gated, GateState
 from swarmd.experience.pool import Kept, Pool, PoolLimits
@@ -20,116 +22,133 @@ from swarmd.experience.sampling import Replay
 from swarmd.experience.strategies import Sharing
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.training.checkpoint import CheckpointDamaged
-from swarmd.protocols import Limited, Policy, Remembering, Reward, Swarm
+from swarmd.protocols import Answers, Limited, Policy, Remembering, Reward, Sampler, Swarm
 from swarmd.tasks.answers import answer_end
 from swarmd.tasks.source import open_tasks
 from swarmd.trainer.checkpoint import Checkpoints, RunState
-from swarmd.trainer.round import Node
+from swarmd.trainer.parts import RoundParts
+from swarmd.types import Scored
 
 
-def build(config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward) -> Node:
-    """What a round needs, from the configuration and the parts that hold resources. One seed, one run."""
-    sharing = Sharing(config.sharing, logprobs=policy.logprobs if isinstance(policy, Remembering) else None)
-    node = Node(
+def build(
+    config: NodeConfig, seed: int, me: PeerId, swarm: Swarm, policy: Policy, reward: Reward, clock: Callable[[], float] = time.perf_counter
+) -> RoundParts:
+    """Build what a round needs, from the configuration and the parts that hold resources. One seed, one run."""
+    remembering = policy if isinstance(policy, Remembering) else None
+    sharing = Sharing(config.sharing, logprobs=remembering.logprobs if remembering else None)
+    sampler: Sampler = SharingSampler(sharing, config.round.local, config.round.external, swarm.author)
+    pool, schedule, remember = Pool(config.round.max_age, author_of=swarm.author), ReplaySchedule(), None
+    if config.replay.mode == "on":
+        remember = remembering.logprobs if remembering else None
+        pool, schedule = _replay_pool(config, me, swarm, remembers=remember is not None), _replay_schedule(config.replay)
+        sampler = Replay(pool, schedule, config.replay.strategy, _batch_size(config), sampler, config.round.max_age, swarm.author)
+    fitting = Fitting(policy.unfit) if isinstance(policy, Limited) else None
+    gate = _gate(config.gate, remembering.parameters) if remembering and config.gate.mode != "off" else None
+    # The order in which what was drawn of others is filtered. What the model cannot be trained on has no probability to judge by.
+    filters: list[Filter] = [fitting] if fitting else []
+    if gate and remembering:
+        filters.append(Gated(gate, remembering.logprobs, partial(pool.remember, logprobs=remember) if remember else None))
+    return RoundParts(
         me=me,
         tasks=open_tasks(curriculum_of(config), reward, config.tasks.specialties),
         policy=policy,
         reward=reward,
         swarm=swarm,
-        sample=SharingSampler(sharing, config.round.local, config.round.external, swarm.author),
-        sharing=sharing,
-        pool=Pool(config.round.max_age, author_of=swarm.author),
+        pool=pool,
+        build_batch=BatchBuilder(sampler, pool, me, filters),
         task_rng=random.Random(f"{seed} tasks"),
         batch_rng=random.Random(f"{seed} batch"),
-        clock=time.perf_counter,
+        clock=clock,
         questions=config.round.local,
         external=config.round.external,
         completions=config.round.completions,
         resample=config.round.resample,
         trains=config.round.train == "on",
+        sharing=sharing,
+        schedule=schedule,
+        remember=remember,
+        fitting=fitting,
+        gate=gate,
     )
-    if config.replay.mode == "on":
-        _switch_on_replay(node, config)
-    if isinstance(policy, Limited):
-        node.sample = node.fitting = Fitting(node.sample, node.pool, me, policy.unfit)
-    if config.gate.mode != "off":
-        _put_up_gate(node, config)
-    return node
 
 
-def _switch_on_replay(node: Node, config: NodeConfig) -> None:
-    """A pool that keeps our own too, batches drawn from it, several updates a round.
+def beside_generators(parts: RoundParts, generators: Answers, built: Callable[[Sequence[Scored]], object]) -> RoundParts:
+    """Return the parts for rounds whose answers come from generators. built: told each batch."""
+    return replace(parts, generators=generators, build_batch=replace(parts.build_batch, built=built))
+
+
+def _batch_size(config: NodeConfig) -> int:
+    """Return the rollouts of one update with replay."""
+    return config.replay.batch or max(1, config.round.local + config.round.external)
+
+
+def _replay_pool(config: NodeConfig, me: PeerId, swarm: Swarm, *, remembers: bool) -> Pool:
+    """Build a pool that keeps our own too.
 
     Others' rollouts get as much of the pool as they would of the batch. They stay as long as our own only where the policy can remember
     the log-probabilities of their first use; else as long as without replay: text taken as on-policy must be fresh.
     """
-    replay, mixed = config.replay, max(1, config.round.local + config.round.external)
-    batch = replay.batch or mixed
-    if isinstance(node.policy, Remembering):
-        node.remember = node.policy.logprobs
-    share = config.round.external / mixed
-    limits = PoolLimits(node.me, replay.max_age, replay.positive_bias, share, replay.author_share)
-    age = replay.max_age if node.remember else config.round.max_age
-    node.pool = Pool(age, replay.size or 3 * batch, limits, node.swarm.author)
-    node.schedule = ReplaySchedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
-    node.sample = Replay(node.pool, node.schedule, replay.strategy, batch, node.sample, config.round.max_age, node.swarm.author)
+    replay, share = config.replay, config.round.external / max(1, config.round.local + config.round.external)
+    limits = PoolLimits(me, replay.max_age, replay.positive_bias, share, replay.author_share)
+    age = replay.max_age if remembers else config.round.max_age
+    return Pool(age, replay.size or 3 * _batch_size(config), limits, swarm.author)
 
 
-def _put_up_gate(node: Node, config: NodeConfig) -> None:
-    """Filters samples; needs a policy that gives log-probabilities."""
-    if isinstance(node.policy, Remembering):
-        acts = config.gate.mode == "on" or (config.gate.mode == "auto" and node.policy.parameters <= MEASURED_TO)
-        node.gate = Gate(config.gate.margin, answer_end, acts)
-        remember = partial(node.pool.remember, logprobs=node.remember) if node.remember else None
-        node.sample = Gated(node.sample, node.gate, node.pool, node.me, node.policy.logprobs, remember)
+def _replay_schedule(replay: ReplayConfig) -> ReplaySchedule:
+    return ReplaySchedule(replay.updates_per_round, replay.max_clip_fraction, replay.max_kl)
 
 
-def run_state(rounds: int, seed: int, node: Node) -> RunState:
+def _gate(gate: GateConfig, parameters: int) -> Gate:
+    """Build the gate, which acts on what it finds or only counts it."""
+    return Gate(gate.margin, answer_end, acts=gate.mode == "on" or (gate.mode == "auto" and parameters <= MEASURED_TO))
+
+
+def run_state(rounds: int, seed: int, parts: RoundParts) -> RunState:
     """What the node's next rounds depend on, but for its policy. `resume` restores it."""
-    kept = node.pool.kept()
+    kept = parts.pool.kept()
     return RunState(
         rounds,
         seed,
-        node.task_rng.getstate(),
-        node.batch_rng.getstate(),
+        parts.task_rng.getstate(),
+        parts.batch_rng.getstate(),
         tuple(k.scored for k in kept),
         tuple(k.uses for k in kept),
         last_uses=tuple(k.last_use for k in kept),
-        updates=node.pool.updates,
+        updates=parts.pool.updates,
         since=tuple(k.since for k in kept),
-        before=dict(node.pool.before),
-        used=tuple(node.pool.used),
-        guard=node.schedule.state,
-        gate=node.gate.state if node.gate else GateState(),
-        success=node.sharing.success.copy(),
-        others=node.sharing.others.copy(),
-        useless=node.useless.state,
+        before=dict(parts.pool.before),
+        used=tuple(parts.pool.used),
+        guard=parts.schedule.state,
+        gate=parts.gate.state if parts.gate else GateState(),
+        success=parts.sharing.success.copy(),
+        others=parts.sharing.others.copy(),
+        useless=parts.useless.state,
     )
 
 
-def resume(checkpoints: Checkpoints, node: Node, policy: LanguagePolicy) -> tuple[int, list[str]]:
+def resume(checkpoints: Checkpoints, parts: RoundParts, policy: LanguagePolicy) -> tuple[int, list[str]]:
     """Resume from the newest whole checkpoint: rounds behind it, and notes for the operator. (0, []) where there is none."""
-    found = checkpoints.newest(partial(_restore, node, policy))
+    found = checkpoints.newest(partial(_restore, parts, policy))
     if found is None:
         return 0, []
     state, _, notes = found
     return state.round, [*notes, f"resumed after round {state.round}"]
 
 
-def _restore(node: Node, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
-    """Restore the node. Where this raises, the node is half restored, until an older checkpoint restores it whole."""
+def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder: Path) -> None:
+    """Restore the parts. Where this raises, the node is half restored, until an older checkpoint restores it whole."""
     try:
         policy.restore(folder)
     except CheckpointDamaged as error:
         raise ValueError(str(error)) from error
-    node.task_rng.setstate(state.task_rng)
-    node.batch_rng.setstate(state.batch_rng)
+    parts.task_rng.setstate(state.task_rng)
+    parts.batch_rng.setstate(state.batch_rng)
     zeros = (0,) * len(state.pool)  # for what an older checkpoint does not say
     kept = map(Kept, state.pool, state.uses, state.last_uses or zeros, state.since or zeros)
-    node.pool.restore(kept, state.updates, state.used, state.before)
-    if node.schedule.configured > 1:
-        node.schedule.state = state.guard
-    if node.gate is not None:
-        node.gate.state = state.gate
-    node.sharing.success, node.sharing.others = state.success.copy(), state.others.copy()
-    node.useless.state = state.useless
+    parts.pool.restore(kept, state.updates, state.used, state.before)
+    if parts.schedule.configured > 1:
+        parts.schedule.state = state.guard
+    if parts.gate is not None:
+        parts.gate.state = state.gate
+    parts.sharing.success, parts.sharing.others = state.success.copy(), state.others.copy()
+    parts.useless.state = state.useless

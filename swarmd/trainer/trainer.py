@@ -27,8 +27,9 @@ from swarmd.state.logs import log_with
 from swarmd.state.metrics import MetricsFile, NodeReport, Score, metrics_line
 from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.checkpoint import CheckpointRefused, Checkpoints, DiskFull, Saver, Timetable
-from swarmd.trainer.node import build, resume, run_state
-from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.node import beside_generators, build, resume, run_state
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
 from swarmd.trainer.trainer_link import TrainerLink
 from swarmd.trainer.workers import WorkerGroup, check_workers, for_trainer, free_for_trainer, is_apart, open_workers
 from swarmd.types import RoundReport
@@ -47,7 +48,7 @@ class Trainer:
 
     config: NodeConfig
     seed: int
-    node: Node
+    parts: RoundParts
     policy: LanguagePolicy
     verifier: Verifier
     exchange: RolloutExchange
@@ -86,15 +87,15 @@ class Trainer:
 
     def _one_round(self) -> None:
         log_with(round=self.round + 1)
-        rested, shared = self.node.schedule.state.rests, self.exchange.shared
-        report = run_round(self.round + 1, self.node)
+        rested, shared = self.parts.schedule.state.rests, self.exchange.shared
+        report = run_round(self.round + 1, self.parts)
         self.round += 1
-        if (guard := self.node.schedule.state).rests > rested:
+        if (guard := self.parts.schedule.state).rests > rested:
             log.warning(
                 "the policy has moved too far from what its replayed rollouts were drawn with (clip fraction above %g or drift above %g): "
                 "one update a round for %d rounds. If it comes again, lower replay.updates_per_round or train.learning_rate.",
-                self.node.schedule.limit,
-                self.node.schedule.drift_limit,
+                self.parts.schedule.limit,
+                self.parts.schedule.drift_limit,
                 guard.resting,
             )
         mu, gamma = reuse_figures(report, self.workers.seconds_per_rollout() if self.workers else None)
@@ -106,7 +107,7 @@ class Trainer:
             peers=self.link.peers,
             judge=Score(judged.score, judged.n) if judged else None,
             checkpoint_seconds=self.save_seconds,
-            pool_external_share=self.node.pool.external_share,
+            pool_external_share=self.parts.pool.external_share,
             mu=mu,
             gamma=gamma,
             workers=self.workers.report(time.monotonic()) if self.workers else None,
@@ -118,7 +119,7 @@ class Trainer:
         authors: dict[str, list[Any]] = {author: list(said) for author, said in self.exchange.authors.items()}
         affordable = self.timetable.affordable(time.monotonic())
         shared = self.exchange.shared - shared
-        used, lead = report.first_used, self.node.sharing.lead
+        used, lead = report.first_used, self.parts.sharing.lead
         self.link.tell(link.RoundDone(line, authors, self.verifier.pid, self.durable, affordable, shared, used, lead))
 
     def _supplied(self) -> bool:
@@ -131,7 +132,7 @@ class Trainer:
             return self._others_are_here()
         if self.workers is None:
             return True
-        reuse = self.config.replay.mode == "on" and not self.node.schedule.resting and any(s.informative for s in self.node.pool)
+        reuse = self.config.replay.mode == "on" and not self.parts.schedule.resting and any(s.informative for s in self.parts.pool)
         begun = time.monotonic()
         there = self.workers.generators.wait(0 if reuse else self.config.round.local, POLL)
         self.waited += time.monotonic() - begun
@@ -141,8 +142,8 @@ class Trainer:
 
     def _others_are_here(self) -> bool:
         """Whether others' rollouts can make a round, where we ask nothing ourselves. Waits for them where they cannot."""
-        self.node.pool.forget(self.round + 1)
-        if self.link.waiting or any(scored.informative for scored in self.node.pool.snapshot()):
+        self.parts.pool.forget(self.round + 1)
+        if self.link.waiting or any(scored.informative for scored in self.parts.pool.snapshot()):
             if self.starved:
                 self._say_training()
             return True
@@ -179,7 +180,7 @@ class Trainer:
         """Begin to save. A large policy is saved before this returns: no second copy of it in memory."""
         begun = time.perf_counter()
         self._insist(self.metrics.sync)  # no round of a checkpoint is without its line, power cuts included
-        state = run_state(self.round, self.seed, self.node)
+        state = run_state(self.round, self.seed, self.parts)
         if self.policy.state_bytes <= COPIED:
             self._insist(partial(self.saver.begin, state, tuple(self.policy.files())))
             self.durable = self.saved  # the one before
@@ -266,21 +267,21 @@ def open_trainer(start: link.StartTrainer, daemon: TrainerLink, verifier: Verifi
 
     with Saver(checkpoints) as saver, closing(_open_policy(config, start.seed, report)) as policy:
         exchange = RolloutExchange(daemon, config.model.name, curriculum)
-        node = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier)
-        behind, notes = resume(checkpoints, node, policy)
+        clock = lambda: time.perf_counter() - daemon.rested  # noqa: E731  # a stage's seconds are those it computed
+        parts = build(config, start.seed, PeerId(start.peer_id), exchange, policy, verifier, clock)
+        behind, notes = resume(checkpoints, parts, policy)
         metrics = MetricsFile(state_dir / METRICS_FILE, resumed_round=behind)
         daemon.tell(link.TrainerReady(dict(policy.description), behind, [*notes, *metrics.notes]))
         timetable = Timetable(config.checkpoint.every, config.checkpoint.gigabytes_a_day * 1e9, time.monotonic())
-        trainer = Trainer(
-            config, start.seed, node, policy, verifier, exchange, daemon, checkpoints, saver, metrics, behind, timetable, behind, behind
-        )
-        node.clock = lambda: time.perf_counter() - daemon.rested  # a stage's seconds are those it computed
         policy.rest_with(daemon.rest)
-        with _open_workers(config, policy, start.seed, state_dir, node) as trainer.workers:
-            if trainer.workers is not None:
-                generators = trainer.workers.generators
-                daemon.rest_along(lambda resting: generators.rest(resting, "the daemon says so"))
-            yield trainer
+        with _open_workers(config, policy, start.seed, state_dir, parts) as workers:
+            if workers is not None:
+                parts = beside_generators(parts, workers.generators, workers.lag.note)
+                daemon.rest_along(lambda resting: workers.generators.rest(resting, "the daemon says so"))
+            yield Trainer(
+                config, start.seed, parts, policy, verifier, exchange, daemon, checkpoints, saver, metrics,
+                behind, timetable, saved=behind, durable=behind, workers=workers,
+            )  # fmt: skip
 
 
 def _open_policy(config: NodeConfig, seed: int, report: Callable[[Download], None]) -> LanguagePolicy:
@@ -291,13 +292,13 @@ def _open_policy(config: NodeConfig, seed: int, report: Callable[[Download], Non
 
 
 @contextmanager
-def _open_workers(config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, node: Node) -> Iterator[WorkerGroup | None]:
+def _open_workers(
+    config: NodeConfig, policy: LanguagePolicy, seed: int, state_dir: Path, parts: RoundParts
+) -> Iterator[WorkerGroup | None]:
     if not is_apart(config):
         yield None
         return
-    with open_workers(config, policy, seed, state_dir, partial(node.tasks.draw, rng=node.task_rng)) as workers:
-        workers.lag.sample = node.sample
-        node.generators, node.sample = workers.generators, workers.lag
+    with open_workers(config, policy, seed, state_dir, partial(parts.tasks.draw, rng=parts.task_rng)) as workers:
         yield workers
 
 

@@ -20,13 +20,11 @@ from typing import Any, Final
 
 from swarmd.config.config import NodeConfig
 from swarmd.errors import ConfigError
-from swarmd.experience.batch import SharingSampler
 from swarmd.policy.inference.select import importance_cap
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import count_devices, device_of, environment, free_share
 from swarmd.policy.parallel.data_parallel import Trainers
 from swarmd.policy.parallel.weight_sync import WeightWriter, private_folder
-from swarmd.protocols import Sampler
 from swarmd.state.metrics import WorkersReport
 from swarmd.types import Scored, Task
 from swarmd.workers.generator_pool import Generators
@@ -82,22 +80,20 @@ def for_generator(config: NodeConfig) -> NodeConfig:
 
 @dataclass
 class LagMeter:
-    """A `Sampler` that notes how many updates lie between the weights our own tokens of a batch were drawn from and those they train."""
+    """Notes how many updates lie between the weights that our own tokens of a batch were drawn from and those they train."""
 
-    sample: Sampler
     version: Callable[[], int]
     _means: list[float] = field(default_factory=list)
     _largest: int = 0
 
-    def __call__(self, local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        batch, now = self.sample(local, pool, rng), self.version()
+    def note(self, batch: Sequence[Scored]) -> None:
+        now = self.version()
         for versions in (v for s in batch if s.tokens for v in s.tokens.versions if v):
             self._means.append(now - fmean(versions))
             self._largest = max(self._largest, now - min(versions))
-        return batch
 
     def read(self) -> tuple[float, int]:
-        """Mean over completions, and the largest of any token, since the last call."""
+        """Return the mean over completions, and the largest of any token, since the last call."""
         found = fmean(self._means) if self._means else 0.0, self._largest
         self._means, self._largest = [], 0
         return found
@@ -182,7 +178,7 @@ def open_workers(
         enough = (workers.generators + 1) * asked
         flow = QuestionQueue(draw, AHEAD * asked, max(enough, STORED) if replay else enough)
         generators = stack.enter_context(Generators(workers.generators, start_generator, flow, lambda: None if replay else asked))
-        lag = LagMeter(SharingSampler(), lambda: policy.version)
+        lag = LagMeter(lambda: policy.version)
         yield WorkerGroup(generators, trainers, handover, lag, (workers.generators, workers.trainers))
 
 

@@ -4,7 +4,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -13,13 +13,15 @@ from p2p.identity import Identity
 from p2p.member import Member
 from swarmd.config.config import NodeConfig
 from swarmd.exchange.rollout_exchange import RolloutExchange
+from swarmd.experience.batch import BatchBuilder
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import Clock, memory_member
 from swarmd.trainer.node import build
-from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
 from swarmd.types import Rollout, RoundReport, Scored
 
 ROUND = 30.0  # seconds that a round lasts on the members' clock
@@ -44,7 +46,7 @@ class OneByOne(RolloutExchange):
 class Learner:
     """An honest node and what became of it."""
 
-    node: Node
+    node: RoundParts
     policy: LanguagePolicy
     reports: list[RoundReport] = field(default_factory=list)
     choosing: float = 0.0  # seconds of our CPU that its batches took to choose, the gate's look at them included
@@ -65,6 +67,21 @@ class Learner:
     @property
     def gated(self) -> Counter[str]:
         return sum((Counter(r.gated) for r in self.reports), Counter())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Timed(BatchBuilder):
+    """Adds what building batches takes of our CPU to the learner's, and shows them to the swarm's `batches`."""
+
+    learner: Learner
+    swarm: "Swarm"
+
+    def __call__(self, local: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
+        begun = time.process_time()
+        batch = super().__call__(local, rng)
+        self.learner.choosing += time.process_time() - begun
+        self.swarm.batches(batch)
+        return batch
 
 
 @dataclass
@@ -90,19 +107,9 @@ class Swarm:
         if start is not None:
             policy.restore(start)
         exchange = OneByOne(member, config.model.name, TINY_9)
-        learner = Learner(build(config, seed, member.identity.peer_id, exchange, policy, self.verifier), policy)
-        sample = learner.node.sample
-
-        def watched(local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-            begun = time.process_time()
-            batch = sample(local, pool, rng)
-            learner.choosing += time.process_time() - begun
-            self.batches(batch)
-            return batch
-
-        learner.node.sample = watched
+        learner = Learner(build(config, seed, member.identity.peer_id, exchange, policy, self.verifier, time.process_time), policy)
+        learner.node = replace(learner.node, build_batch=_Timed(**vars(learner.node.build_batch), learner=learner, swarm=self))
         self.learners.append(learner)
-        learner.node.clock = time.process_time
         return learner
 
     def play(self, rounds: int, others: Sequence[Callable[[int], None]] = ()) -> None:

@@ -5,7 +5,7 @@ its member, its round and its verifier; only its own questions are left out, so 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -42,7 +42,7 @@ def load(verifier: Verifier, rounds: int, each: int = wire.MAX_COMPLETIONS, seed
         counts[-1] += sum(len(completions) for _, completions in items)
         return reward(items)
 
-    learner.node.reward = counted
+    learner.node = replace(learner.node, reward=counted)
     wrong = tuple(Completion(f"<answer>wrong {n}</answer>", True) for n in range(each))
     seconds = []
     for t in range(1, rounds + 1):

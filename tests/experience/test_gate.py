@@ -8,8 +8,8 @@ import pytest
 
 from p2p.types import PeerId
 from swarmd.experience.advantages import shifted, within_group
-from swarmd.experience.batch import SharingSampler
-from swarmd.experience.outliers import DRAWS, FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, Traits, part, traits
+from swarmd.experience.batch import DRAWS, BatchBuilder, SharingSampler
+from swarmd.experience.outliers import FLOORS, KEPT, NAMES, WARM_UP, Gate, Gated, Traits, part, traits
 from swarmd.experience.pool import Pool, PoolLimits
 from swarmd.types import Completion, Rollout, Scored, TaskRef, Tokens
 
@@ -117,8 +117,8 @@ class Asked:
         return [Tokens(tuple(tuple(range(len(p))) for p in row), row) for row in found]
 
 
-def gated(pool: Pool, asked: Asked, gate: Gate | None = None, n_external: int = 4) -> Gated:
-    return Gated(SharingSampler(n_external=n_external), gate or warm(), pool, ME, asked)
+def gated(pool: Pool, asked: Asked, gate: Gate | None = None) -> BatchBuilder:
+    return BatchBuilder(SharingSampler(), pool, ME, [Gated(gate or warm(), asked)])
 
 
 def stocked(texts: Sequence[str]) -> Pool:
@@ -129,19 +129,19 @@ def stocked(texts: Sequence[str]) -> Pool:
 
 
 def test_what_is_odd_leaves_the_pool_and_others_come_in_its_place() -> None:
-    pool, asked = stocked(["odd"] * 4 + ["fine"] * 8), Asked()
-    sampler = gated(pool, asked)
+    pool, asked, gate = stocked(["odd"] * 4 + ["fine"] * 8), Asked(), warm()
+    sampler = gated(pool, asked, gate)
     for seed in range(20):
-        batch = sampler([own(2)], pool.snapshot(), random.Random(seed))
+        batch = sampler([own(2)], random.Random(seed))
         assert [s.rollout.completions[0].text for s in batch if s.rollout.author == OTHER] == ["fine"] * 4
         assert all(s.tokens is None for s in batch if s.rollout.author == OTHER), "the update takes it as on-policy, as ever"
-    assert len(pool) == 8 and sampler.gate.take_refused() == {NAMES[1]: 4}
+    assert len(pool) == 8 and gate.take_refused() == {NAMES[1]: 4}
 
 
 def test_nothing_odd_nothing_changed() -> None:
     pool, asked = stocked(["fine"] * 12), Asked()
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
-    assert gated(pool, asked)([own(2)], pool.snapshot(), random.Random(5)) == plain
+    assert gated(pool, asked)([own(2)], random.Random(5)) == plain
     assert asked.texts == ["fine", "wrong"] * 4, "not what was not chosen, nor our own"
 
 
@@ -150,13 +150,13 @@ def test_our_own_is_not_judged() -> None:
     pool = Pool(32, 16, PoolLimits(ME, 32))
     mine = rollout(1, ME, ["odd", "wrong"], (1.0, 0.0), tokens=[UNLIKELY, UNLIKELY])
     pool.add_own([mine])
-    assert gated(pool, Asked())([], pool.snapshot(), random.Random(0)) == [mine]
+    assert gated(pool, Asked())([], random.Random(0)) == [mine]
 
 
 def test_the_same_text_is_looked_at_once() -> None:
     pool, asked = Pool(2), Asked()
     pool.add([rollout(1, OTHER, ["fine", "fine", "wrong", "fine", "fine too"], (1.0, 1.0, 0.0, 1.0, 1.0))])
-    assert len(gated(pool, asked)([], pool.snapshot(), random.Random(0))) == 1
+    assert len(gated(pool, asked)([], random.Random(0))) == 1
     assert asked.texts == ["fine", "wrong", "fine too"]
 
 
@@ -174,20 +174,20 @@ def test_odd_wrong_answers_are_left_out_and_an_odd_right_one_costs_the_rollout(
     """Pushing away what is far away already does harm by itself, and is no reason to do without the rest."""
     pool = Pool(2)
     pool.add([whole := rollout(1, OTHER, texts, rewards)])
-    sampler = gated(pool, Asked())
-    batch = sampler([], pool.snapshot(), random.Random(0))
+    gate = warm()
+    batch = gated(pool, Asked(), gate)([], random.Random(0))
     assert [[c.text for c in s.rollout.completions] for s in batch] == ([] if left is None else [left])
     for scored in batch:
         assert scored.rewards == rewards[:1] + (0.0,) * (len(left or ()) - 1) and scored.informative
         assert within_group(scored)[0] == within_group(whole)[0]
-        assert len(pool.use([scored])) == 1 and sampler.gate.take_refused() == {}
+        assert len(pool.use([scored])) == 1 and gate.take_refused() == {}
 
 
 def test_what_is_left_of_a_group_keeps_the_advantages_that_it_had() -> None:
     """1 right of 8 has 2.65; with five of the wrong ones left out it would have 1.41 by itself."""
     pool, whole = Pool(2), rollout(1, OTHER, ["fine", *["odd"] * 5, "wrong", "wrong"], (1.0, *[0.0] * 7))
     pool.add([whole])
-    (scored,) = gated(pool, Asked())([], pool.snapshot(), random.Random(0))
+    (scored,) = gated(pool, Asked())([], random.Random(0))
     before = within_group(whole)
     assert within_group(scored) == (before[0], *before[6:]) and before[0] == pytest.approx(2.645, abs=1e-3)
     again = part(scored, [0, 1])
@@ -206,7 +206,7 @@ def test_what_stands_behind_an_answer_is_neither_looked_at_nor_trained_on() -> N
     pool.add([rollout(1, OTHER, ["fine. odd and much more", "fine.", "no answer", "wrong. odd"], (1.0, 1.0, 0.0, 0.0))])
     gate = warm()
     gate.answer_end = end
-    (scored,) = gated(pool, asked, gate)([own(2)], pool.snapshot(), random.Random(0))[1:]
+    (scored,) = gated(pool, asked, gate)([own(2)], random.Random(0))[1:]
     assert asked.texts == ["fine.", "fine.", "no answer", "wrong."], "an end that was not there is not made up"
     assert scored.rollout.completions == tuple(
         Completion(text, ended) for text, ended in [("fine.", False), ("fine.", True), ("no answer", True), ("wrong.", False)]
@@ -231,15 +231,15 @@ def test_that_an_answer_ends_is_never_odd() -> None:
 def test_where_it_does_not_act_it_reports() -> None:
     """Of the batch, once: nothing is changed, nothing leaves the pool."""
     pool, asked = stocked(["odd"] * 3 + ["fine. odd"]), Asked()
-    sampler = gated(pool, asked, replace(warm(), acts=False, answer_end=end))
+    gate = replace(warm(), acts=False, answer_end=end)
     plain = SharingSampler()([own(2)], pool.snapshot(), random.Random(5))
-    assert sampler([own(2)], pool.snapshot(), random.Random(5)) == plain
-    assert len(pool) == 4 and sampler.gate.take_refused() == {NAMES[1]: 3} and len(asked.texts) == 8
+    assert gated(pool, asked, gate)([own(2)], random.Random(5)) == plain
+    assert len(pool) == 4 and gate.take_refused() == {NAMES[1]: 3} and len(asked.texts) == 8
 
 
 def test_a_pool_full_of_poison_does_not_take_up_the_round() -> None:
     pool, asked = stocked(["odd"] * 200 + ["fine"]), Asked()
-    batch = gated(pool, asked)([own(2)], pool.snapshot(), random.Random(1))
+    batch = gated(pool, asked)([own(2)], random.Random(1))
     assert all(s.rollout.author == ME for s in batch) and len(asked.texts) == 2 * DRAWS * 4
 
 
@@ -247,12 +247,12 @@ def test_a_rollout_is_looked_at_once_a_batch() -> None:
     pool, asked = stocked(["odd"] + ["fine"] * 4), Asked()
     for seed in range(10):
         before = len(asked.texts)
-        gated(pool, asked)([], pool.snapshot(), random.Random(seed))
+        gated(pool, asked)([], random.Random(seed))
         assert len(asked.texts) - before <= 2 * 5
     assert len(pool) == 4
 
 
 def test_while_warming_up_nothing_is_computed() -> None:
     pool, asked = stocked(["odd"] * 4), Asked()
-    assert len(gated(pool, asked, Gate())([own(1)], pool.snapshot(), random.Random(0))) == 5
+    assert len(gated(pool, asked, Gate())([own(1)], random.Random(0))) == 5
     assert asked.texts == []

@@ -1,7 +1,7 @@
 """Rounds with their real parts: the tiny model, the contained verifier, the memory swarm."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +15,22 @@ from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.scoring import Verifier
 from swarmd.testing import memory_member
 from swarmd.trainer.node import build
-from swarmd.trainer.round import Node, run_round
-from swarmd.types import Completion, Rollout, RoundReport, TaskRef
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
+from swarmd.types import Completion, Rollout, RoundReport, Scored, TaskRef
 
 
-def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[Node, LanguagePolicy, Member]:
+def join(swarm: MemorySwarm, number: int, verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, LanguagePolicy, Member]:
     """A member of a swarm that trains, with its real parts; each look at its clock is a second later."""
     member = memory_member(swarm, number, map(float, itertools.count(1_700_000_000)).__next__)
     policy = LanguagePolicy.open(settings, seed=number)
     exchange = RolloutExchange(member, "tiny", TINY_9)
     return build(settings, number, member.identity.peer_id, exchange, policy, verifier), policy, member
+
+
+def watched(node: RoundParts, built: Callable[[Sequence[Scored]], object]) -> RoundParts:
+    """The node, every batch of which is shown to `built`."""
+    return replace(node, build_batch=replace(node.build_batch, built=built))
 
 
 def without_seconds(report: RoundReport) -> RoundReport:
@@ -37,7 +43,7 @@ def weights(policy: LanguagePolicy, folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
-def share(member: Member, node: Node, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
+def share(member: Member, node: RoundParts, t: int, count: int, prefix: str = "", suffix: str = "") -> None:
     """Right sums, and as many wrong ones, to other questions each round."""
     tasks = [task for n in range(count) if (task := node.tasks.task(TaskRef("basic_arithmetic", 100 * t + n))) is not None]
     right = [int(task.entry["answer"]) for task in tasks]
@@ -47,7 +53,7 @@ def share(member: Member, node: Node, t: int, count: int, prefix: str = "", suff
     member.publish(wire.KIND, wire.encode(rollouts, t, "tiny"))
 
 
-def play(node: Node, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = "") -> list[RoundReport]:
+def play(node: RoundParts, other: Member, rounds: Sequence[int], prefix: str = "evil ", suffix: str = "") -> list[RoundReport]:
     reports = []
     for t in rounds:
         share(other, node, t, 4, prefix, suffix)

@@ -15,7 +15,7 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.trainer.node import build
 from swarmd.types import Scored, Tokens
 from tests.cli.test_metrics import report
-from tests.node.conftest import join, play
+from tests.node.conftest import join, play, watched
 
 
 class OfSize:
@@ -48,8 +48,7 @@ def test_what_comes_after_an_answer_is_left_out(verifier: Verifier) -> None:
     node, _, _ = join(swarm, 1, verifier, config())
     _, _, other = join(swarm, 2, verifier, config())
     batches: list[Scored] = []
-    sample = node.sample
-    node.sample = lambda *given: batches.extend(batch := sample(*given)) or batch
+    node = watched(node, batches.extend)
     assert all((r.external, r.gated) == (4, {}) for r in play(node, other, (1, 2, 3), prefix="", suffix=" evil" * 20))
     texts = [c.text for s in batches if s.rollout.author != node.me for c in s.rollout.completions]
     assert len(texts) == 24 and all(text.endswith("</answer>") for text in texts)

@@ -21,7 +21,8 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import CurriculumTasks
 from swarmd.testing import identity, memory_member
 from swarmd.trainer.node import build
-from swarmd.trainer.round import Node, run_round
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task
 from tests.policy.conftest import ALL_FAMILIES, CHAT, SPECIALS, make_model
 
@@ -62,7 +63,7 @@ def policy_of(model: Path | str, new_tokens: int, specialty: str) -> tuple[Langu
 
 def join(
     swarm: MemorySwarm, number: int, verifier: Verifier, model: Path | str, *, new_tokens: int = 24, specialty: str = "basic_arithmetic"
-) -> tuple[Node, LanguagePolicy]:
+) -> tuple[RoundParts, LanguagePolicy]:
     policy, config = policy_of(model, new_tokens, specialty)
     clock = itertools.count(1_700_000_000)
     member = memory_member(swarm, number, lambda: float(next(clock)))
@@ -96,7 +97,7 @@ def test_two_architectures_and_tokenizers_train_on_each_others_rollouts(verifier
         assert node.pool.used
 
 
-def heard(node: Node, swarm: MemorySwarm, *rollouts: tuple[Task, list[Completion]]) -> RoundReport:
+def heard(node: RoundParts, swarm: MemorySwarm, *rollouts: tuple[Task, list[Completion]]) -> RoundReport:
     """The round in which it hears these of a peer."""
     clock = itertools.count(1_700_000_000)
     peer: Member = memory_member(swarm, 8, lambda: float(next(clock)))

@@ -22,9 +22,10 @@ from swarmd.tasks.scoring import Verifier
 from swarmd.tasks.source import tasks_of
 from swarmd.trainer.checkpoint import Checkpoints
 from swarmd.trainer.node import resume, run_state
-from swarmd.trainer.round import SCORED_PER_ROUND, Node, run_round
+from swarmd.trainer.parts import RoundParts
+from swarmd.trainer.round import SCORED_PER_ROUND, run_round
 from swarmd.types import Completion, Rollout, RoundReport, Scored, Task, TaskRef, UpdateReport, Weigh
-from tests.node.conftest import join, play, weights, without_seconds
+from tests.node.conftest import join, play, watched, weights, without_seconds
 
 
 def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on") -> NodeConfig:
@@ -32,7 +33,7 @@ def config(local: int = 4, external: int = 4, max_age: int = 2, gate: str = "on"
     return NodeConfig.model_validate({**sections, "gate": {"mode": gate}, "model": {"device": "cpu"}})
 
 
-def pair(verifier: Verifier, settings: NodeConfig) -> tuple[Node, Member, Member]:
+def pair(verifier: Verifier, settings: NodeConfig) -> tuple[RoundParts, Member, Member]:
     """A node, its member, and another member of its swarm."""
     swarm = MemorySwarm()
     node, _, member = join(swarm, 1, verifier, settings)
@@ -150,8 +151,8 @@ def test_a_single_right_answer_is_trained_on_and_a_wrong_one_never(verifier: Ver
     assert report.zero_advantage_dropped == 3 - len(trained)
 
 
-def counted(node: Node) -> list[list[TaskRef]]:
-    """The references of each call of the reward, from now on."""
+def counted(node: RoundParts) -> tuple[RoundParts, list[list[TaskRef]]]:
+    """The node, and the references of each call of its reward."""
     calls: list[list[TaskRef]] = []
     reward = node.reward
 
@@ -159,15 +160,14 @@ def counted(node: Node) -> list[list[TaskRef]]:
         calls.append([ref for ref, _ in items])
         return reward(items)
 
-    node.reward = score
-    return calls
+    return replace(node, reward=score), calls
 
 
 def test_of_a_flood_the_newest_are_scored_and_no_more(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
     refs = [TaskRef("binary_matrix", n) for n in range(SCORED_PER_ROUND + 44)]  # none is held out by its text
     flood = [Rollout(ref, (Completion("no", True),), other.identity.peer_id) for ref in refs]
-    calls = counted(node)
+    node, calls = counted(node)
     for start in range(0, len(flood), 50):
         RolloutExchange(other, "m", TINY_9).share(flood[start : start + 50], 1)
     run_round(1, node)
@@ -180,7 +180,7 @@ def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
     (task,) = node.tasks.draw(1, random.Random(0))
     right = right_answer(task)
     rollout = Rollout(task.ref, (right, Completion("no", True)), other.identity.peer_id)
-    calls = counted(node)
+    node, calls = counted(node)
     for t in (1, 2):
         RolloutExchange(other, "m", TINY_9).share([rollout], t)
         assert run_round(t, node).pool_size == 1
@@ -190,14 +190,14 @@ def test_what_the_pool_holds_is_not_scored_again(verifier: Verifier) -> None:
 def test_a_held_out_text_of_another_is_not_trained_on(verifier: Verifier) -> None:
     node, _, other = pair(verifier, config())
     held = [n for n in range(40) if TINY_9.holds_out(task_of(node, n))]
-    calls = counted(node)
+    node, calls = counted(node)
     answers = (Completion("no", True),)
     RolloutExchange(other, "m", TINY_9).share([Rollout(TaskRef("bf", n), answers, other.identity.peer_id) for n in range(40)], 1)
     run_round(1, node)
     assert held and [ref.n for ref in calls[1]] == [n for n in range(40) if n not in held]
 
 
-def task_of(node: Node, n: int) -> Task:
+def task_of(node: RoundParts, n: int) -> Task:
     task = node.tasks.task(TaskRef("bf", n))
     assert task is not None
     return task
@@ -209,7 +209,7 @@ def test_a_reference_that_names_no_task_is_passed_over(verifier: Verifier) -> No
     assert [TINY_9.trains_on(ref) for ref in refs] == [False, False, False, True]
     known = node.tasks.task
     node.tasks.task = lambda ref: None if ref.n == 5 else known(ref)  # type: ignore[method-assign]  # one that upstream cannot make in time
-    calls = counted(node)
+    node, calls = counted(node)
     rollouts = [Rollout(TaskRef("bf", n), (Completion("no", True),), other.identity.peer_id) for n in (5, 6)]
     RolloutExchange(other, "m", TINY_9).share(rollouts, 1)
     run_round(1, node)
@@ -228,7 +228,7 @@ def test_external_rollouts_are_forgotten_with_age(verifier: Verifier) -> None:
 def test_age_counts_from_when_it_was_heard(verifier: Verifier) -> None:
     """Not from when it came out of the link: the trainer may have been in a long round, or the rollout have been fetched for long."""
     node, member, other = pair(verifier, config(local=0, external=1, gate="off"))
-    calls = counted(node)
+    node, calls = counted(node)
     ages = []
     for task, heard, t in zip(node.tasks.draw(3, random.Random(0)), (2, 2, 900), (4, 5, 6), strict=True):
         right = right_answer(task)
@@ -250,7 +250,7 @@ def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(ver
     RolloutExchange(other, "m", TINY_9).share([Rollout(task.ref, (*(right,) * 32, *wrong), other.identity.peer_id)], 1)
     completions: list[int] = []
     reward = node.reward
-    node.reward = lambda items: completions.extend(len(texts) for _, texts in items) or reward(items)
+    node = replace(node, reward=lambda items: completions.extend(len(texts) for _, texts in items) or reward(items))
     assert run_round(1, node).external == 1 and completions == [16]
     (scored,) = node.pool
     assert len(scored.rollout.completions) == len(scored.rewards) == 8 and len(scored.group) == 16
@@ -262,7 +262,7 @@ def test_of_a_rollout_with_more_completions_than_ours_as_many_are_trained_on(ver
 def test_what_is_learnt_where_all_answers_earn_the_same_is_for_the_loss_to_say(verifier: Verifier, loss: str, trains: bool) -> None:
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, "train": {"loss": loss}})
     node, policy, _ = join(MemorySwarm(), 1, verifier, settings)
-    node.reward = lambda items: [(0.0,) * len(completions) for _, completions in items]
+    node = replace(node, reward=lambda items: [(0.0,) * len(completions) for _, completions in items])
     report = run_round(1, node)
     assert (report.update.tokens > 0, policy.version) == (trains, int(trains))
 
@@ -289,14 +289,8 @@ def test_nobodys_rollout_is_trained_on_twice(verifier: Verifier) -> None:
     node, _, _ = join(swarm, 1, verifier, config(gate="off"))
     other, _, _ = join(swarm, 2, verifier, config(local=2, external=0))
     used: list[tuple[str, TaskRef]] = []
-    sample = node.sample
-
-    def watched(local: Sequence[Scored], pool: Sequence[Scored], rng: random.Random) -> Sequence[Scored]:
-        batch = sample(local, pool, rng)
-        used.extend((s.rollout.author, s.rollout.ref) for s in batch if s.rollout.author != node.me)
-        return batch
-
-    node.sample = watched
+    me = node.me
+    node = watched(node, lambda batch: used.extend((s.author, s.ref) for s in batch if s.author != me))
     reports = []
     for t in range(1, 13):
         run_round(t, other)
@@ -328,7 +322,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(verifier: Verifier, tmp_pat
     """The checkpoint holds all a round depends on: weights, optimizer, every random state, the pool, the schedule, the gate."""
     settings = NodeConfig.model_validate({"model": {"device": "cpu"}, **sections})
 
-    def new() -> tuple[Node, LanguagePolicy, Member]:
+    def new() -> tuple[RoundParts, LanguagePolicy, Member]:
         swarm = MemorySwarm()
         return (*join(swarm, 1, verifier, settings)[:2], join(swarm, 2, verifier, settings)[2])
 

@@ -1,0 +1,44 @@
+"""The parts that a round is made of, already built. `trainer/node.py` builds them, and no other file does."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from p2p.types import PeerId
+from swarmd.experience.batch import BatchBuilder
+from swarmd.experience.credit import Useless
+from swarmd.experience.fitting import Fitting
+from swarmd.experience.outliers import Gate
+from swarmd.experience.pool import Pool
+from swarmd.experience.replay_schedule import ReplaySchedule
+from swarmd.experience.strategies import Sharing
+from swarmd.protocols import Answers, Policy, Reward, Swarm, TaskSource
+from swarmd.types import Scored, Tokens
+
+
+@dataclass(frozen=True)
+class RoundParts:
+    """Everything that `round.run_round` needs. The parts have states of their own; which part is where never changes."""
+
+    me: PeerId
+    tasks: TaskSource
+    policy: Policy
+    reward: Reward
+    swarm: Swarm
+    pool: Pool
+    build_batch: BatchBuilder
+    task_rng: random.Random  # two streams, so that what the swarm sends never changes what we ask ourselves
+    batch_rng: random.Random
+    clock: Callable[[], float]  # seconds, any epoch
+    questions: int = 4  # I
+    external: int = 4  # J
+    completions: int = 8  # L
+    resample: int = 0  # times that we ask again in place of what has no advantage
+    trains: bool = True  # False: a frozen policy that answers and shares
+    sharing: Sharing = field(default_factory=Sharing)  # what is shared, and how others' rollouts are weighed
+    useless: Useless = field(default_factory=Useless)  # counts each author's useless rollouts
+    schedule: ReplaySchedule = field(default_factory=ReplaySchedule)  # updates a round; one, unless replay is on
+    remember: Callable[[Sequence[Scored]], Sequence[Tokens]] | None = None  # log-probabilities of first use, for what replay reuses
+    fitting: Fitting | None = None  # of the batch's filters: what our model can be trained on; None: all
+    gate: Gate | None = None  # of the batch's filters: what may be trained on; None: all that has an advantage
+    generators: Answers | None = None  # None: a round generates its own answers

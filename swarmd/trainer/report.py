@@ -1,0 +1,94 @@
+"""What a round says of itself: `RoundReport`, from what it was made of. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import mul
+from typing import Any
+
+from swarmd.experience.outliers import Gate
+from swarmd.experience.pool import Kept
+from swarmd.trainer.parts import RoundParts
+from swarmd.types import RoundReport, Scored, UpdateReport
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update and what it was made of."""
+
+    batch: Sequence[Scored]
+    before: Sequence[Kept]  # the pool's state of each of its rollouts before this update
+    update: UpdateReport
+
+
+def merged(updates: Sequence[UpdateReport]) -> UpdateReport:
+    """Several updates as one report: counts are summed, other figures averaged over tokens."""
+    if len(updates) < 2:
+        return updates[0] if updates else UpdateReport()
+    figures: dict[str, Any] = {}
+    for name in (f.name for f in fields(UpdateReport)):
+        there = [(value, u.tokens) for u in updates if (value := getattr(u, name)) is not None]  # not every update measures all
+        if not there:
+            continue
+        values, weights = zip(*there, strict=True)
+        if isinstance(values[0], int):
+            figures[name] = sum(values)
+        else:
+            figures[name] = sum(map(mul, values, weights)) / max(1, sum(weights))
+    return UpdateReport(**figures)
+
+
+def report_of(
+    t: int, parts: RoundParts, seconds: dict[str, float], local: list[Scored], theirs: list[Scored], fresh: int,
+    steps: Sequence[Step], whole: UpdateReport, resting: int, rejected: Counter[str],
+) -> RoundReport:  # fmt: skip
+    """Return the report of a round.
+
+    theirs: others' rollouts that were scored; fresh: how many of them were new in the pool. whole: the steps as one. resting: rounds for
+    which the schedule had reuse rest when the round began.
+    """
+    batch = [s for step in steps for s in step.batch]
+    external = [s for s in batch if s.rollout.author != parts.me]
+    before = [kept for step in steps for kept in step.before]
+    staleness = [t - kept.scored.round for kept in before]
+    # Step i of this round is update `began` + i.
+    idle = [parts.pool.began + i - kept.last_use for i, step in enumerate(steps, 1) for kept in step.before if kept.uses]
+    off_policy = [parts.pool.began + i - kept.since for i, step in enumerate(steps) for kept in step.before]
+    rewards = [r for s in local for r in s.rewards]
+    return RoundReport(
+        round=t,
+        seconds=seconds,
+        tokens_generated=sum(len(ids) for s in local if s.tokens for ids in s.tokens.ids),
+        update=whole,
+        local=len(batch) - len(external),
+        external=len(external),
+        external_by_specialty=dict(sorted(Counter(s.ref.specialty for s in external).items())),
+        pool_size=len(parts.pool),
+        pool_fresh=fresh,
+        zero_advantage_dropped=sum(not s.informative for s in theirs),
+        rejected=dict(rejected),
+        reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
+        reward_sum=sum(rewards),
+        staleness_mean=_mean(staleness) or 0.0,
+        staleness_max=max(staleness, default=0),
+        replays_mean=_mean([kept.uses for kept in before]) or 0.0,
+        external_authors=tuple(s.rollout.author for s in external),
+        first_used=tuple(author for kept in before if not kept.uses and (author := kept.scored.rollout.author) != parts.me),
+        updates=len(steps),
+        since_use_mean=_mean(idle),
+        resting=resting,
+        generated=len(local),
+        informative=sum(s.informative for s in local),
+        off_policy_mean=_mean(off_policy) or 0.0,
+        off_policy_max=max(off_policy, default=0),
+        unfit=parts.fitting.take_refused() if parts.fitting else {},
+        **_refused(parts.gate),
+    )
+
+
+def _refused(gate: Gate | None) -> dict[str, Mapping[str, int]]:
+    return {} if gate is None else {"gated" if gate.acts else "gate_reported": gate.take_refused()}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
