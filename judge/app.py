@@ -52,6 +52,7 @@ def create_app(service: JudgeService) -> FastAPI:
 def _add_evaluation_routes(app: FastAPI) -> None:
     @app.post("/v1/evaluations", status_code=201, openapi_extra=described(AskBody), responses={201: {"model": QuestionReply}})
     async def ask(request: Request) -> Response:
+        """Ask for one question (version 1 of the protocol)."""
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(AskBody, body)
         handed = (await service_of(request).ask(signed, host_of(request), wish))[0]
@@ -59,6 +60,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
 
     @app.post("/v1/evaluations/{id}/answer", openapi_extra=described(AnswerBody), responses={200: {"model": GradeReply}})
     async def answer(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+        """Answer it, and get its grade (version 1 of the protocol)."""
         signed, body = await _signed(request, config.MAX_ANSWER_BYTES)
         _pay(request, len(body))
         given = _parse(AnswerBody, body)
@@ -67,6 +69,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
 
     @app.post("/v2/evaluations", status_code=201, openapi_extra=described(QuestionsBody), responses={201: {"model": QuestionsReply}})
     async def ask_for_several(request: Request) -> Response:
+        """Ask for questions, and say what you are. Open ones come again."""
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
         wish = _parse(QuestionsBody, body)
         service = service_of(request)
@@ -82,6 +85,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
 
     @app.post("/v2/evaluations/{id}/answers", openapi_extra=described(AnswersBody), responses={200: {"model": ReceiptReply}})
     async def answer_several(request: Request, id: Annotated[str, Path(max_length=64)]) -> Response:
+        """Answer a question, and get its grade with a signed receipt. The first answer counts for the score."""
         signed, body = await _signed(request, config.MAX_ANSWERS_BYTES)
         _pay(request, len(body))
         given = [Completion(answer.text, answer.ended) for answer in _parse(AnswersBody, body).answers]

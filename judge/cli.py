@@ -31,12 +31,13 @@ DIFFERS = 1
 NOT_WELL = 1
 EXTRA = ("alembic", "fastapi", "numpy", "scipy", "sqlalchemy", "uvicorn")  # the packages of the `judge` extra
 
-Option = partial(typer.Option, show_envvar=False)  # the variables' names are cut off in columns so narrow
+Option = partial(typer.Option, show_envvar=False)  # the help says once how the variables are named
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's table cuts long words off at 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -188,7 +189,7 @@ def init(folder: Annotated[Path, typer.Argument(help="Where judge.toml is to be.
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def check(context: typer.Context, config: Annotated[Path | None, CONFIG] = None) -> None:
-    """Say whether curriculum, database, key, address and disk are as they should be. Takes the options of serve.
+    """Check curriculum, database, key, address and disk. Takes the options of serve.
 
     Exit code 1: one is not. 2: the configuration cannot be read.
     """

@@ -121,6 +121,15 @@ class LeaderboardPage:
 
 
 @dataclass(frozen=True, slots=True)
+class SwarmProgress:
+    """What the same listed nodes got right at first and lately: those that were asked more than WINDOW questions."""
+
+    nodes: int
+    before: float  # share of right answers in all their questions but for the last WINDOW of each
+    now: float  # share of right answers in the last WINDOW of each
+
+
+@dataclass(frozen=True, slots=True)
 class SwarmHealth:
     """How the swarm is, as far as its judge sees it."""
 
@@ -132,6 +141,12 @@ class SwarmHealth:
     rounds_an_hour: float  # of those seen within the last hour, by what they say
     hours: Sequence[tuple[int, int]]  # (beginning of the hour in seconds since the epoch, questions) of the last day
     groups: Mapping[str, Sequence[tuple[str | None, int]]]  # of those seen within the last day: by model, version …; null: not said
+    progress: SwarmProgress | None  # None: no node has been asked more than WINDOW questions
+
+    @property
+    def asked_day(self) -> int:
+        """Questions within the last 24 hours, by whole hours."""
+        return sum(many for _, many in self.hours)
 
 
 def tally(answers: Sequence[tuple[str, float]]) -> ScoreTally:

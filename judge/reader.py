@@ -21,6 +21,7 @@ from judge.leaderboard import (
     ScoreTally,
     Standing,
     SwarmHealth,
+    SwarmProgress,
     curve_numbers,
 )
 from judge.ranks import RankRanges
@@ -54,6 +55,12 @@ _FREQUENT = (
 )
 _BEFORE = (peers.c.low > bindparam("low")) | ((peers.c.low == bindparam("low")) & (peers.c.peer < bindparam("of")))
 _RANK = select(func.count()).select_from(peers).where(listed, _BEFORE)
+_OLDER = peers.c.answered + peers.c.unanswered - peers.c.recent_n  # questions before the last WINDOW
+_PROGRESS = select(
+    func.count(),
+    func.sum(peers.c.reward - peers.c.recent_right) / func.sum(_OLDER),
+    func.sum(peers.c.recent_right) * 1.0 / func.sum(peers.c.recent_n),
+).where(listed, _OLDER > 0)
 _ASKED = (
     select(func.count())
     .select_from(evaluations)
@@ -184,7 +191,9 @@ class Reader:
                 )
                 groups[name] = [(value, number) for value, number in db.execute(found.limit(GROUP_ROWS))]
             hours = self._asked(db, now)
-        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups)
+            nodes, before, lately = db.execute(_PROGRESS).one()
+        progress = SwarmProgress(nodes, float(before), float(lately)) if nodes else None
+        return SwarmHealth(many, others, int(answers), seen_hour, seen_day, float(rounds), hours, groups, progress)
 
     def _asked(self, db: Connection, now: float) -> list[tuple[int, int]]:
         """Questions in each hour of the last day. Those of an hour that is over are counted once."""

@@ -17,6 +17,7 @@ from judge.ranks import RankRange
 from judge.reader import DAY
 from judge.receipts import GradedEvaluation
 from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
+from judge.replies import ComparisonReply, EvaluationReply, HealthReply, JudgeReply, LeaderboardReply, PeerReply, WindowsReply
 from judge.responses import readable
 from judge.service import JudgeService
 from judge.statistics import Interval
@@ -32,7 +33,8 @@ PAGE_BYTES = 90_000  # of JSON, of the leaderboard's rows
 
 ModelName = Annotated[str | None, Query(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
 PathName = Annotated[str, Path(max_length=64, pattern=r"^[^\x00]*$")]  # of a peer or an evaluation; PostgreSQL can look up no NUL
-Before = Annotated[int, Query(ge=1, lt=2**63)]
+Before = Annotated[int | None, Query(ge=1, lt=2**63)]  # a number, from `more_before` of the page before; None: from the newest on
+NEWEST = 2**63 - 1
 Limit = Annotated[int, Query(ge=1, le=500)]
 Choice = Annotated[str, Field(max_length=100)]
 
@@ -60,15 +62,17 @@ def add_reading_routes(app: FastAPI) -> None:
     async def openapi(_request: Request) -> Response:
         return JSONResponse(app.openapi())
 
-    @readable(app, "/v2/judge")
+    @readable(app, "/v2/judge", reply=JudgeReply)
     async def judge(request: Request) -> Response:
+        """Who this judge is: the key of its receipts, what it asks, and how much may be asked for at once."""
         service = service_of(request)
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
         limits = {"questions": config.MAX_QUESTIONS, "answers": config.MAX_ANSWERS, "seconds": service.settings.deadline}
         return JSONResponse({"schema": SCHEMA, "judge": service.key, "protocols": [1, 2], "curriculum": lessons, **limits})
 
-    @readable(app, "/v1/leaderboard")
+    @readable(app, "/v1/leaderboard", reply=LeaderboardReply)
     async def leaderboard(request: Request, asked: Annotated[BoardQuery, Query()]) -> Response:
+        """The leaderboard, best first, a page at a time. The parameters choose and order; ranks are those among all."""
         service = service_of(request)
         board = await board_of(request, asked.view(service.now(), whole=True, curves=BOARD_POINTS))
         lessons = {"name": service.curriculum.name, "digest": service.curriculum.digest}
@@ -82,28 +86,32 @@ def add_reading_routes(app: FastAPI) -> None:
             }
         )  # fmt: skip
 
-    @readable(app, "/v2/comparison")
+    @readable(app, "/v2/comparison", reply=ComparisonReply)
     async def comparison(request: Request, model: ModelName = None) -> Response:
+        """Nodes of one model that share beside those that do not, over normalised rounds, with tests."""
         return JSONResponse(await service_of(request).comparison(model))
 
-    @readable(app, "/v1/peers/{peer}")
-    async def peer(request: Request, peer: PathName, before: Before = 2**63 - 1, limit: Limit = 500) -> Response:
+    @readable(app, "/v1/peers/{peer}", reply=PeerReply)
+    async def peer(request: Request, peer: PathName, before: Before = None, limit: Limit = 500) -> Response:
+        """One peer: its figures, and its questions with the answers, the newest first."""
         standing = await service_of(request).standing(peer)
         if standing is None:
             raise Refused(NO_SUCH_PEER)
-        history, more = await service_of(request).history(peer, before, limit)
+        history, more = await service_of(request).history(peer, before or NEWEST, limit)
         return JSONResponse({"schema": SCHEMA, **_record(standing.record), "evaluations": history, "more_before": more})
 
-    @readable(app, "/v2/windows")
-    async def windows(request: Request, before: Before = 2**63 - 1) -> Response:
+    @readable(app, "/v2/windows", reply=WindowsReply)
+    async def windows(request: Request, before: Before = None) -> Response:
+        """The sets of questions that the judge has committed to, the newest first. Anyone can check that no question was chosen."""
         service = service_of(request)
-        found = await service.windows(before)
+        found = await service.windows(before or NEWEST)
         more = found[-1].number if found and found[-1].number > 1 else None
         told = {"windows": [window.told() for window in found], "more_before": more}
         return JSONResponse({"schema": SCHEMA, "judge": service.key, "curriculum": service.curriculum.digest, **told})
 
-    @readable(app, "/v2/evaluations/{id}")
+    @readable(app, "/v2/evaluations/{id}", reply=EvaluationReply)
     async def evaluation(request: Request, id: PathName) -> Response:
+        """One answered question: the signed receipt, the answers, and the window it is of."""
         service = service_of(request)
         found = await service.evaluation(id)
         shown = await service.graded(id)
@@ -116,8 +124,9 @@ def add_reading_routes(app: FastAPI) -> None:
         known = {"answers": answers, "window": window.told() if window else None}
         return JSONResponse({"schema": SCHEMA, **service.receipt(found), **known})
 
-    @readable(app, "/healthz")
+    @readable(app, "/healthz", reply=HealthReply)
     async def healthz(request: Request) -> Response:
+        """Whether the judge works: 503 where it cannot write its database."""
         service = service_of(request)
         found = {"status": "ok", "curriculum": service.curriculum.digest, **await service.health()}
         return JSONResponse(found, headers={"cache-control": "no-store"})

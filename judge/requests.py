@@ -8,9 +8,9 @@ from judge import config
 from judge.attributes import Attributes, plain
 from judge.signing import HEADERS
 
-Round = Annotated[int, Field(ge=0, lt=2**63)]
-Model = Annotated[str, Field(min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
-Digest = Annotated[str, Field(min_length=1, max_length=64)]
+Round = Annotated[int, Field(examples=[530], ge=0, lt=2**63)]
+Model = Annotated[str, Field(examples=["tiny"], min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
+Digest = Annotated[str, Field(examples=["5f1c0d9a7e3b2468"], min_length=1, max_length=64)]
 Word = Annotated[str, Field(min_length=1, max_length=64)]
 Rollouts = Annotated[int, Field(ge=0, le=65_536)]
 
@@ -40,7 +40,7 @@ class AskBody(Body):
 
 
 class AnswerBody(Body):
-    text: Annotated[str, Field(max_length=config.MAX_ANSWER_CHARACTERS)]
+    text: Annotated[str, Field(examples=["<answer>1</answer>"], max_length=config.MAX_ANSWER_CHARACTERS)]
     ended: bool
 
 

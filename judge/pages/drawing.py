@@ -47,7 +47,7 @@ def chart(curves: Sequence[tuple[str, Points]], width: int = 720, height: int = 
         for colour, (_, points) in enumerate(curves)
         if points
     )
-    label = f"Cumulative reward over questions of {', '.join(name for name, _ in curves)}"
+    label = f"Right answers over questions of {', '.join(name for name, _ in curves)}"
     levels = [(value / top_y, figure(value)) for value in ticks(top_y)]
     return _framed(label, _scale(levels, [(value / top_x, figure(value)) for value in ticks(top_x)], *inner) + lines, width, height)
 

@@ -13,10 +13,12 @@ from pydantic import Field
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
 from judge.overlap import TRAINING, new_texts
 from judge.pages import drawing, joining, rendering, views
-from judge.reading import Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
+from judge.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
 from judge.refusals import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.responses import Handler, readable, request_of
+from judge.rounds import BIN_ROUNDS
 from judge.tiers import TIERS
+from swarmd.config.invitation import read_invitation
 
 CHARTED = 6  # curves, one for each colour of the style sheet
 CURVE = 16  # points of a small curve
@@ -25,9 +27,10 @@ CSV_ROWS = 500
 BADGE_SECONDS = "public, max-age=300"
 YEAR = "public, max-age=31536000, immutable"  # an address with another content is another address
 ROBOTS = "User-agent: *\nDisallow: /v1/\nDisallow: /v2/\nDisallow: /*?\n"
-SORTS = {"rank": "Rank", "score": "Score", "questions": "Questions", "reward": "Reward", "seen": "Last seen", "new": "Newest"}
+SORTS = {"rank": "Rank", "score": "Score", "questions": "Questions", "reward": "Right answers", "seen": "Last seen", "new": "Newest"}
 COLUMNS = (
-    ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Tier"), ("questions", "Questions"), ("reward", "Reward"), ("seen", "Last seen"),
+    ("rank", "#"), ("", "Node"), ("score", "Score"), ("", "Tier"), ("questions", "Questions"),
+    ("reward", "Right answers"), ("seen", "Last seen"),
 )  # fmt: skip
 GROUP_TITLES = {"model": "Model", "version": "Version", "sharing": "Swarm or solo", "hardware": "Hardware", "strategy": "Strategy"}
 SAID = {"sharing": "Swarm or solo", "strategy": "Strategy", "version": "Version", "hardware": "Hardware"}
@@ -77,10 +80,15 @@ def refused_page(request: Request, refusal: Refusal) -> Response:
 
 def _rendered(request: Request, template: str, context: Mapping[str, Any], status: int = 200) -> Response:
     service = service_of(request)
-    base = next(iter(sorted(service.settings.origins)), str(request.base_url).rstrip("/"))
-    given = {"curriculum": service.curriculum.name, "here": request.url.path, "now": service.now(), "base": base, "tiers": TIERS}
+    given = {"curriculum": service.curriculum.name, "here": request.url.path, "now": service.now(), "base": base_of(request)}
+    given |= {"tiers": TIERS}
     given |= {"listed_answers": LISTED_ANSWERS, "window": WINDOW}
     return HTMLResponse(rendering.render(template, {**given, **context}), status, headers=rendering.HEADERS)
+
+
+def base_of(request: Request) -> str:
+    """The address of this judge, as others reach it."""
+    return next(iter(sorted(service_of(request).settings.origins)), str(request.base_url).rstrip("/"))
 
 
 def _add_board(app: FastAPI) -> None:
@@ -89,7 +97,9 @@ def _add_board(app: FastAPI) -> None:
         service = service_of(request)
         view = asked.view(service.now(), curves=CURVE)
         found = await board_of(request, view)
-        first = [] if view != BoardView(curves=CURVE) else found.standings[:CHARTED]
+        front = view == BoardView(curves=CURVE)  # nobody searches or turns the page
+        first = found.standings[:CHARTED] if front else []
+        invited = service.settings.invitation and read_invitation(service.settings.invitation).name
         return "board.html", {
             "board": found, "asked": asked, "sorts": SORTS, "columns": COLUMNS, "models": _models(found.models, asked.model),
             "sorted_link": lambda key: _link("/", asked, sort=key, after=0),
@@ -97,11 +107,12 @@ def _add_board(app: FastAPI) -> None:
             "later": _link("/", asked, after=found.more_after) if found.more_after is not None else None,
             "json_link": _link("/v1/leaderboard", asked), "csv_link": _link("/leaderboard.csv", asked),
             "charted": [(views.shown_name(s.record), s.record.curve) for s in first], "quarters": views.quarters,
-            "new_texts": new_texts(service.curriculum.questions), "training": TRAINING,
+            "health": await service.swarm() if front else None, "swarm": invited,
         }  # fmt: skip
 
     @readable(app, "/leaderboard.csv", kind=CsvResponse)
     async def as_csv(request: Request, asked: Annotated[CsvQuery, Query()]) -> Response:
+        """The leaderboard as CSV; the header `link` names the next part."""
         service = service_of(request)
         found = await board_of(request, asked.view(service.now()))
         text, after = views.csv_of(found)
@@ -111,19 +122,19 @@ def _add_board(app: FastAPI) -> None:
 
 def _add_nodes(app: FastAPI) -> None:
     @page(app, "/nodes/{peer}")
-    async def node(request: Request, peer: PathName, before: Before = 2**63 - 1) -> tuple[str, Mapping[str, Any]]:
+    async def node(request: Request, peer: PathName, before: Before = None) -> tuple[str, Mapping[str, Any]]:
         service = service_of(request)
         standing = await service.standing(peer)
         if standing is None:
             raise Refused(NO_SUCH_PEER)
         record = standing.record
-        rows, more = await service.history(peer, before, ANSWERS)
+        rows, more = await service.history(peer, before or NEWEST, ANSWERS)
         tasks = [service.question(row["specialty"], row["n"]) for row in rows]
         history = [{**row, "question": task and task.question} for row, task in zip(rows, tasks, strict=True)]
         return "node.html", {
             "standing": standing, "segments": views.segments(record.curve), "segment_rows": views.segment_rows,
             "specialties": by_specialty(record.recent), "passes": record.pass_at, "said": _said(record.model, record.said),
-            "history": history, "before": before < 2**63 - 1, "more": more,
+            "history": history, "before": before is not None, "more": more,
         }  # fmt: skip
 
     @readable(app, "/nodes/{peer}/badge.svg", documented=False)
@@ -160,6 +171,7 @@ def _add_others(app: FastAPI) -> None:
     async def compare(request: Request, model: ModelName = None) -> tuple[str, Mapping[str, Any]]:
         found = await service_of(request).comparison(model or None)
         shown = {"arms": views.arms(found), "rows": views.comparison_rows(found), "from_round": found["significant_from"]["holm"]}
+        shown["first_bin"] = BIN_ROUNDS
         return "compare.html", {"found": found, **shown}
 
     @page(app, "/swarm")
@@ -170,11 +182,13 @@ def _add_others(app: FastAPI) -> None:
 
     @page(app, "/join")
     async def join(request: Request) -> tuple[str, Mapping[str, Any]]:
-        return "join.html", joining.context(service_of(request).settings.invitation)
+        service = service_of(request)
+        return "join.html", joining.context(service.settings.invitation, service.curriculum, f"{base_of(request)}/join")
 
     @page(app, "/about")
     async def about(request: Request) -> tuple[str, Mapping[str, Any]]:
-        return "about.html", {"judge": service_of(request).key}
+        service = service_of(request)
+        return "about.html", {"judge": service.key, "new_texts": new_texts(service.curriculum.questions), "training": TRAINING}
 
     @page(app, "/docs")
     async def docs(_request: Request) -> tuple[str, Mapping[str, Any]]:
@@ -196,6 +210,7 @@ def _add_files(app: FastAPI) -> None:
 
     @readable(app, "/metrics", kind=PlainTextResponse)
     async def metrics(request: Request) -> Response:
+        """Figures for Prometheus."""
         return Response(await _metrics(request), headers={"cache-control": "no-store"}, media_type="text/plain; version=0.0.4")
 
 

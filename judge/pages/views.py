@@ -25,7 +25,7 @@ def shown_name(record: Record) -> str:
 
 
 def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
-    """pass@1 of one stretch of questions after another, each of SEGMENT at least but for the last."""
+    """pass@1 of one stretch of questions after another, each of SEGMENT at least; a rest that is shorter belongs to the one before it."""
     if not curve:
         return []
     least = max(SEGMENT, -(-curve[-1][0] // SEGMENTS))
@@ -34,6 +34,9 @@ def segments(curve: Sequence[tuple[int, float]]) -> list[Segment]:
     for number, total in curve:
         if number - begun >= least or (number == curve[-1][0] and number > begun):
             right, many = round(total - had), number - begun
+            if many < least and found:  # a few questions are no point of a curve: three right ones would draw 100 %
+                first, last, share, _ = found.pop()
+                right, begun, many = right + round(share * (last - first + 1)), first - 1, number - first + 1
             found.append((begun + 1, number, right / many, wilson(right, many)))
             begun, had = number, total
     return found
@@ -109,7 +112,8 @@ def _cell(value: object) -> object:
 
 
 def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What /docs shows of the API's description."""
+    """What /docs shows of the API's description: for each operation its purpose, parameters, and body and reply by an example."""
+    parts = openapi.get("components", {}).get("schemas", {})
     found = []
     for path, methods in openapi["paths"].items():
         for method, told in methods.items():
@@ -117,12 +121,67 @@ def operations(openapi: Mapping[str, Any]) -> list[dict[str, Any]]:
                 {"name": p["name"], "where": p["in"] + (", required" if p.get("required") else ""), "form": _form(p["schema"])}
                 for p in told.get("parameters", ())
             ]
-            content = told.get("requestBody", {}).get("content", {})
-            body = next((json.dumps(kind["schema"], indent=1) for kind in content.values()), "")
-            id = f"{method}{path}".replace("/", "-").replace("{", "").replace("}", "")
-            summary = told.get("description") or ""
-            found.append({"id": id, "method": method.upper(), "path": path, "summary": summary, "parameters": parameters, "body": body})
+            status = next(status for status in told["responses"] if status.startswith("2"))
+            content: Mapping[str, Any] = told["responses"][status].get("content", {})
+            kind = next(iter(content), "")
+            reply = content[kind].get("schema", {}) if content else {}
+            found.append(
+                {
+                    "id": f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""), "method": method.upper(), "path": path,
+                    "summary": told.get("description") or "", "parameters": parameters, "status": status, "kind": kind,
+                    "body": _body(told.get("requestBody", {}).get("content", {}), parts),
+                    "reply": _json(example_of(reply, parts)) if kind == "application/json" else "",
+                    "fields": _described(reply, parts),
+                }
+            )  # fmt: skip
     return found
+
+
+def example_of(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
+    """A value of this JSON schema, by the examples it gives. `parts`: what its references name. A field that may be absent is left out."""
+    if "$ref" in schema:
+        return example_of(parts[schema["$ref"].rpartition("/")[2]], parts)
+    if "examples" in schema:
+        return schema["examples"][0]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "anyOf" in schema:
+        return example_of(schema["anyOf"][0], parts)
+    if "properties" in schema:
+        required = schema.get("required", ())
+        return {name: example_of(field, parts) for name, field in schema["properties"].items() if name in required}
+    if schema.get("type") == "array":
+        return [example_of(schema.get("items", {}), parts)]
+    return {"string": "…", "boolean": True, "integer": schema.get("minimum", 1), "number": 1.0}.get(schema.get("type", ""))
+
+
+def _body(content: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+    for kind, of in content.items():
+        return _json(example_of(of["schema"], parts)) if kind == "application/json" else f"{kind}: the file as it is"
+    return ""
+
+
+def _described(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The fields of a reply that say what they are, those of inner objects too, each name once."""
+    found: dict[str, str] = {}
+
+    def look(at: Mapping[str, Any]) -> None:
+        if "$ref" in at:
+            look(parts[at["$ref"].rpartition("/")[2]])
+        for name, field in at.get("properties", {}).items():
+            if "description" in field:
+                found.setdefault(name, field["description"])
+            look(field)
+        for inner in (*at.get("anyOf", ()), at.get("items", {}), at.get("additionalProperties", {})):
+            if isinstance(inner, Mapping) and inner:
+                look(inner)
+
+    look(schema)
+    return sorted(found.items())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False)
 
 
 def _form(schema: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from judge import config
 from judge.reading import PathName, host_of, service_of
 from judge.refusals import TOO_SLOW, Refusal, Refused
-from judge.replies import QueuedReply
+from judge.replies import QueuedReply, VerifiableReply, VerificationReply
 from judge.requests import signing_headers
 from judge.responses import readable
 from judge.service import JudgeService
@@ -54,12 +54,12 @@ def add_verified_routes(app: FastAPI) -> None:
     post = partial(app.post, status_code=202, responses={202: {"model": QueuedReply}})
     post("/v2/verified", openapi_extra={**signing_headers(), "requestBody": body})(upload)
     post("/v2/verified/hub", openapi_extra=signing_headers())(name)
-    readable(app, "/v2/verified")(models)
-    readable(app, "/v2/verified/{id}")(verification)
+    readable(app, "/v2/verified", reply=VerifiableReply)(models)
+    readable(app, "/v2/verified/{id}", reply=VerificationReply)(verification)
 
 
 async def models(request: Request) -> Response:
-    """What can be verified here."""
+    """Which models' weights this judge evaluates itself, and how large an upload may be. 404 where it evaluates none."""
     service = service_of(request)
     tier = _tier(service)
     known = {name: {"base": model.fingerprint, "tensors": len(model.whole)} for name, model in tier.models.items()}
@@ -89,7 +89,7 @@ async def name(request: Request, declared: Annotated[RevisionQuery, Query()]) ->
 
 
 async def verification(request: Request, id: PathName, after: Annotated[int, Query(ge=0, lt=2**31)] = 0) -> Response:
-    """What became of an upload. `after`: questions that are left out of the page."""
+    """What became of an upload: its place in the queue, then its score with each question. Without the first `after` questions."""
     service = service_of(request)
     kept = await service.read(service.records.one, id)
     if kept is None:

@@ -35,6 +35,7 @@ TAGS = """
 ATTRIBUTES = """
     lang charset name content rel href src defer class id role aria-label aria-current aria-labelledby aria-sort aria-hidden method action
     type value maxlength placeholder selected checked scope datetime title tabindex data-live alt height readonly rows for
+    property hidden data-copy
     viewbox preserveaspectratio transform points x y x1 x2 y1 y2 cx cy r width d text-anchor fill stroke
 """.split()  # noqa: SIM905
 

@@ -14,10 +14,11 @@ import httpx2
 import pytest
 
 from benchmarks.overlap import new_shares
+from judge import replies
 from judge.app import create_app
 from judge.attributes import Attributes
 from judge.config import JudgeSettings
-from judge.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing
+from judge.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing, SwarmProgress
 from judge.overlap import TRAINING, new_texts
 from judge.pages import drawing, rendering, views
 from judge.reader import Reader
@@ -156,12 +157,70 @@ async def test_csv_has_no_formulas(site: httpx2.AsyncClient) -> None:
 
 async def test_joining(site: httpx2.AsyncClient) -> None:
     page = hostile.Parsed((await site.get("/join")).text)
-    assert f"swarmd join '{INVITATION}'" in page.text and page.tags.count("svg") == 1
+    assert f"swarmd join '{INVITATION}'" in page.text and "scripts/setup" in page.text and page.tags.count("svg") == 1
+    assert "http://judge.test/join" in page.text
+    assert [value for name, value in page.attributes if name == "data-copy"] == ["install", "command"]
 
 
-async def test_the_board_says_what_a_score_does_not_prove(site: httpx2.AsyncClient) -> None:
-    assert "It shows nothing about a model." in hostile.Parsed((await site.get("/")).text).text
-    assert "without any model" in hostile.Parsed((await site.get("/about")).text).text
+async def test_joining_without_an_invitation(tmp_path: Path) -> None:
+    """Every command can be run as it stands: no word in it is to be replaced."""
+    origin = "https://judge.example"
+    settings = JudgeSettings(tmp_path / "judge.sqlite3", "tiny-9", origins=frozenset([origin]))
+    async with open_service(settings, random.Random(1), Clock(1.0), Clock(NOW)) as service:
+        transport = httpx2.ASGITransport(app=create_app(service))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://judge.test") as http:
+            page = hostile.Parsed((await http.get("/join")).text)
+    assert page.faults() == [] and "ADDRESS" not in page.text and "swarmd invite" in page.text and "svg" not in page.tags
+    assert f"swarmd join --curriculum tiny-9 --judge {origin}" in page.text
+
+
+async def test_the_front_page_says_what_the_swarm_is_and_leads_to_the_rest(site: httpx2.AsyncClient) -> None:
+    page = hostile.Parsed((await site.get("/")).text)
+    facts = ("swarm main", "learns from the answers of the others", "25 nodes now", "500 questions today", "Join this swarm")
+    assert [fact for fact in facts if fact not in page.text] == []
+    assert page.text.index("nodes now") < page.text.index("Leaderboard", page.text.index("nodes now")) < page.text.index("Questions")
+    assert {"/join", "/about", "/compare", "/swarm", "/docs"} <= {value for name, value in page.attributes if name == "href"}
+    assert "nothing about a model" not in page.text and "nothing about a model" in hostile.Parsed((await site.get("/about")).text).text
+    searched = hostile.Parsed((await site.get("/?q=x")).text)
+    assert "questions today" not in searched.text and "h1" in searched.tags
+
+
+@pytest.mark.parametrize(("path", "title"), [("/", "swarm"), (f"/nodes/{PEER}", "script"), ("/join", "Join this swarm")])
+async def test_what_a_link_to_a_page_shows_elsewhere(site: httpx2.AsyncClient, path: str, title: str) -> None:
+    """Open Graph: https://ogp.me"""
+    page = hostile.Parsed((await site.get(path)).text)
+    said = dict(zip(*[[value for name, value in page.attributes if name == of] for of in ("property", "content")], strict=False))
+    values = [value for name, value in page.attributes if name == "content"]
+    assert set(said) == {"og:type", "og:site_name", "og:title", "og:description", "og:url"}
+    assert f"http://judge.test{path}" in values and any(title in value for value in values)
+
+
+async def test_each_reply_is_as_the_api_says(site: httpx2.AsyncClient) -> None:
+    """Every document that anyone may read has the fields of its model, and no other; none is left untyped."""
+    found = (await site.get("/openapi.json")).json()
+    for path, methods in found["paths"].items():
+        for method, told in methods.items():
+            of = next(reply for status, reply in told["responses"].items() if status.startswith("2"))
+            assert told["description"] and all(content.get("schema") for content in of["content"].values()), (method, path)
+    entry = (await answers(site, PEER))[0]["evaluation"]
+    for path, model in (
+        ("/v2/judge", replies.JudgeReply), ("/v1/leaderboard", replies.LeaderboardReply), (f"/v1/peers/{PEER}", replies.PeerReply),
+        ("/v2/comparison", replies.ComparisonReply), ("/v2/windows", replies.WindowsReply), ("/healthz", replies.HealthReply),
+        (f"/v2/evaluations/{entry}", replies.EvaluationReply),
+    ):  # fmt: skip
+        response = await site.get(path)
+        assert response.status_code == 200
+        model.model_validate_json(response.content, extra="forbid")
+
+
+async def test_the_api_page_has_an_example_of_each_reply_and_no_number_of_the_machine(site: httpx2.AsyncClient) -> None:
+    response = await site.get("/docs")
+    page = hostile.Parsed(response.text)
+    assert page.text.count(": an example") >= 15 and '"more_after": 40' in page.text
+    for text in (response.text, (await site.get("/openapi.json")).text):
+        assert "9223372036854775807" not in text
+    for path, schema in (("/v1/peers/{peer}", "Reply 200"), ("/v1/evaluations", "Reply 201")):
+        assert schema in page.text[page.text.index(path) :]
 
 
 async def test_the_longest_names_fit_a_page(tmp_path: Path) -> None:
@@ -261,9 +320,20 @@ def test_the_health_of_the_swarm(board: Reader) -> None:
     assert health.rounds_an_hour == 4 * 3600  # one a second, of the four that were seen twice
     assert health.groups["model"] == [("a", 3), ("B_%", 2)] and health.groups["version"] == [(None, 5)]
     assert [many for _, many in health.hours] == [0] * 23 + [65]
+    assert health.progress is None and health.asked_day == 65
     later = board.health(newest + 3600)
     assert (later.seen_hour, later.seen_day, later.rounds_an_hour) == (1, 5, 0)
     assert [many for _, many in later.hours] == [0] * 22 + [65, 0] and later.hours[-1][0] == 3600
+
+
+def test_progress_is_of_the_same_nodes(database: str) -> None:
+    """The last 100 questions of each beside those before; who has no earlier ones is left out."""
+    with closing(Store(database, "tiny-9 0123")) as store:
+        for number in range(150):
+            evaluate(store, number + 1, float(number < 10 or number >= 100), PeerId("old"), "a")
+        for number in range(20):
+            evaluate(store, number + 200, 1.0, PeerId("young"), "a")
+        assert Reader(store.database).health(999.0).progress == SwarmProgress(1, 10 / 50, 50 / 100)
 
 
 def test_a_rank_is_told_with_its_node(board: Reader) -> None:
@@ -277,9 +347,12 @@ def test_segments_cover_every_question_once() -> None:
         curve = [(number, totals * number // last) for number in sorted({*range(1, last + 1, step), last})]
         found = views.segments(curve)
         assert [first for first, *_ in found] == [1, *(end + 1 for _, end, *_ in found[:-1])] and found[-1][1] == last
+        assert all(end - first + 1 >= views.SEGMENT for first, end, *_ in found[1:])  # none of three questions at 100 %
         assert sum(round(share * (end - first + 1)) for first, end, share, _ in found) == totals
         assert len(found) <= views.SEGMENTS
     assert views.segments([]) == []
+    rising = [(number, float(max(0, number - 20))) for number in range(1, 24)]  # the last three of 23 are right
+    assert views.segments(rising) == [(1, 10, 0.0, wilson(0, 10)), (11, 23, 3 / 13, wilson(3, 13))]
 
 
 @pytest.mark.parametrize("last", [0.0, 1.0, 7.0, 12_345.0])

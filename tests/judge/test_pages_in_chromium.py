@@ -11,8 +11,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from PIL import Image
 
 from benchmarks.judge_load import serving
+from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import wait_until
 from tests.judge import hostile
@@ -93,7 +95,7 @@ def test_each_page_is_readable_in_both_schemes(site: Site, width: int) -> None:
     for path in [*WITHOUT_NODES, f"/nodes/{site.peers[0]}", f"/evaluations/{evaluation(site)}"]:
         for dark in (False, True):
             site.open(path, width=width, height=844, dark=dark)
-            assert site.tab.run("document.documentElement.scrollWidth <= innerWidth"), path  # nothing to scroll sideways
+            assert site.tab.run("document.documentElement.scrollWidth") <= width, path  # nothing to scroll sideways
             assert site.tab.run(CHARTS) == [], path
             assert (site.tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(17, 17, 19)") == dark
             site.tab.run("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
@@ -104,6 +106,28 @@ def test_each_page_is_readable_in_both_schemes(site: Site, width: int) -> None:
                 )
                 assert passed > 10 and found == [], path
     assert site.complaints() == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_camera_reads_the_code_of_a_long_address(tmp_path: Path, width: int) -> None:
+    """As it is seen: decoded from a picture of the page."""
+    zxingcpp = pytest.importorskip("zxingcpp")
+    origin = f"https://{'a-long-name.' * 15}example"
+    invitation = write_invitation(Invitation("main", "tiny-9", "0123456789abcdef", "tiny", judge=origin))
+    options = ("--origin", origin, "--invitation", invitation)
+    with serving(str(tmp_path / "judge.sqlite3"), *options) as (_, url), chromium(tmp_path / "profile") as tab:
+        tab.open(f"{url}/join", width=width, height=900)
+        tab.screenshot(tmp_path / "join.png")
+    with Image.open(tmp_path / "join.png") as picture:
+        assert [code.text for code in zxingcpp.read_barcodes(picture)] == [f"{origin}/join"]
+
+
+def test_commands_are_copied_by_a_button(site: Site) -> None:
+    site.open("/join")
+    site.tab.run("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }, 0")
+    site.tab.run("document.querySelector('[data-copy=install]').click()")
+    site.tab.until("document.querySelector('[data-copy=install]').textContent === 'Copied'")
+    assert site.tab.run("window.copied") == "scripts/setup" and site.complaints() == []
 
 
 def test_a_page_keeps_itself_up_to_date(site: Site) -> None:

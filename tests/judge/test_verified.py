@@ -21,7 +21,7 @@ from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.receipts import checked
-from judge.replies import QueuedReply
+from judge.replies import QueuedReply, VerifiableReply, VerificationReply
 from judge.service import JudgeService, open_service
 from judge.store import Store
 from judge.verified.evaluator import EvaluationFailed, Evaluator
@@ -75,6 +75,7 @@ class Uploader:
 
         async def look() -> dict[str, Any] | None:
             found = dict((await self.http.get(f"/v2/verified/{id}")).json())
+            VerificationReply.model_validate(found, extra="forbid")
             assert found["state"] in (*states, "queued", "running"), found
             return found if found["state"] in states else None
 
@@ -144,6 +145,7 @@ async def test_what_the_judge_says_of_itself(judge: Uploader) -> None:
     response = await judge.http.get("/v2/verified")
     assert response.headers["etag"] and response.headers["access-control-allow-origin"] == "*"
     said = response.json()
+    VerifiableReply.model_validate(said, extra="forbid")
     assert said["models"]["good"] == {"base": BASE, "tensors": 2} and said["bytes"] == 10**6
 
 

@@ -35,6 +35,14 @@ if (parts.size) {
   setInterval(look, EVERY);
   document.addEventListener("visibilitychange", look);
 }
+for (const button of document.querySelectorAll("[data-copy]")) {
+  if (!navigator.clipboard) continue;  // the page is not served over https: there is nothing to copy with
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    button.textContent = "Copied";
+  });
+}
 for (const field of document.querySelectorAll(".filters select, .filters [type=checkbox]")) {
   field.addEventListener("change", () => field.form.requestSubmit());
 }
