@@ -10,9 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched."""
-    _place(path, data, mode, os.replace)
+def replace(path: Path, data: bytes, mode: int = 0o600, step: Callable[[Path, Path], None] = os.replace) -> None:
+    """Put `data` at `path`, whatever was there before. Raises OSError; the old file is then untouched.
+
+    step: moves the finished draft there; it may add to it.
+    """
+    _place(path, data, mode, step)
 
 
 def create(path: Path, data: bytes, mode: int = 0o600) -> None:
@@ -41,11 +44,11 @@ def name_folder(draft: Path, path: Path, *, replacing: bool = False) -> None:
     replacing: remove the folder that is there. Otherwise there may be none, or an empty one.
     """
     for entry in [*sorted(draft.rglob("*"), reverse=True), draft]:  # what is in a folder before the folder
-        _sync(entry)
+        sync(entry)
     if replacing and path.exists():
         shutil.rmtree(path)
     draft.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None]) -> None:
@@ -60,10 +63,11 @@ def _place(path: Path, data: bytes, mode: int, step: Callable[[Path, Path], None
         step(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file or a folder on the disk when this returns. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -32,7 +32,7 @@ NOTE_PEERS_EVERY = 10.0  # seconds between two times that we note the network gr
 TWINS_EVERY = 5.0  # seconds between two searches for another node with our key
 RETURN_EVERY = 5.0  # seconds between two attempts to come back
 AWAY = 30.0  # seconds for which we stay away from one that started earlier
-_REPORT_CHARGE = 20.0  # frames of quota that one report costs its author
+_REPORT_CHARGE = 5.0  # frames of quota that one report costs its author: a second of it
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,7 @@ class Member:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.sharding.run)
                 nursery.start_soon(self._look_for_twins)
+                nursery.start_soon(self._recall.save_regularly, self.inbox.memory)
                 try:
                     await self._be_there(task_status)
                 except OperatorError as error:  # raised as it is, not in a group
@@ -309,7 +310,7 @@ class Member:
             self.engine.shut_out(peer, seconds)
 
     def _note_peers(self, now: float) -> None:
-        """Every NOTE_PEERS_EVERY seconds, as frames arrive: note the network groups of our peers, and save what is due."""
+        """Every NOTE_PEERS_EVERY seconds, as frames arrive: note the network groups of our peers."""
         if 0 <= now - self._noted_at < NOTE_PEERS_EVERY:
             return
         self._noted_at = now
@@ -317,4 +318,3 @@ class Member:
             group = group_of(peer.address) if "/p2p-circuit" not in peer.address else None  # a relay's address is not the peer's
             if group is not None:
                 self.reputation.met(peer.id, group, now)
-        self._recall.save_where_due(self.inbox.memory, now)

@@ -31,6 +31,7 @@ class Reason(Enum):
     OTHER_SWARM = "of another swarm"
     BAD_SIGNATURE = "bad signature"
     STALE = "outside the time window"
+    OLD = "from before this node's start, or a late copy"
     DUPLICATE = "already seen"
     OVER_QUOTA = "author over quota"
     OWN_ECHO = "our own frame"
@@ -58,7 +59,7 @@ class Reason(Enum):
 
 
 _BLAMELESS = frozenset(
-    {Reason.STALE, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
+    {Reason.STALE, Reason.OLD, Reason.DUPLICATE, Reason.OVER_QUOTA, Reason.OWN_ECHO, Reason.WRONG_VERSION}
     | {Reason.FLOODING, Reason.SHUNNED, Reason.CROWDED}  # counted by `p2p.admission.reputation`, not by GossipSub: the frame may be good
     | {Reason.USELESS}  # costs quota alone: others may learn from it
     | {Reason.OTHER_MODALITY}  # costs nothing: others can use it

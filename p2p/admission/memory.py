@@ -6,22 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from zlib import crc32
 
+import trio
+
 from p2p import durable
-from p2p.admission.inbox import Memory, Trace
 from p2p.admission.replay_log import ReplayLog
+from p2p.admission.replays import Memory, Trace
 from p2p.admission.reputation import Reputation
 
 SEEN = "seen"
 REPUTATION = "reputation"
 MAX_FILE = 8 * 1024 * 1024  # bytes; that of a full `Reputation` has a quarter of it
 _CRC_BYTES = 4
+LOOK_EVERY = 10.0  # seconds between two looks at what is due
 SAVE_EVERY = 120.0  # seconds; scores since then may be lost in a crash
 
 log = logging.getLogger(__name__)
 
 
 class AdmissionMemory:
-    """folder: None keeps nothing over restarts; frames sent before now are then stale."""
+    """folder: None keeps nothing over restarts; frames sent before now are then old."""
 
     def __init__(self, folder: Path | None, clock: Callable[[], float]) -> None:
         self.reputation = Reputation()
@@ -29,7 +32,7 @@ class AdmissionMemory:
         self._seen = ReplayLog(folder / SEEN, clock) if folder is not None else None
         self._path = folder / REPUTATION if folder is not None else None
         self._saved_at = clock()
-        self.memory = self._seen.load() if self._seen is not None else Memory(horizon=int(clock() * 1000))
+        self.memory = self._seen.load() if self._seen is not None else Memory(start=int(clock() * 1000))
         if self._path is not None:
             load_reputation(self._path, self.reputation, clock())
 
@@ -38,19 +41,23 @@ class AdmissionMemory:
         if self._seen is not None:
             self._seen.note(trace)
 
-    def save_where_due(self, memory: Callable[[], Memory], now: float) -> None:
-        if self._seen is not None and self._seen.due:
-            self._seen.save(memory())
-        if self._path is not None and not 0 <= now - self._saved_at < SAVE_EVERY:
-            self._saved_at = now
-            save_reputation(self._path, self.reputation)
+    async def save_regularly(self, memory: Callable[[], Memory]) -> None:
+        """Until cancelled: what is due, in a thread, as the disk may be slow."""
+        while True:
+            await trio.sleep(LOOK_EVERY)
+            if self._seen is not None and self._seen.due:
+                self._seen.begin()
+                await trio.to_thread.run_sync(self._seen.save, memory())
+            if self._path is not None and not 0 <= self._clock() - self._saved_at < SAVE_EVERY:
+                self._saved_at = self._clock()
+                await trio.to_thread.run_sync(save_reputation, self._path, self.reputation.dump())
 
     def close(self, memory: Memory) -> None:
         """The member stops."""
         if self._seen is not None:
             self._seen.save(memory, closed=True)
         if self._path is not None:
-            save_reputation(self._path, self.reputation)
+            save_reputation(self._path, self.reputation.dump())
 
 
 def load_reputation(path: Path, reputation: Reputation, now: float) -> None:
@@ -69,8 +76,7 @@ def load_reputation(path: Path, reputation: Reputation, now: float) -> None:
             log.warning("%s was damaged (%s) and is now %s; all scores of peers begin anew", path, error, aside)
 
 
-def save_reputation(path: Path, reputation: Reputation) -> None:
-    data = reputation.dump()
+def save_reputation(path: Path, data: bytes) -> None:
     try:
         durable.replace(path, crc32(data).to_bytes(_CRC_BYTES, "big") + data)
     except OSError as error:

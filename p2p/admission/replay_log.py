@@ -1,17 +1,18 @@
-"""Replay protection over restarts: a log on disk of the admitted frames. No frame is admitted twice, and new ones are not refused.
+"""Keeps replay protection over restarts: a log on disk of the admitted frames. No frame is admitted twice, and new ones are not refused.
 
-Theory of operation. The file is one msgpack snapshot of the inbox's memory (`inbox.Memory`), and after it a journal: a record of
-RECORD bytes for each frame admitted since, appended before the frame is used. The kernel has what the process wrote, so kill -9 loses
-none of it. A process that reads the file in the same boot of the machine, or after a clean end, knows every frame: it refuses those,
-and admits new frames of a peer with a slow clock at once. A power cut may lose the journal's end. So the file also has a promise, which
-is durable (fsync) before it is needed, about once a minute: no frame sent after PROMISED was admitted. A process that may have lost
-records treats everything sent up to then as stale. Without a file, or with a damaged one, frames sent before now are stale; also where
-the file is from the future, because the clock was set back.
+Theory of operation. The file is one msgpack snapshot (`replays.Memory`), and after it a journal: a record of RECORD bytes for each frame
+admitted since, appended before the frame is used. The kernel has what the process wrote, so kill -9 loses none of it. A process that
+reads the file in the same boot of the machine, or after a clean end, knows every frame: it refuses those, and admits new frames of a peer
+with a slow clock at once. A power cut may lose the journal's end. So the file also has a promise, which is durable (fsync) before it is
+needed, about once a minute: no frame sent after PROMISED was admitted. A process that may have lost records refuses everything sent up to
+then. It is never more than PROMISE after the moment it was made, by our clock, whatever times the frames say. Without a file, or with a
+damaged one, frames sent before now are refused; also where the file is from the future, because the clock was set back.
 
-    magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot | records: author's key 32, sequence 8, sent at 8, content id 16, CRC-32 4
+    magic 8 | length of the snapshot 4 | its CRC-32 4 | snapshot | records: author's key 32, sequence 8, sent at 8, CRC-32 4
 
-A record with the promise alone has zeros for the rest. Numbers are big-endian. Where a write fails, the file is removed: the next start
-then refuses all older frames. At the limits of `inbox.AdmissionLimits` the file has at most MAX_FILE bytes.
+A record with the promise alone has zeros for the rest. Numbers are big-endian. The file is written anew where the journal is longer than
+the snapshot, so that of all that is written at most half is snapshots. Where a write fails, the file is removed: the next start then
+refuses all older frames. At the limits of `replays` the file has at most MAX_FILE bytes.
 """
 
 import contextlib
@@ -20,24 +21,23 @@ import logging
 import math
 import os
 import struct
-from collections import OrderedDict
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
 
 import msgspec
 
 from p2p import durable
-from p2p.admission.inbox import Memory, Trace, came
+from p2p.admission.replays import AHEAD, NOBODY, Memory, RememberedAuthor, Replays, Trace
 
 MAGIC = b"swseen\x00\x01"  # the last byte is the version
-MAX_FILE = 16 * 1024 * 1024  # bytes
-JOURNAL = 256 * 1024  # bytes of journal after which the file is written anew
+MAX_FILE = 32 * 1024 * 1024  # bytes
+JOURNAL = 256 * 1024  # bytes of journal before which the file is not written anew
 PROMISE = 60.0  # seconds of times of sending that one fsync covers
 RETRY = 60.0  # seconds after which a file that could not be written is tried again
-WINDOW = 300.0  # seconds; `inbox.AdmissionLimits.window`. A frame sent later than this from now was never admitted by a right clock
 _HEADER = struct.Struct(">8sII")
-_RECORD = struct.Struct(">32sQQ16s")
+_RECORD = struct.Struct(">32sQQ")
 _CRC = struct.Struct(">I")
 RECORD = _RECORD.size + _CRC.size
 _NOBODY = bytes(32)
@@ -49,9 +49,9 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     boot: str  # of the machine, under which it was written
     closed: bool  # the process that wrote it ended cleanly
     promised: int  # ms
+    start: int  # ms, as in `Memory`
     horizon: int  # ms
-    contents: list[tuple[int, bytes]]
-    authors: list[tuple[bytes, int, bytes]]  # key, newest sequence number, bits of those that came, big-endian
+    authors: list[tuple[bytes, int, bytes, bytes]]  # key, horizon, and of its frames the times of sending and sequences, 8 bytes each
 
 
 def boot_id() -> str:
@@ -62,62 +62,89 @@ def boot_id() -> str:
 
 
 class ReplayLog:
-    """The log of one member. `load` it once, `note` each admitted frame, and `save` when `due` and at the end."""
+    """The log of one member. `load` it once, `note` each admitted frame, and `save` when `due` and at the end.
+
+    `save` may run in another thread: `begin` before the memory is taken, and what is noted until it ends is in the file too.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float], *, boot: str | None = None) -> None:
         self._path, self._clock = path, clock
         self._boot = boot_id() if boot is None else boot
+        self._lock = threading.Lock()  # of all below
         self._journal: int | None = None  # file descriptor
-        self._written = 0  # bytes of journal
+        self._written = self._snapshot = 0  # bytes of journal and of snapshot
+        self._since: bytearray | None = None  # records noted since `begin`
         self._promised = 0  # ms
         self._retry_at = math.inf
 
     @property
     def due(self) -> bool:
         """Whether it is time to `save`."""
-        return self._written > JOURNAL or (self._journal is None and self._clock() >= self._retry_at)
+        return self._written > max(JOURNAL, self._snapshot) or (self._journal is None and self._clock() >= self._retry_at)
 
     def load(self) -> Memory:
         """The state of earlier runs, as far as it matters. From here on this process writes the file."""
         memory = self._read()
         now = self._ms()
         if memory is None:
-            memory = Memory(horizon=now)
-        elif memory.horizon > now + int(2 * WINDOW * 1000):
+            memory = Memory(start=now)
+        elif memory.start > now + int((PROMISE + AHEAD) * 1000):
             log.warning("the clock was set back since %s was written: frames sent before now are refused", self._path)
-            memory = Memory(now, memory.contents, memory.authors)
+            memory = Memory(now, memory.horizon, memory.authors)
         self.save(memory)
         return memory
 
     def note(self, trace: Trace) -> None:
         """A frame is admitted. It may be used when this returns."""
-        if self._journal is None:
-            return
-        if trace.sent_at > self._promised:
-            self._promised = trace.sent_at + int(PROMISE * 1000)
-            self._append(Trace(_NOBODY, 0, self._promised, bytes(16)), sync=True)
-        self._append(trace)
+        with self._lock:
+            if trace.sent_at > self._promised:
+                self._promised = max(self._ms() + int(PROMISE * 1000), trace.sent_at)
+                self._append(Trace(_NOBODY, 0, self._promised), sync=True)
+            self._append(trace)
+
+    def begin(self) -> None:
+        """The memory for the next `save` is taken now."""
+        with self._lock:
+            self._since = bytearray()
 
     def save(self, memory: Memory, *, closed: bool = False) -> None:
         """Write the file anew. closed: nothing more will be noted."""
-        self._close()
-        self._retry_at = math.inf
-        self._promised = max(self._promised, self._ms())
-        authors = [(key, newest, bits.to_bytes((bits.bit_length() + 7) // 8, "big")) for key, newest, bits in memory.authors]
-        snapshot = msgspec.msgpack.encode(_Snapshot(self._boot, closed, self._promised, memory.horizon, list(memory.contents), authors))
+        with self._lock:
+            self._retry_at = math.inf
+            self._promised = max(self._promised, self._ms())
+            promised = self._promised
+        authors = [(key, horizon, _packed(sent_at), _packed(sequences)) for key, horizon, sent_at, sequences in memory.authors]
+        snapshot = msgspec.msgpack.encode(_Snapshot(self._boot, closed, promised, memory.start, memory.horizon, authors))
+
+        def swap(draft: Path, path: Path) -> None:
+            with self._lock:
+                self._close()
+                self._since, since = None, self._since or b""
+                if since:
+                    with draft.open("ab") as file:
+                        file.write(since)
+                    durable.sync(draft)
+                draft.replace(path)
+                durable.sync(path.parent)
+                self._written, self._snapshot = len(since), len(snapshot)
+                if not closed:
+                    self._journal = os.open(path, os.O_WRONLY | os.O_APPEND)
+
         try:
-            durable.replace(self._path, _HEADER.pack(MAGIC, len(snapshot), crc32(snapshot)) + snapshot)
-            if not closed:
-                self._journal = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            durable.replace(self._path, _HEADER.pack(MAGIC, len(snapshot), crc32(snapshot)) + snapshot, step=swap)
         except OSError as error:
-            self._give_up(error)
+            with self._lock:
+                self._give_up(error)
 
     def _append(self, trace: Trace, *, sync: bool = False) -> None:
+        record = _RECORD.pack(*trace)
+        record += _CRC.pack(crc32(record))
+        if self._since is not None:
+            self._since += record
         if self._journal is None:
             return
-        record = _RECORD.pack(*trace)
         try:
-            if os.write(self._journal, record + _CRC.pack(crc32(record))) != RECORD:
+            if os.write(self._journal, record) != RECORD:
                 self._give_up(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
                 return
             if sync:
@@ -130,6 +157,7 @@ class ReplayLog:
         """A part of the log would admit replays. Without one, older frames are refused."""
         log.warning("cannot write %s: %s; after a restart only frames sent from then on are admitted", self._path, error.strerror)
         self._close()
+        self._since = None
         with contextlib.suppress(OSError):  # on a full disk a file can still be removed
             self._path.unlink(missing_ok=True)
         self._retry_at = self._clock() + RETRY
@@ -162,23 +190,31 @@ class ReplayLog:
         if magic != MAGIC or len(body) != length or crc32(body) != checksum:
             raise ValueError("not what was written")
         snapshot = msgspec.msgpack.decode(body, type=_Snapshot)
-        contents = {content_id: sent_at for sent_at, content_id in snapshot.contents}
-        authors = OrderedDict((key, (newest, int.from_bytes(bits, "big"))) for key, newest, bits in snapshot.authors)
+        authors = [RememberedAuthor(key, horizon, _unpacked(at), _unpacked(numbers)) for key, horizon, at, numbers in snapshot.authors]
+        replays = Replays(0, Memory(snapshot.start, snapshot.horizon, authors))
         self._promised = snapshot.promised
         journal = data[_HEADER.size + length :]
         traces = _records(journal)
         for trace in traces:
             if trace.author == _NOBODY:
                 self._promised = max(self._promised, trace.sent_at)
-                continue
-            contents[trace.content_id] = trace.sent_at
-            authors[trace.author] = came(*authors.pop(trace.author, (-1, 0)), trace.sequence)
-        horizon = snapshot.horizon
+            else:
+                replays.remember(trace, NOBODY, 0.0)
+        memory, start = replays.memory(), snapshot.start
         if len(traces) < len(journal) // RECORD:  # damaged, and what came after the damage is lost
-            horizon = max(horizon, self._promised + 1, self._ms())
+            start = max(start, self._promised + 1, self._ms())
         elif not snapshot.closed and (self._boot == "" or snapshot.boot != self._boot):
-            horizon = max(horizon, self._promised + 1)
-        return Memory(horizon, [(at, name) for name, at in contents.items()], [(key, *said) for key, said in authors.items()])
+            start = max(start, self._promised + 1)
+        return Memory(start, memory.horizon, memory.authors)
+
+
+def _packed(numbers: Sequence[int]) -> bytes:
+    return struct.pack(f">{len(numbers)}Q", *numbers)
+
+
+def _unpacked(numbers: bytes) -> Sequence[int]:
+    """Raises struct.error."""
+    return struct.unpack(f">{len(numbers) // 8}Q", numbers)
 
 
 def _records(journal: bytes) -> list[Trace]:

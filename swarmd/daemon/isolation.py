@@ -12,8 +12,9 @@ from p2p.types import PeerId, Reason
 from swarmd.daemon.reachability_report import bootstrap_remedy
 from swarmd.terminal import printable
 
-CLOCK = 240.0  # seconds between two clocks that are too many; frames are refused from 300 on (`AdmissionLimits.window`)
-_NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO}  # of every swarm
+BEHIND = 240.0  # seconds that a clock may be behind; frames older than `replays.WINDOW` are refused
+AHEAD = 20.0  # seconds that one may be ahead; refused are frames from more than `replays.AHEAD` in the future, and an answer takes its time
+_NOT_A_CAUSE = {Reason.DUPLICATE, Reason.OWN_ECHO, Reason.OLD}  # of every swarm
 _SURE_OF = (Reason.OTHER_MODALITY, Reason.WRONG_VERSION)  # one such frame tells what its author is
 
 
@@ -121,19 +122,21 @@ def _offline(facts: Facts) -> Trouble | None:
 def _clock(facts: Facts) -> Trouble | None:
     """All whom we asked are wrong in the same way: so it is our clock."""
     ahead = [said.ahead for said in facts.introduced]
-    if not ahead or not (all(seconds > CLOCK for seconds in ahead) or all(seconds < -CLOCK for seconds in ahead)):
+    behind = all(seconds > BEHIND for seconds in ahead)
+    if not ahead or not (behind or all(seconds < -AHEAD for seconds in ahead)):
         return None
-    least = min(ahead, key=abs)
-    off = f"{abs(least) / 60:.0f} minutes {'behind' if least > 0 else 'ahead'}"
+    least = min(map(abs, ahead))
+    off = f"{least:.0f} seconds" if least < 100 else f"{least / 60:.0f} minutes"
+    off += " behind" if behind else " ahead"
     if len(ahead) > 1:
         return Trouble(
-            f"this machine's clock is {off}, say all {len(ahead)} peers asked: they refuse what this node sends, and it what they send",
+            f"this machine's clock is {off}, say all {len(ahead)} peers asked: frames are refused for it",
             "set the clock, best by NTP; the node needs no restart",
         )
     if facts.heard:
         return None  # one peer's word; another one's frames were in time
     return Trouble(
-        f"this machine's clock is {off} of that of the only peer that could be asked: each refuses what the other sends",
+        f"this machine's clock is {off} of that of the only peer that could be asked: frames are refused for it",
         "let NTP set this clock; if it was right, the other's has to be set",
     )
 

@@ -138,7 +138,7 @@ def forge(connections: int, seed: int = 1) -> Result:
             result.honest_sent += 1
             result.honest_let_in += world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
     for author in world.honest:  # and each has its whole burst left, but for what it sent itself
-        for _ in range(150):
+        for _ in range(50):
             result.honest_sent += 1
             result.honest_let_in += world.victim.deliver(world.frame(author), author.peer_id) is Verdict.ACCEPT
     result.reasons = Counter({reason.value: count for reason, count in world.victim.rejected.items()})
@@ -149,7 +149,7 @@ def forge(connections: int, seed: int = 1) -> Result:
 
 def test_no_forged_frame_is_let_in_and_no_honest_one_kept_out() -> None:
     results = {connections: forge(connections) for connections in (0, 3, 100)}
-    assert all(r.let_in == 0 and r.honest_let_in == r.honest_sent > 1000 for r in results.values())
+    assert all(r.let_in == 0 and r.honest_let_in == r.honest_sent > 500 for r in results.values())
     unnamed = results[0].reasons
     assert min(unnamed[reason] for reason in ("bad signature", "not a frame", "of another swarm")) > 500
     assert results[3].looked_at < 100  # his connections are no longer listened to

@@ -6,7 +6,7 @@ import pytest
 
 from p2p.peers.introduction import Introduced
 from p2p.types import Reason
-from swarmd.daemon.isolation import CLOCK, Facts, another, certain, why_alone
+from swarmd.daemon.isolation import BEHIND, Facts, another, certain, why_alone
 
 DEAD = {"address": "/ip4/192.0.2.1/tcp/4001/p2p/x", "answers": False, "says": "nothing listens on that port", "refused": True}
 LIVE = {"address": "/ip4/192.0.2.2/tcp/4001/p2p/y", "answers": True, "says": "answers in 9 ms", "refused": False}
@@ -16,7 +16,7 @@ def peer(ahead: float = 0.0, *, refuses: bool = False, doing: str = "training", 
     return Introduced(digest, "sapo-9", "swarmd 9", doing, refuses, ahead)
 
 
-LATE, EARLY = peer(-CLOCK - 60), peer(CLOCK + 60)
+LATE, EARLY = peer(-BEHIND - 60), peer(BEHIND + 60)
 REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
 
 
@@ -38,6 +38,7 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ({"connected": 2, "companions": 1, "refused": {Reason.OTHER_MODALITY: 1}}, "a kind that this node cannot use", "nothing to do"),
         ({"connected": 2, "introduced": [EARLY, EARLY]}, "clock is 5 minutes behind, say all 2 peers", "NTP"),
         ({"connected": 2, "introduced": [LATE]}, "clock is 5 minutes ahead of that of the only peer", "NTP"),
+        ({"connected": 2, "introduced": [peer(-30), peer(-29)]}, "clock is 29 seconds ahead, say all 2 peers", "NTP"),
         ({"connected": 2, "introduced": [REFUSES, REFUSES, HELPS]}, "refused by all 2 peers asked", "wait"),
         ({"connected": 1, "introduced": [REFUSES]}, "refused by the only peer that could be asked", "wait"),
         ({"bootstrap": [LIVE], "hung_up": ["/ip4/192.0.2.2"]}, "192.0.2.2 answers, and ends each connection", "a ban ends by itself"),
@@ -56,6 +57,7 @@ def test_the_cause_and_what_to_do(facts: dict[str, Any], cause: str, remedy: str
         {"connected": 1, "companions": 1},  # its rounds may be long
         {"connected": 1, "unknown": 1, "others": {"tiny-9": 3}},  # an earlier version, which cannot say what it trains
         {"connected": 2, "companions": 1, "refused": {Reason.STALE: 9, Reason.BAD_SIGNATURE: 9}},  # frames from before the start
+        {"connected": 2, "companions": 1, "refused": {Reason.OLD: 9}},
         {"connected": 2, "companions": 1, "introduced": [LATE, EARLY]},  # they differ: it is not ours
         {"connected": 2, "companions": 1, "introduced": [LATE, peer()]},
         {"connected": 2, "companions": 1, "introduced": [REFUSES, peer()]},

@@ -41,7 +41,7 @@ def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
 
 def test_a_report_counts_and_costs_the_author_its_quota_and_then_its_repute() -> None:
     swarm = MemorySwarm()
-    a, b = member(swarm, 1), member(swarm, 2, limits=AdmissionLimits(frames_burst=20))
+    a, b = member(swarm, 1), member(swarm, 2, limits=AdmissionLimits(frames_burst=5))
     a.publish("rollouts", b"1")
     b.report(a.identity.peer_id, Reason.UNDECODABLE)
     a.publish("rollouts", b"2")

@@ -132,7 +132,7 @@ def test_standing_is_lost_at_once_by_ones_own_offence_and_not_by_what_one_passed
 def test_its_file_is_private_and_a_damaged_one_is_set_aside(tmp_path: Path) -> None:
     path, reputation, clean = tmp_path / "reputation", Reputation(), Reputation()
     reputation.met(A, "11.0", NOW)
-    save_reputation(path, reputation)
+    save_reputation(path, reputation.dump())
     assert path.stat().st_mode & 0o777 == 0o600
     data = bytearray(path.read_bytes())
     data[30] ^= 1

@@ -23,7 +23,7 @@ from p2p.types import PeerId, Score, Verdict
 
 OnFrame = Callable[[bytes, PeerId | None, Sequence[str]], Verdict]  # a message's data, who handed it over, and its topics
 MESHSUB = (TProtocol("/meshsub/1.1.0"), TProtocol("/meshsub/1.0.0"))
-SEEN_TTL = 600  # seconds; twice the inbox's window, as its own memory is
+SEEN_TTL = 120  # seconds, as p2pd; what is repeated later ends in the inbox
 HEARTBEAT = 1  # seconds
 BACK_OFF = 600  # seconds for which a peer may keep us out of its mesh, at most
 SUBSCRIPTIONS = 16  # topics of a peer that we take note of

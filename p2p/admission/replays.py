@@ -1,0 +1,163 @@
+"""Replay protection: which of each author's latest frames came. Pure; `now` is an argument. `p2p.admission.replay_log` keeps it on disk.
+
+Theory of operation. A frame is known by its author, its sequence number and its time of sending, all of them signed. Of an author the
+FRAMES sent last are remembered. What is forgotten raises a **horizon**, and what was sent up to it is old:
+
+- an author's own, where it has more than FRAMES. So the times that an author chooses count for nobody else;
+- one of all authors that we do not remember, where an author is forgotten. It never passes LATELY before now, as no author is forgotten
+  whose newest frame is younger. Where there is no room, a new author is refused instead.
+
+Room goes by **holder**, the connection that brought an author: it may hold as many authors as are free for others (Choudhury and Hahne,
+1998), and where there are too few, the one that has been silent for longest goes, of the holder that has most.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from p2p.types import PeerId, Reason
+
+WINDOW = 300.0  # seconds that a frame may be older than now, by its author's clock
+AHEAD = 10.0  # seconds that an author's clock may be ahead of ours, the time on the way included
+LATELY = 60.0  # seconds for which an author is remembered, however many there are
+FRAMES = 64  # of an author that are remembered
+NOBODY = PeerId("")  # the holder of authors of which no connection is known
+
+
+class Trace(NamedTuple):
+    """What replay protection keeps of one admitted frame."""
+
+    author: bytes  # its key
+    sequence: int
+    sent_at: int  # ms
+
+
+class RememberedAuthor(NamedTuple):
+    """One author in a `Memory`."""
+
+    key: bytes
+    horizon: int  # ms; what it sent up to here is old
+    sent_at: Sequence[int]  # ms, of each frame; the earliest first
+    sequences: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The replay protection's state, which must outlive a restart."""
+
+    start: int = 0  # ms; what anybody sent before is old
+    horizon: int = 0  # ms; what authors that are not among these sent up to here is old
+    authors: Sequence[RememberedAuthor] = ()  # least recently heard first
+
+
+class _Author:
+    __slots__ = ("holder", "horizon", "sent_at", "sequences")
+
+    def __init__(self, holder: PeerId, horizon: int, sent_at: Sequence[int] = (), sequences: Sequence[int] = ()) -> None:
+        self.holder, self.horizon = holder, horizon
+        self.sent_at, self.sequences = array("Q", sent_at), array("Q", sequences)  # of each frame; the earliest first
+
+    @property
+    def newest(self) -> int:
+        return self.sent_at[-1] if self.sent_at else self.horizon
+
+    def add(self, sequence: int, sent_at: int) -> None:
+        place = bisect_left(self.sent_at, sent_at)
+        self.sent_at.insert(place, sent_at)
+        self.sequences.insert(place, sequence)
+        self.forget(max(0, len(self.sent_at) - FRAMES))
+
+    def forget(self, count: int) -> None:
+        """Those that were sent first."""
+        if count:
+            self.horizon = max(self.horizon, self.sent_at[count - 1])
+            del self.sent_at[:count], self.sequences[:count]
+
+
+class Replays:
+    """limit: authors that are remembered at once."""
+
+    def __init__(self, limit: int, memory: Memory, not_before: float = 0.0) -> None:
+        """not_before: seconds since the epoch; what was sent earlier is old."""
+        self._limit = limit
+        self._start, self._horizon = max(memory.start, int(not_before * 1000)), memory.horizon
+        self._authors: dict[bytes, _Author] = {}
+        self._held: dict[PeerId, OrderedDict[bytes, _Author]] = {}  # by holder; longest silent first
+        for key, horizon, sent_at, sequences in memory.authors:
+            self._place(key, _Author(NOBODY, horizon, sent_at, sequences))
+
+    def __len__(self) -> int:
+        return len(self._authors)
+
+    def refuses(self, trace: Trace, holder: PeerId, now: float) -> Reason | None:
+        """Why this frame may not be let in: STALE, OLD, DUPLICATE or CROWDED."""
+        key, sequence, sent_at = trace
+        if not now - WINDOW <= sent_at / 1000 <= now + AHEAD:
+            return Reason.STALE
+        if self._start > (now + LATELY + AHEAD) * 1000:  # the clock was set back, and all frames would be old until it caught up
+            self._start = int(now * 1000)
+        author = self._authors.get(key)
+        if author is not None and sequence in author.sequences:
+            return Reason.DUPLICATE
+        if sent_at < self._start or sent_at <= (self._horizon if author is None else author.horizon):
+            return Reason.OLD
+        return None if author is not None or self._has_room(holder, now) else Reason.CROWDED
+
+    def remember(self, trace: Trace, holder: PeerId, now: float) -> None:
+        """The frame is let in; `refuses` found nothing."""
+        author = self._authors.get(trace.author)
+        if author is None:
+            author = self._place(trace.author, _Author(holder, self._horizon))
+        elif len(self._held.get(holder, ())) < len(self._held[author.holder]):  # nobody holds an author who was only faster once
+            self._forget(trace.author)
+            author.holder = holder
+            self._place(trace.author, author)
+        self._held[author.holder].move_to_end(trace.author)
+        author.add(trace.sequence, trace.sent_at)
+        expired = int((now - WINDOW) * 1000)
+        author.forget(bisect_left(author.sent_at, expired))
+        self._expire(author.holder, expired)
+
+    def memory(self) -> Memory:
+        authors = (  # holders one after the other: of authors who are silent alike any may go first
+            RememberedAuthor(key, author.horizon, author.sent_at[:], author.sequences[:])
+            for held in self._held.values()
+            for key, author in held.items()
+        )
+        return Memory(self._start, self._horizon, list(authors))
+
+    def _has_room(self, holder: PeerId, now: float) -> bool:
+        """Forgets who may be forgotten, as far as needed."""
+        while True:
+            free = self._limit - len(self._authors)
+            if free > (len(self._held.get(holder, ())) if holder else 0):
+                return True
+            most = max(self._held.values(), key=len, default=None)
+            if not most:
+                return False
+            key, silent = next(iter(most.items()))
+            if silent.newest >= (now - LATELY) * 1000:
+                return False
+            self._horizon = max(self._horizon, silent.newest)
+            self._forget(key)
+
+    def _expire(self, holder: PeerId, expired: int) -> None:
+        """Forget authors of whom nothing can be let in again, in the order in which they fell silent."""
+        held = self._held[holder]
+        while (first := next(iter(held.items())))[1].newest < expired:
+            self._horizon = max(self._horizon, first[1].newest)
+            self._forget(first[0])
+
+    def _place(self, key: bytes, author: _Author) -> _Author:
+        self._authors[key] = self._held.setdefault(author.holder, OrderedDict())[key] = author
+        return author
+
+    def _forget(self, key: bytes) -> None:
+        author = self._authors.pop(key)
+        held = self._held[author.holder]
+        del held[key]
+        if not held:
+            del self._held[author.holder]

@@ -1,0 +1,111 @@
+"""A peer with free keys whose clocks are wrong on purpose: `python -m tests.attacks.deafening`, a process of its own, JSON lines out.
+
+Every frame is well signed and inside every limit of a connection: --rate of them a second to each victim, over --connections, each signed
+by the next of --keys, with a clock between 300 s behind and 300 s ahead. The next frame of each key has another clock.
+
+Out: {"ready": true} when it is connected, {"written": messages so far to all victims} every second.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import multiaddr
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import info_from_p2p_addr
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.utils import encode_varint_prefixed
+
+from benchmarks.probe import options, say
+from p2p.engines.libp2p.pubsub import MESHSUB
+from p2p.engines.libp2p.stack import make_host
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.topic import Topic
+from tests.attacks.nodes import key_of, subscribe, swallow
+
+KEYS, RATE, CONNECTIONS = 120, 1500.0, 8
+SKEW = 300.0  # seconds
+SPAN = 0.1  # seconds between two writes
+BODY = 100  # bytes
+
+
+def crowd(seed: int, keys: int = KEYS) -> list[Identity]:
+    return [key_of(seed, 1000 + n) for n in range(keys)]
+
+
+def skews(rng: random.Random) -> Iterator[float]:
+    """Of one frame after the other, in seconds. Half are inside what was once the window's end, to fill the memory to its horizon."""
+    while True:
+        yield rng.choice((rng.uniform(-SKEW, SKEW), rng.uniform(SKEW - 5, SKEW - 1), rng.uniform(0.0, 9.0)))
+
+
+def messages(who: Sequence[Identity], topic: Topic, rng: random.Random) -> Iterator[Any]:
+    """Signed for libp2p by the same keys."""
+    signers = [(identity, create_new_key_pair(identity.seed).private_key, ID.from_string(identity.peer_id).to_bytes()) for identity in who]
+    number = int(time.time() * 1000)
+    for skew in skews(rng):
+        identity, private, name = signers[number % len(signers)]
+        number += 1
+        data = seal(identity, topic.swarm_id, number, time.time() + skew, "probe", rng.randbytes(BODY))
+        made = rpc_pb2.Message(from_id=name, data=data, topicIDs=[str(topic)], seqno=number.to_bytes(8, "big"))
+        made.signature = private.sign(b"libp2p-pubsub:" + made.SerializeToString())
+        yield made
+
+
+async def connection(seed: int, number: int, victim: str, topic: Topic, parts: Any, task_status: Any) -> None:
+    host = make_host(key_of(seed, number))
+    host.set_stream_handler(MESHSUB[0], swallow)
+    async with host.run(listen_addrs=[]):
+        stream, _ = await subscribe(host, info_from_p2p_addr(multiaddr.Multiaddr(victim)), topic)
+        task_status.started()
+        try:
+            async for part in parts:
+                await stream.write(part)
+        except Exception:  # hung up on, in the words of whichever layer finds it first: the others go on
+            return
+
+
+async def run(given: Any) -> None:
+    topic, rng = Topic(given.swarm, given.digest), random.Random(given.seed)
+    async with trio.open_nursery() as nursery:
+        lines = []
+        for number, victim in enumerate(victim for victim in given.bootstrap for _ in range(given.connections)):
+            send, receive = trio.open_memory_channel[bytes](50)
+            await nursery.start(lambda n, v, r, task_status: connection(given.seed, n, v, topic, r, task_status), number, victim, receive)
+            lines.append(send)
+        say(ready=True)
+        made, begun, written, said = messages(crowd(given.seed, given.keys), topic, rng), time.monotonic(), 0, 0
+        for beat in range(int(given.seconds / SPAN)):
+            for nth in range(given.connections):
+                share = [next(made) for _ in range(round(given.rate * SPAN / given.connections))]
+                part = encode_varint_prefixed(rpc_pb2.RPC(publish=share).SerializeToString())
+                for line in lines[nth :: given.connections]:
+                    try:
+                        line.send_nowait(part)
+                        written += len(share)
+                    except (trio.WouldBlock, trio.BrokenResourceError):  # the victim does not read as fast, or has hung up
+                        continue
+            if time.monotonic() - begun > said:
+                said += 1
+                say(written=written)
+            await trio.sleep(max(0.0, begun + (beat + 1) * SPAN - time.monotonic()))
+        say(done=written)
+        nursery.cancel_scope.cancel()
+
+
+def main() -> None:
+    parser = options("tests.attacks.deafening", "sends frames of wrong clocks; give it only your own nodes")
+    parser.add_argument("--keys", type=int, default=KEYS)
+    parser.add_argument("--rate", type=float, default=RATE, help="frames a second, to each victim")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help="to each victim")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=1)
+    trio.run(run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

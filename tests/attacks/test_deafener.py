@@ -1,0 +1,143 @@
+"""Deafener: free keys whose clocks are up to 300 s wrong fill a node's replay protection, so that it refuses what honest nodes send.
+
+`deafened` plays it on the real inbox and its log on disk, in virtual time, with the restarts; its frames are signed only where somebody
+looks at the signature.
+"""
+
+import itertools
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from p2p.admission.inbox import Inbox
+from p2p.admission.replay_log import ReplayLog
+from p2p.envelope import Frame, check, seal
+from p2p.identity import Identity, peer_id_of
+from p2p.types import Envelope, PeerId, Rejected
+from swarmd.testing import NOW, TOPIC, identity
+from tests.attacks.deafening import KEYS, RATE, crowd, skews
+from tests.attacks.harness import show
+
+CONNECTIONS = 8  # of the attacker: each below what one may send
+HONEST = 10
+ROUND = 5.0  # seconds between two offers of an honest node
+CLOCKS = (0.0, 0.0, 0.0, -2.0, 3.0, 8.0, -30.0, -100.0, -200.0, -280.0)  # seconds that each honest node's is ahead
+
+
+@dataclass
+class Played:
+    honest: int = 0  # frames sent by nodes that were there before, and by those who come one by one
+    heard: int = 0
+    newcomers: int = 0
+    newcomers_heard: int = 0
+    admitted: int = 0  # of the attacker
+    deaf: float = 0.0  # longest time without an honest frame, in seconds
+    disk: float = 0.0  # MB written a second
+    lost: list[float] = field(default_factory=list)  # when
+
+    @property
+    def missed(self) -> float:
+        return 1 - self.heard / self.honest
+
+    @property
+    def newcomers_missed(self) -> float:
+        return 1 - self.newcomers_heard / self.newcomers if self.newcomers else 0.0
+
+
+class Victim:
+    """The inbox of one node with its log. The system's boots are told apart, so that a power cut can be played."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.now, self.boot, self.written = folder / "seen", NOW, 0, 0
+        self.start()
+
+    def start(self) -> None:
+        self.log = ReplayLog(self.path, lambda: self.now, boot=f"boot {self.boot}")
+        self.inbox = Inbox(identity(0).peer_id, TOPIC.swarm_id, memory=self.log.load(), note=self.log.note, verify=self._verify)
+        self._size = self.path.stat().st_size
+        self.written += self._size
+
+    def restart(self, how: str) -> None:
+        self.written += self.path.stat().st_size - self._size
+        if how == "clean":
+            self.log.save(self.inbox.memory(), closed=True)
+        self.boot += how == "power"
+        self.start()
+
+    def hears(self, frame: bytes, via: PeerId) -> bool:
+        return isinstance(self.inbox.receive(frame, self.now, via), Envelope)
+
+    def save(self) -> None:
+        """What a node does every ten seconds."""
+        if self.log.due:
+            self.written += self.path.stat().st_size - self._size
+            self.log.save(self.inbox.memory())
+            self._size = self.path.stat().st_size
+            self.written += self._size
+
+    @staticmethod
+    def _verify(parsed: Frame, frame: bytes) -> Envelope | Rejected:
+        if parsed.signature == bytes(64):  # the attacker's, for whom each was made a thousand times faster
+            return Envelope(peer_id_of(parsed.author), parsed.sequence, parsed.sent_at_ms / 1000, parsed.kind, parsed.body)
+        return check(parsed, frame)
+
+
+class Unsigned(Identity):
+    def sign(self, domain: bytes, content: bytes) -> bytes:
+        return bytes(64)
+
+
+def deafened(folder: Path, restart: str = "", seconds: float = 600.0, rate: float = RATE, keys: int = KEYS, seed: int = 1) -> Played:
+    """restart: in the middle; "clean", "kill" or "power" (a power cut, which loses nothing of the file here, but nobody can know that)."""
+    rng, numbers, played, victim = random.Random(seed), itertools.count(1), Played(), Victim(folder)
+    attackers = [Unsigned.from_seed(who.seed) for who in crowd(seed, keys)]
+    clock, lines = skews(rng), [identity(900 + n).peer_id for n in range(CONNECTIONS)]
+    honest = [(identity(n + 1), skew) for n, skew in enumerate(CLOCKS)]
+    heard_at, sent = NOW, 0
+    victim.now = NOW + 300  # so that the slowest are no older than its start
+    begin = victim.now
+    for step in range(int(seconds * 10)):
+        victim.now = begin + step / 10
+        if restart and step == int(seconds * 5):
+            victim.restart(restart)
+        while sent < rate * step / 10:
+            n = next(numbers)
+            sent += 1
+            hostile = seal(attackers[n % keys], TOPIC.swarm_id, n, victim.now + next(clock), "probe", b"")
+            played.admitted += victim.hears(hostile, lines[n % CONNECTIONS])
+        for n, (who, skew) in enumerate(honest):
+            if (step + 5 * n) % int(ROUND * 10) == 0:
+                heard = victim.hears(seal(who, TOPIC.swarm_id, next(numbers), victim.now + skew, "offer", b""), who.peer_id)
+                played.honest += 1
+                played.heard += heard
+                if heard:
+                    heard_at = victim.now
+                else:
+                    played.lost.append(victim.now - begin)
+                played.deaf = max(played.deaf, victim.now - heard_at)
+        if step % 100 == 7:
+            newcomer = identity(10_000 + step)
+            played.newcomers += 1
+            played.newcomers_heard += victim.hears(seal(newcomer, TOPIC.swarm_id, 1, victim.now, "offer", b""), honest[0][0].peer_id)
+        if step % 100 == 0:
+            victim.save()
+    victim.restart("kill")
+    played.disk = victim.written / seconds / 1e6
+    show(f"deafener, virtual, {rate:g}/s of {keys} keys, {seconds:g} s, restart {restart or 'none'}", played)
+    return played
+
+
+@pytest.mark.parametrize("restart", ["", "clean", "kill"])
+def test_frames_of_wrong_clocks_make_nobody_deaf(restart: str, tmp_path: Path) -> None:
+    played = deafened(tmp_path, restart, seconds=70.0)
+    assert played.admitted > 20_000 and played.missed <= 0.01 and played.newcomers_missed == 0
+    assert played.disk < 1.0
+
+
+def test_after_a_power_cut_a_node_is_deaf_for_a_minute_at_most(tmp_path: Path) -> None:
+    """By the attacker's clock it would be for up to six."""
+    played = deafened(tmp_path, "power", seconds=140.0, rate=200.0)
+    assert 0 < played.deaf <= 60.0
+    assert not [at for at in played.lost if at > 70.0 + 60.0 + max(map(abs, CLOCKS))]
