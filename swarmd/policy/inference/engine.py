@@ -66,7 +66,7 @@ class Weights(Protocol):
         """The adapter as peft reads it, into an existing folder. OSError."""
 
     def write_model(self, folder: Path) -> None:
-        """The whole model as transformers reads it, an adapter folded in, without tokenizer, into an existing folder. OSError."""
+        """The whole model as transformers reads it, an adapter folded in in float32, no tokenizer, into an existing folder. OSError."""
 
 
 class InferenceEngine(Protocol):

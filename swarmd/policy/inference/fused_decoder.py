@@ -5,6 +5,7 @@ left that is what a step costs, on a CPU and on a GPU alike. What is computed is
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarmd.policy.attention.attention import Layout, Rules
+from swarmd.policy.models.lora import adapted, lora_factors
 
 # RMS norm, rotated queries and keys, attention, a gated unit, two residuals, and nothing besides.
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3"})
@@ -19,7 +21,7 @@ LARGEST_COPY: Final = 2**28  # bytes of projections laid side by side: their sec
 
 
 class Blocks:
-    """The network's layers, read off its modules. Adapters must be folded into their base weights."""
+    """The network's layers, read off its modules, adapters beside them."""
 
     def __init__(self, network: nn.Module, frozen: bool) -> None:
         """network: `readable`. frozen: the weights stay as they are while this is in use, so copies may be made of them."""
@@ -28,7 +30,7 @@ class Blocks:
         size = sum(p.numel() * p.element_size() for p in decoder.layers.parameters())
         self._embed: nn.Module = model.get_input_embeddings()
         self._rotations: nn.Module = decoder.rotary_emb
-        self._layers = [_Block(layer, i, frozen and size <= LARGEST_COPY) for i, layer in enumerate(decoder.layers)]
+        self._layers = [_Block(layer, i, frozen, frozen and size <= LARGEST_COPY) for i, layer in enumerate(decoder.layers)]
         self._norm: Any = decoder.norm
         self._head: nn.Module = model.get_output_embeddings()
 
@@ -52,18 +54,19 @@ def readable(network: nn.Module) -> bool:
 
 
 class _Block:
-    def __init__(self, layer: Any, index: int, copy: bool) -> None:
+    def __init__(self, layer: Any, index: int, frozen: bool, copy: bool) -> None:
         attention, config = layer.self_attn, layer.self_attn.config
-        self._index, self._attention, self._mlp = index, attention, layer.mlp
+        self._index, self._activation = index, layer.mlp.act_fn
         self._before_attention, self._before_mlp = layer.input_layernorm, layer.post_attention_layernorm
         self._query_norm, self._key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
         self._width: int = attention.head_dim
         self._queries, self._keys = (_linear(p).out_features // self._width for p in (attention.q_proj, attention.k_proj))
         everywhere = config.sliding_window if config.model_type == "mistral" else None
         self._rules = Rules(attention.scaling, getattr(attention, "sliding_window", everywhere), None)
-        beside = _copied if copy else _in_place
-        self._project = beside([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gated = beside([layer.mlp.gate_proj, layer.mlp.up_proj])
+        side_by_side = _copied if copy else partial(_in_place, frozen=frozen)
+        self._project = side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._gated = side_by_side([layer.mlp.gate_proj, layer.mlp.up_proj])
+        self._attended, self._down = _added(attention.o_proj, frozen), _added(layer.mlp.down_proj, frozen)
 
     def step(self, x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
         """x: [B, d]. cos, sin: [B, 1, D], the first half of sin negated."""
@@ -76,31 +79,51 @@ class _Block:
         rotated = torch.addcmul(rotated * cos, rotated.roll(self._width // 2, -1), sin)
         query, key, value = rotated[:, : self._queries], rotated[:, self._queries :], projected[:, self._queries + self._keys :]
         seen = layout.attend(self._index, query, key, value, self._rules)
-        x = _added(x, seen.reshape(len(x), -1), self._attention.o_proj)
+        x = self._attended(x, seen.reshape(len(x), -1))
         gate, up = self._gated(_normed(x, self._before_mlp)).chunk(2, dim=-1)
-        return _added(x, self._mlp.act_fn(gate) * up, self._mlp.down_proj)
+        return self._down(x, self._activation(gate) * up)
 
 
-Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of several layers, side by side
+Project = Callable[[Tensor], Tensor]  # [B, d] -> the outputs of one layer, or of several side by side
 
 
 def _copied(projections: list[Any]) -> Project:
     layers = [_linear(p) for p in projections]
     weight = torch.cat([layer.weight for layer in layers])
     bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    return lambda x: F.linear(x, weight, bias)
+    factors = [f for p in projections if (f := lora_factors(p)) is not None]
+    if not factors:
+        return lambda x: F.linear(x, weight, bias)
+    down, up = torch.cat([a for a, _ in factors]), torch.block_diag(*(b for _, b in factors))  # type: ignore[no-untyped-call]
+    return lambda x: adapted(x, weight, bias, down, up)
 
 
-def _in_place(projections: list[Any]) -> Project:
-    layers = [_linear(p) for p in projections]
-    return lambda x: torch.cat([F.linear(x, layer.weight, layer.bias) for layer in layers], dim=-1)
+def _in_place(projections: list[Any], *, frozen: bool) -> Project:
+    each = [_one(p, frozen) for p in projections]
+    return lambda x: torch.cat([project(x) for project in each], dim=-1)
 
 
-def _added(x: Tensor, update: Tensor, projection: Any) -> Tensor:
-    """x + projection(update), in one pass."""
+def _one(projection: Any, frozen: bool) -> Project:
+    layer, factors = _linear(projection), lora_factors(projection)
+    if factors is None:
+        return lambda x: F.linear(x, layer.weight, layer.bias)
+    if not frozen:  # the module reads its adapter anew
+        return projection  # type: ignore[no-any-return]
+    return lambda x: adapted(x, layer.weight, layer.bias, *factors)
+
+
+def _added(projection: Any, frozen: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """(x, update) -> x + projection(update), in one pass where there is no adapter."""
     layer = _linear(projection)
-    out = torch.addmm(x, update, layer.weight.T)
-    return out if layer.bias is None else out + layer.bias
+    if layer is not projection:
+        project = _one(projection, frozen)
+        return lambda x, update: x + project(update)
+
+    def plain(x: Tensor, update: Tensor) -> Tensor:
+        out = torch.addmm(x, update, layer.weight.T)
+        return out if layer.bias is None else out + layer.bias
+
+    return plain
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
@@ -108,6 +131,6 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
 
 
 def _linear(projection: Any) -> nn.Linear:
-    """The layer itself, or the one under an adapter that is folded into it."""
+    """The layer itself, or the one under an adapter."""
     layer: nn.Linear = getattr(projection, "base_layer", projection)
     return layer

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from swarmd.policy.models.load import lora_config
-from swarmd.policy.models.lora import lora_layers, merged
+from swarmd.policy.models.lora import folded, lora_layers
 
 _ADAPTER: Final = ".default."  # what peft calls the only adapter, inside the names of its tensors
 _OF_PEFT: Final = "base_model.model."  # what it puts before a tensor's name in a file
@@ -37,16 +37,19 @@ class NetworkWeights:
         config.save_pretrained(folder)
 
     def write_model(self, folder: Path) -> None:
-        """config.json and model.safetensors; a tensor that is two layers' (tied) once."""
+        """config.json and model.safetensors; a tensor that is two layers' (tied) once.
+
+        Adapted layers are written in float32: W + s B A in 16 bits would lose part of the adapter.
+        """
         network: Any = self.network
-        with merged(network):
-            tensors: dict[str, Tensor] = {}
-            there: set[int] = set()
-            for name, weight in network.named_parameters(remove_duplicate=True):
-                if "lora_" not in name and weight.data_ptr() not in there:
-                    there.add(weight.data_ptr())
-                    tensors[name.replace(".base_layer.", ".")] = weight.detach().contiguous()
-            tensors |= {name: b.contiguous() for name, b in network.named_buffers() if name in network.state_dict()}
-            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        tensors: dict[str, Tensor] = {}
+        there: set[int] = set()
+        for name, weight in network.named_parameters(remove_duplicate=True):
+            if "lora_" not in name and weight.data_ptr() not in there:
+                there.add(weight.data_ptr())
+                tensors[name.replace(".base_layer.", ".")] = weight.detach().contiguous()
+        tensors |= {f"{name}.weight": folded(layer) for name, layer in lora_layers(network)}
+        tensors |= {name: b.contiguous() for name, b in network.named_buffers() if name in network.state_dict()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         network.config.save_pretrained(folder)
         network.generation_config.save_pretrained(folder)

@@ -191,7 +191,6 @@ def _counted(network: nn.Module) -> Shape:
         inner_width=max(inner) if isinstance(inner, list | tuple) else inner,
         vocabulary=head.weight.shape[0],
         context=context_of(text),
-        adapted=sum(m.weight.numel() for m in layers),
         adapted_inputs=sum(m.in_features for m in layers),
         adapted_outputs=sum(m.out_features for m in layers),
         recurrent=sum(kind in RECURRENT for kind in getattr(text, "layer_types", None) or ()),

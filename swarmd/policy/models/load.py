@@ -139,13 +139,18 @@ def lora_config(rank: int) -> "LoraConfig":
 def with_adapter(network: nn.Module, rank: int, seed: int) -> nn.Module:
     """Add an adapter that changes nothing yet. seed: of its first weights.
 
-    Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own forward.
+    Only the layers are kept, not peft's wrapper around the model: they do their work inside the network's own forward, as
+    `adapted_linear.py` says.
     """
     from peft import get_peft_model
 
+    from swarmd.policy.models.adapted_linear import AdaptedLinear
+
+    config = lora_config(rank)
+    config._register_custom_module({nn.Linear: AdaptedLinear})
     with torch.random.fork_rng(devices=[]):  # peft draws from torch's global source
         torch.manual_seed(seed)
-        adapted: nn.Module = get_peft_model(network, lora_config(rank)).get_base_model()
+        adapted: nn.Module = get_peft_model(network, config).get_base_model()
     return adapted
 
 

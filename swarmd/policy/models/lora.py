@@ -1,15 +1,38 @@
-"""LoRA layers: merged into the base weights while answering, and unmerged bit for bit."""
+"""LoRA (arXiv 2106.09685): what an adapted layer computes, which of a network's layers are adapted, and folding adapters in.
+
+Whoever uses the policy computes the same: the update, the sampler, the judge. In a 16-bit base two usual ways lose a young adapter
+(docs/performance.md, "A young adapter in bfloat16"): W + s B A rounded back into the base's dtype, and peft's own forward, which adds the
+adapter's output to a product that is rounded already, so that what is below half of its last digit is lost every time.
+"""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as LoraLinear
+
+
+def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor) -> Tensor:
+    """x Wᵀ + s (x Aᵀ) Bᵀ + b: x [N, n], weight [m, n], bias [m], down and up as `lora_factors` gives them -> [N, m].
+
+    The base's product is summed on top of the adapter's in the float32 in which a matrix product accumulates, and rounded once.
+    """
+    out = torch.addmm(F.linear(F.linear(x, down), up), x, weight.T)
+    return out if bias is None else out + bias
+
+
+def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """A [r, n] and s B [m, r] of a layer in the dtype of its base, as torch's autocast would; None where no adapter acts."""
+    adapter: Any = layer
+    if not hasattr(layer, "lora_A") or adapter.disable_adapters:
+        return None
+    (name,) = adapter.active_adapters
+    dtype = adapter.base_layer.weight.dtype
+    return adapter.lora_A[name].weight.to(dtype), (adapter.lora_B[name].weight * adapter.scaling[name]).to(dtype)
 
 
 def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
@@ -21,48 +44,24 @@ def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
     return [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLinear)]
 
 
-@contextmanager
-def merged(network: nn.Module) -> Iterator[None]:
-    """Every adapted layer computes W + s B A in one product (arXiv 2106.09685, section 4.1) until the end of the block.
-
-    The base weights are put aside, not added to and subtracted from: what comes back is what was there, bit for bit. Costs a second copy
-    of the adapted layers' weights; in bfloat16 the sum is rounded.
-    """
-    aside: list[tuple[LoraLinear, Tensor]] = []
-    try:
-        with torch.no_grad():
-            for _, layer in lora_layers(network):
-                if not layer.merged and not layer.disable_adapters:
-                    weight = layer.get_base_layer().weight
-                    whole = _whole(layer, weight)
-                    aside.append((layer, weight.data))
-                    weight.data = whole
-                    layer.merged_adapters.extend(layer.active_adapters)
-        yield
-    finally:
-        for layer, base in aside:
-            layer.get_base_layer().weight.data = base
-            layer.merged_adapters.clear()
-
-
-class StandingMerge:
-    """Layers that stay folded in, for a network that only answers, and whose adapter comes from elsewhere; `merged` leaves them alone."""
-
-    def __init__(self, network: nn.Module) -> None:
-        """Holds the base weights of adapted layers a second time; does nothing where there is no adapter."""
-        self._base: list[tuple[LoraLinear, Tensor]] = []
-        for _, layer in lora_layers(network):
-            self._base.append((layer, layer.get_base_layer().weight.detach().clone()))
-            layer.merged_adapters.extend(layer.active_adapters)
-        self.refold()
-
-    def refold(self) -> None:
-        """The adapter has changed: compute W + s B A anew, from W as it was loaded, into the memory the network computes with."""
-        with torch.no_grad():
-            for layer, base in self._base:
-                layer.get_base_layer().weight.copy_(_whole(layer, base))
-
-
-def _whole(layer: "LoraLinear", base: Tensor) -> Tensor:
+@torch.no_grad()
+def folded(layer: "LoraLinear") -> Tensor:
+    """W + s B A of an adapted layer, in float32."""
     delta: Tensor = sum(layer.get_delta_weight(name).float() for name in layer.active_adapters)
-    return (base.float() + delta).to(base.dtype)
+    whole: Tensor = layer.get_base_layer().weight.float() + delta
+    return whole
+
+
+@torch.no_grad()
+def fold(network: nn.Module) -> float:
+    """Write W + s B A into every adapted layer's own W, rounded to its dtype, and leave the adapters where they are, for `unload`.
+
+    Returns the share of the adapter's energy that rounding loses: the squared length of what is missing over that of s B A.
+    """
+    lost = energy = 0.0
+    for _, layer in lora_layers(network):
+        weight, whole = layer.get_base_layer().weight, folded(layer)
+        energy += float((whole - weight.float()).square().sum())
+        weight.copy_(whole)
+        lost += float((whole - weight.float()).square().sum())
+    return lost / energy if energy else 0.0

@@ -2,10 +2,10 @@
 
 A round has two phases, and the larger of them has to fit beside what is always held:
 
-    always      weights; the adapter's; gradients and Adam's two moments of what is trained; with weights in 16 bits that are all
-                trained a float32 copy of them, where there is room (optimizer.py); what they were at the start (reference.py)
-    answering   keys and values of the answers in hand, a row of logits for each of them, and with LoRA a copy of the adapted layers'
-                weights, while the adapter is merged into them
+    always      weights; the adapter's, and a copy in the base's dtype (`lora.lora_factors`); gradients and Adam's two moments of what is
+                trained; with weights in 16 bits that are all trained a float32 copy of them, where there is room (optimizer.py); what they
+                were at the start (reference.py)
+    answering   keys and values of the answers in hand, and a row of logits for each of them
     training    what the backward pass needs of a micro-batch's tokens, and of a chunk of its logits
 
 What the backward pass needs of one token in one layer, where s is the size of a number, d the width, q and k the widths of queries and
@@ -15,7 +15,6 @@ without: the sum below is between 0.8 and 1.3 times the packed update's, and 0.9
     n d (4 + 2 s)        n norms (two in most models): their input in float32, its normalised form and their output
     (6 q + 4 k) s        queries, keys, values and the attention's output; half of it is room for an attention that makes copies
     4 f s                gate, its activation, up, and their product
-    4 (sum of inputs)    with LoRA on a 16-bit base: peft casts the input of every adapted layer to float32
 
 A layer with a recurrent state (a delta rule's, Mamba's) keeps some 3.5 times as much as one of attention: 2.6 to 4 times in Qwen3.5 and
 Granite 4, most of it in float32 (transformers' own code, without fused kernels).
@@ -55,8 +54,7 @@ class Shape:
     inner_width: int
     vocabulary: int
     context: int | None  # tokens; None: the architecture names no limit
-    adapted: int  # weights of the layers that LoRA adapts
-    adapted_inputs: int  # their inputs, summed over the layers
+    adapted_inputs: int  # inputs of the layers that LoRA adapts, summed over the layers
     adapted_outputs: int
     recurrent: int = 0  # layers with a recurrent state
 
@@ -157,7 +155,7 @@ def _plan(
 
     head_tokens = chunk_of(shape.vocabulary)
     head = head_tokens * shape.vocabulary * LOGIT_BYTES
-    plain, thrifty = _token_bytes(shape, size, lora_rank, False), _token_bytes(shape, size, lora_rank, True)
+    plain, thrifty = _token_bytes(shape, size, False), _token_bytes(shape, size, True)
     most_plain, most = max(0, room - head) // plain, max(0, room - head) // thrifty
     if work.micro_batch_tokens:
         tokens, checkpointing = work.micro_batch_tokens, work.micro_batch_tokens > most_plain
@@ -165,7 +163,9 @@ def _plan(
         checkpointing = most_plain < max(work.row, min(ENOUGH_TOKENS, work.rollout))
         tokens = max(work.row, min(MOST_TOKENS, _power_of_two(most if checkpointing else most_plain)))
 
-    answering = _answering(shape, size, lora_rank, work)
+    rows = work.questions * work.completions
+    head_rows = f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B"
+    answering = [Item("answering", "logits", head_rows, rows * shape.vocabulary * LOGIT_BYTES)]
     rest = room - sum(item.bytes for item in answering)
     key_value, one = shape.key_value_numbers * size, work.completions * work.row
     cache_tokens = CACHE_BYTES // key_value
@@ -222,6 +222,7 @@ def _always(
 
     if lora_rank:  # an adapter is float32 whatever its base is
         of_trained("adapter and its gradient", 2, 4)
+        of_trained("copy of the adapter in the base's dtype", 1, size)
     else:
         of_trained("gradient", 1, size)
     if precision == "master":
@@ -237,20 +238,10 @@ def _always(
     return items
 
 
-def _answering(shape: Shape, size: int, lora_rank: int | None, work: Workload) -> list[Item]:
-    rows = work.questions * work.completions
-    items = [Item("answering", "logits", f"{rows:,} rows × {shape.vocabulary:,} × {LOGIT_BYTES} B", rows * shape.vocabulary * LOGIT_BYTES)]
-    if lora_rank:
-        items.append(Item("answering", "base weights, while merged", f"{shape.adapted:,} × {size} B", shape.adapted * size))
-    return items
-
-
-def _token_bytes(shape: Shape, size: int, lora_rank: int | None, checkpointing: bool) -> int:
+def _token_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
     """What the backward pass needs of one token, all layers, less the logits. See the head of this file."""
     norm = shape.width * (4 + 2 * size)
     layer = shape.norms * norm + (6 * shape.query_width + 4 * shape.key_width + 4 * shape.inner_width) * size
-    if lora_rank and size < 4:
-        layer += 4 * shape.adapted_inputs // shape.layers
     largest = layer * 7 // 2 if shape.recurrent else layer
     kept = shape.layers * shape.width * size if checkpointing else shape.layers * layer + shape.recurrent * (largest - layer)
     again = 2 * largest if checkpointing else largest  # a layer computed again, and the gradients inside one

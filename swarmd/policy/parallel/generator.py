@@ -7,7 +7,6 @@ from pathlib import Path
 from swarmd.config.config import NodeConfig
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.device import free_share
-from swarmd.policy.models.lora import StandingMerge
 from swarmd.policy.parallel.weight_sync import WeightReader
 from swarmd.workers.messages import Begin, FinishedAnswers, WorkerReady
 from swarmd.workers.worker_main import WorkerLink, run
@@ -17,7 +16,7 @@ def generate(begin: Begin, inside: WorkerLink) -> None:
     """Question after question, until the trainer is gone."""
     config = NodeConfig.model_validate_json(begin.config)
     policy = LanguagePolicy.open(config, begin.seed, partial(free_share, processes=begin.sharing))
-    pickup = WeightReader(Path(begin.folder), policy.trained, StandingMerge(policy.network).refold)
+    pickup = WeightReader(Path(begin.folder), policy.trained)
 
     rested = 0.0
 

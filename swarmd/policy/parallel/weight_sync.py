@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -69,9 +69,9 @@ class WeightWriter:
 class WeightReader:
     """A generator's side: call it between two tokens."""
 
-    def __init__(self, folder: Path, weights: Mapping[str, Tensor], changed: Callable[[], None]) -> None:
-        """weights: written into. changed: called after that."""
-        self._path, self._weights, self._changed = folder / _FILE, weights, changed
+    def __init__(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """weights: written into."""
+        self._path, self._weights = folder / _FILE, weights
         self._seen: tuple[int, int] | None = None
         self.version = -1  # nothing was read yet
 
@@ -97,4 +97,3 @@ class WeightReader:
                 self.version = int(file.get_tensor(_VERSION))
         except SafetensorError as error:
             raise ValueError(f"the weights in {self._path} cannot be read ({error})") from error
-        self._changed()
