@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,8 +23,6 @@ from p2p.nat.dial_back import DialBack
 from p2p.netgroup import group_of
 from p2p.peers.census import Census
 from p2p.peers.twins import MAX_CARD, NOTHING, Twin, TwinCards, TwinSession
-from p2p.shards.sharding import Sharding
-from p2p.shards.shards import Shards
 from p2p.topic import Topic
 from p2p.types import Answer, Envelope, Handlers, P2pEngine, Peer, PeerId, PeerRequest, Reason, Rejected, Started, Unanswered, Verdict
 
@@ -53,7 +51,6 @@ class Member:
     """Implements `Transport`. `build_engine` is called once, with the engine's handlers; `run` runs the engine.
 
     admitted: called whenever `received` has something new. folder: for the replay log and the scores of peers.
-    shards: None where the swarm is one shard, however large. kinds: of the frames that show that their author takes part; None: all.
     also: other swarms whose members it helps meet. It passes on their frames after an inbox of their own has admitted them; these are in
     `received`, too. A node with `also` does not train.
     """
@@ -69,8 +66,6 @@ class Member:
         limits: AdmissionLimits | None = None,
         admitted: Callable[[], None] = lambda: None,
         folder: Path | None = None,
-        shards: Shards | None = None,
-        kinds: Collection[str] | None = None,
         also: Sequence[Topic] = (),
     ) -> None:
         self.identity = identity
@@ -92,16 +87,14 @@ class Member:
         self.server = BlobServer(self.blobs, clock)
         self.dial_back = DialBack(self.peers, clock)  # whoever runs this member runs it, too
         self.engine = build_engine(
-            Handlers(self.deliver, self.answer, self.score, {topic: partial(self._pass_on, inbox) for topic, inbox in self._also.items()})
+            Handlers(self.deliver, self.answer, self.score, {topic: partial(self._receive, inbox) for topic, inbox in self._also.items()})
         )
-        self.sharding = Sharding(self.engine, shards, clock, self._seal, self.reputation.proved, kinds)
         self.fetcher = Fetcher(self.engine.request, self.blobs, self.report)
         self._providers = Providers()
         self._session = TwinSession(identity, clock(), secrets.token_bytes)
         self.answers: dict[PeerRequest, Answer] = {  # JUDGES and USED: set by whoever has an answer
             PeerRequest.BLOBS: self.server,
             PeerRequest.DIAL_BACK: self.dial_back,
-            PeerRequest.SWARM_SIZE: self.sharding.answer,
             PeerRequest.CENSUS: Census(self.topics, self.engine.present, trains=not also),
             PeerRequest.TWINS: TwinCards(clock),
         }
@@ -121,7 +114,6 @@ class Member:
         refused: OperatorError | None = None
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.sharding.run)
                 nursery.start_soon(self._look_for_twins)
                 nursery.start_soon(self._recall.save_regularly, self.inbox.memory)
                 try:
@@ -145,17 +137,13 @@ class Member:
     def addresses(self) -> Sequence[str]:
         return self.engine.addresses()
 
-    def deliver(self, frame: bytes, via: PeerId | None, shard: int = 0) -> Verdict:
+    def deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
         """Called by the engine for every frame that arrives. Quick: an admitted frame is noted in a file without a sync."""
-        return self._receive(self.inbox, frame, via, shard)
+        return self._receive(self.inbox, frame, via)
 
-    def _pass_on(self, inbox: Inbox, frame: bytes, via: PeerId | None) -> Verdict:
-        """The same for a frame of another swarm."""
-        return self._receive(inbox, frame, via, 0)
-
-    def _receive(self, inbox: Inbox, frame: bytes, via: PeerId | None, shard: int) -> Verdict:
+    def _receive(self, inbox: Inbox, frame: bytes, via: PeerId | None) -> Verdict:
         now = self._clock()
-        outcome = inbox.receive(frame, now, via, self.topic.of(shard).swarm_id if shard else None)
+        outcome = inbox.receive(frame, now, via)
         self._note_peers(now)
         if isinstance(outcome, Rejected):
             if via is not None:
@@ -163,7 +151,6 @@ class Member:
             return outcome.reason.verdict
         if via is not None:
             self.reputation.admitted(via)
-        self.sharding.heard(outcome, shard)
         self._providers.note(outcome.author)
         group, established = self.standing(outcome.author)
         self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))
@@ -195,7 +182,7 @@ class Member:
         where no receiver would admit it (body over `envelope.MAX_BODY`, kind no word).
         """
         if self._left is None and ((twin := self.twin()) is None or not twin.later):
-            self.sharding.publish(kind, body)
+            self.engine.publish(seal(self.identity, self.topic.swarm_id, next(self._sequence), self._clock(), kind, body))
 
     def twin(self) -> Twin | None:
         """Another node with our key that runs now, or did some seconds ago."""
@@ -298,10 +285,6 @@ class Member:
                         return
             except Unanswered:
                 return  # another is asked the next time
-
-    def _seal(self, kind: str, body: bytes, shard: int) -> bytes:
-        """A frame is signed for one shard: nobody can replay it in shard 0, where all listen."""
-        return seal(self.identity, self.topic.of(shard).swarm_id, next(self._sequence), self._clock(), kind, body)
 
     def _blame(self, peer: PeerId, reason: Reason, now: float) -> None:
         seconds = self.reputation.offence(peer, reason, now)

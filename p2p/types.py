@@ -134,10 +134,9 @@ class Transport(Protocol):
         """How many frames were refused at admission since the last call, by reason."""
 
 
-# Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, the peer that handed it over
-# where the engine knows, and the shard that it came in. Must be quick.
-Deliver = Callable[[bytes, PeerId | None, int], Verdict]
-PassOn = Callable[[bytes, PeerId | None], Verdict]  # the same as Deliver, for one topic of another swarm
+# Called for every frame that arrives, before it is forwarded where the engine can wait for it: the frame, and the peer that handed it
+# over where the engine knows. Must be quick.
+Deliver = Callable[[bytes, PeerId | None], Verdict]
 Score = Callable[[PeerId], float]  # our score of a peer: 0 where it is clean, below 0 where it misbehaved
 Answer = Callable[[PeerId, bytes], bytes]  # our answer to a peer's question of at most MAX_QUESTION bytes; must be quick
 MAX_QUESTION = 4096  # bytes
@@ -150,7 +149,6 @@ class PeerRequest(IntEnum):
     BLOBS = 1  # `p2p.blobs.fetch`
     JUDGES = 2  # `swarmd.daemon.judge_discovery`
     DIAL_BACK = 3  # `p2p.nat.dial_back`
-    SWARM_SIZE = 4  # `p2p.shards.sharding`
     CENSUS = 5  # `p2p.peers.census`
     TWINS = 6  # `p2p.peers.twins`
     USED = 7  # `swarmd.exchange.acknowledgements`
@@ -175,7 +173,7 @@ class Handlers:
     deliver: Deliver
     answer: Answer
     score: Score = lambda _: 0.0
-    also: Mapping[Topic, PassOn] = field(default_factory=dict)
+    also: Mapping[Topic, Deliver] = field(default_factory=dict)
 
 
 class Unanswered(Exception):
@@ -196,10 +194,7 @@ class P2pEngine(Protocol):
     async def run(self, task_status: Started = ...) -> None:
         """Be in the swarm until cancelled (trio). Reports its addresses once others can reach it; raises OperatorError until then."""
 
-    def subscribe(self, shards: Collection[int]) -> None:
-        """Be in these shards besides shard 0, where everybody is, and in no others; returns at once. None before the first call."""
-
-    def publish(self, frame: bytes, shard: int = 0) -> None:
+    def publish(self, frame: bytes) -> None:
         """Queue a frame for sending; returns at once. The queue is bounded: the oldest waiting frame is dropped."""
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:

@@ -42,7 +42,7 @@ LAYERS = {
         "identity",
         "address envelope",
         "netgroup blobs",
-        "admission peers shards nat",
+        "admission peers nat",
         "engines",
         "member",
     ],
@@ -59,8 +59,8 @@ PURE = """
     judge/verified/weights_check.py judge/verified/verification.py judge/verified/messages.py
     p2p/topic.py p2p/envelope.py p2p/netgroup.py p2p/rate_limit.py
     p2p/admission/inbox.py p2p/admission/reputation.py p2p/admission/fair_queue.py p2p/admission/host_bans.py
-    p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/shard_peers.py p2p/peers/twins.py
-    p2p/shards/shards.py p2p/shards/headcount.py p2p/blobs/providers.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py
+    p2p/peers/buckets.py p2p/peers/addressbook_file.py p2p/peers/outbound.py p2p/peers/request_connections.py p2p/peers/twins.py
+    p2p/blobs/providers.py engines/hivemind/swarmd_engine_hivemind/unexplained_bytes.py
 """
 IO = {"asyncio", "datetime", "httpx2", "io", "os", "pathlib", "secrets", "socket", "subprocess", "threading", "time", "trio"}
 MODELS = {"torch", "transformers", "peft", "safetensors"}

@@ -101,11 +101,9 @@ class Inbox:
         self._vias: OrderedDict[PeerId, _Via] = OrderedDict()  # least recently heard first
         self._newcomers = TokenBucket(self.limits.newcomers_per_second, self.limits.newcomers_burst, 0.0)
 
-    def receive(self, frame: bytes, now: float, via: PeerId | None = None, swarm_id: bytes | None = None) -> Envelope | Rejected:
-        """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known; swarm_id: of
-        the shard that it came in, where that is not shard 0.
-        """
-        outcome = self._from(via, frame, now, swarm_id or self.swarm_id)
+    def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Rejected:
+        """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known."""
+        outcome = self._from(via, frame, now)
         if isinstance(outcome, Rejected):
             self.counts[outcome.reason] += 1
         else:
@@ -122,9 +120,9 @@ class Inbox:
         """The state to give to this inbox after a restart."""
         return self._replays.memory()
 
-    def _from(self, via: PeerId | None, frame: bytes, now: float, swarm_id: bytes) -> Envelope | Rejected:
+    def _from(self, via: PeerId | None, frame: bytes, now: float) -> Envelope | Rejected:
         if via is None:  # not known to the engine: only the author can be charged
-            return self._admit(frame, now, NOBODY, swarm_id)
+            return self._admit(frame, now, NOBODY)
         purse = self._vias.get(via) or self._vias.setdefault(via, _Via(self.limits, now))
         self._vias.move_to_end(via)
         if len(self._vias) > self.limits.vias:
@@ -133,15 +131,15 @@ class Inbox:
             return Rejected(Reason.FLOODING)
         if self._opinion is not None and self._opinion.shunned(via, now):
             return Rejected(Reason.SHUNNED)
-        outcome = self._admit(frame, now, via, swarm_id)
+        outcome = self._admit(frame, now, via)
         if isinstance(outcome, Rejected) and outcome.reason.verdict is Verdict.REJECT:
             purse.broken.take(1)
         return outcome
 
-    def _admit(self, frame: bytes, now: float, holder: PeerId, swarm_id: bytes) -> Envelope | Rejected:
+    def _admit(self, frame: bytes, now: float, holder: PeerId) -> Envelope | Rejected:
         if len(frame) > self.limits.max_frame:
             return Rejected(Reason.TOO_LARGE)
-        parsed = parse(frame, swarm_id)
+        parsed = parse(frame, self.swarm_id)
         if isinstance(parsed, Rejected):
             return parsed
         if parsed.author == self._own_key:

@@ -1,7 +1,6 @@
 """Provider selection for a blob: named holders, connected peers, then authors of recent frames. Pure.
 
-An offer is published in its shard alone, so the peers that fetched from it are in that shard, too. In a swarm of more than about a
-dozen no node is connected to all of them: the only peer left that holds a blob may be a stranger.
+In a swarm of more than about a dozen no node is connected to all others: the only peer left that holds a blob may be a stranger.
 """
 
 from collections import OrderedDict
@@ -19,7 +18,7 @@ class Providers:
         self._heard: OrderedDict[PeerId, None] = OrderedDict()  # the latest last
 
     def note(self, author: PeerId) -> None:
-        """A frame of this author was admitted, in one of our shards."""
+        """A frame of this author was admitted."""
         self._heard[author] = None
         self._heard.move_to_end(author)
         if len(self._heard) > HEARD:

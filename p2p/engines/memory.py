@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 import trio
 
-from p2p.topic import SHARDS, Topic
+from p2p.topic import Topic
 from p2p.types import MAX_QUESTION, Handlers, Peer, PeerId, Started, Unanswered
 
 
@@ -25,8 +25,8 @@ class MemorySwarm:
         self._rng = random.Random(seed)
         self._members: dict[PeerId, MemoryEngine] = {}
         self._island: dict[PeerId, int] = {}
-        # A heap of (tick due, order, receiver, sender, shard, frame).
-        self._flying: list[tuple[int, int, PeerId, PeerId | None, int, bytes]] = []
+        # A heap of (tick due, order, receiver, sender, frame).
+        self._flying: list[tuple[int, int, PeerId, PeerId | None, bytes]] = []
         self._order = 0
         self.announced: dict[Topic, set[PeerId]] = {}
 
@@ -38,22 +38,22 @@ class MemorySwarm:
         """One step of time: what is due arrives, in the order it was sent."""
         self.now += 1
         while self._flying and self._flying[0][0] <= self.now:
-            _, _, receiver, sender, shard, frame = heapq.heappop(self._flying)
+            _, _, receiver, sender, frame = heapq.heappop(self._flying)
             if receiver in self._members:
-                self._members[receiver].hear(frame, sender, shard)
+                self._members[receiver].hear(frame, sender)
 
     def partition(self, *islands: Collection[PeerId]) -> None:
         """Members of different islands no longer hear each other; those named nowhere are one more island. Without islands: all do."""
         self._island = {peer: number for number, island in enumerate(islands, 1) for peer in island}
 
-    def inject(self, frame: bytes, sender: PeerId | None = None, shard: int = 0) -> None:
-        """Send raw bytes to all in the shard but `sender`: what a hostile peer can do."""
-        for receiver, member in list(self._members.items()):
-            if receiver == sender or not member.listens(shard) or (sender is not None and not self._connected(sender, receiver)):
+    def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
+        """Send raw bytes to all but `sender`: what a hostile peer can do."""
+        for receiver in list(self._members):
+            if receiver == sender or (sender is not None and not self._connected(sender, receiver)):
                 continue
             if self._rng.random() >= self.loss:
                 for _ in range(2 if self._rng.random() < self.duplicate else 1):
-                    self._send(receiver, sender, shard, frame)
+                    self._send(receiver, sender, frame)
 
     def members(self) -> Sequence[PeerId]:
         return list(self._members)
@@ -61,13 +61,13 @@ class MemorySwarm:
     def _connected(self, a: PeerId, b: PeerId) -> bool:
         return self._island.get(a, 0) == self._island.get(b, 0)
 
-    def _send(self, receiver: PeerId, sender: PeerId | None, shard: int, frame: bytes) -> None:
+    def _send(self, receiver: PeerId, sender: PeerId | None, frame: bytes) -> None:
         wait = self._rng.randint(0, self.delay) if self.delay else 0
         if wait == 0 and not self.delay:
-            self._members[receiver].hear(frame, sender, shard)
+            self._members[receiver].hear(frame, sender)
             return
         self._order += 1
-        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, sender, shard, frame))
+        heapq.heappush(self._flying, (self.now + wait + 1, self._order, receiver, sender, frame))
 
 
 class MemoryEngine:
@@ -75,7 +75,6 @@ class MemoryEngine:
 
     def __init__(self, swarm: MemorySwarm, me: PeerId, handlers: Handlers) -> None:
         self.swarm, self.me, self.handlers = swarm, me, handlers
-        self._shards: frozenset[int] = frozenset()
         self._shut_out: set[PeerId] = set()  # for good: there is no clock here
         swarm._members[me] = self
 
@@ -91,21 +90,13 @@ class MemoryEngine:
         if self.swarm._members.get(self.me) is self:
             del self.swarm._members[self.me]
 
-    def subscribe(self, shards: Collection[int]) -> None:
-        if not all(0 <= shard < SHARDS for shard in shards):
-            raise ValueError(f"a shard is outside 0 to {SHARDS - 1}")
-        self._shards = frozenset(shards)
-
-    def listens(self, shard: int) -> bool:
-        return shard == 0 or shard in self._shards
-
-    def hear(self, frame: bytes, sender: PeerId | None, shard: int) -> None:
+    def hear(self, frame: bytes, sender: PeerId | None) -> None:
         if sender not in self._shut_out:
-            self.handlers.deliver(frame, sender, shard)
+            self.handlers.deliver(frame, sender)
 
-    def publish(self, frame: bytes, shard: int = 0) -> None:
+    def publish(self, frame: bytes) -> None:
         if self.swarm._members.get(self.me) is self:
-            self.swarm.inject(frame, self.me, shard)
+            self.swarm.inject(frame, self.me)
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         await trio.lowlevel.checkpoint()

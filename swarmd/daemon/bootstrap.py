@@ -1,6 +1,6 @@
 """A bootstrap node: others find each other through it, and it relays for those behind NAT. It trains nothing; never imports torch.
 
-It is a member of shard 0 of the swarm of each curriculum under its swarm's name, so that it passes on what is said there after an inbox
+It is a member of the swarm of each curriculum under its swarm's name, so that it passes on what is said there after an inbox
 has looked at it. To nodes of other swarms it is a peer that answers their DHT: they find each other through it too.
 """
 

@@ -47,7 +47,6 @@ class Facts:
     bootstrap: Sequence[Mapping[str, Any]] = ()  # `who_answers` of each address, with "address"
     hung_up: Sequence[str] = ()  # bootstrap addresses that answer, and end each connection of ours
     refused: Mapping[Reason, int] = field(default_factory=dict)  # frames, since somebody was heard last
-    shards: int = 1
     settled: bool = True  # there was time to connect, and to be seen by others
 
 
@@ -76,11 +75,6 @@ def why_alone(facts: Facts) -> Trouble:
     """The most likely cause of hearing no peer for long."""
     if (found := certain(facts) or _main_reason(facts)) is not None:
         return found
-    if facts.shards > 1:
-        return Trouble(
-            f"no peer is heard in our part of the swarm, one of {facts.shards}: {_nodes(facts.connected, 'member')} connected",
-            "wait: the node looks for the others by itself, which may take some minutes",
-        )
     return Trouble(
         f"no peer is heard: {_nodes(facts.connected, 'member')} connected, and none has shared anything for a quarter of an hour",
         "wait: their rounds may be long, or nothing that they write is worth sharing; swarmd peers shows who they are",

@@ -150,7 +150,6 @@ class IsolationWatch:
             bootstrap=list(self._knocked.values()),
             hung_up=[address for address, times in self._would_not.items() if times >= HUNG_UP],
             refused=Counter(self.member.rejected) - self._refused_before,
-            shards=self.member.sharding.shards,
             **said,
         )
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 def judges_topic(topic: Topic) -> Topic:
     """Under which those announce themselves who know a judge of this curriculum, whatever the swarm's name. No swarm has this name."""
-    return replace(topic, name="swarmd", digest=f"judges-{topic.digest}", shard=0)
+    return replace(topic, name="swarmd", digest=f"judges-{topic.digest}")
 
 
 def pack(urls: Sequence[str]) -> bytes:

@@ -17,11 +17,9 @@ from p2p.member import Member
 from p2p.peers.introduction import Introducer
 from p2p.peers.mdns import Mdns
 from p2p.sequence import SequenceFile
-from p2p.shards.shards import Shards
 from p2p.topic import Topic
 from p2p.types import Handlers, P2pEngine, PeerRequest
 from swarmd.config.config import NodeConfig, SwarmConfig
-from swarmd.exchange import offers, wire
 from swarmd.exchange.swarm_id import swarm_digest
 from swarmd.state.logs import installed_version
 from swarmd.tasks.curriculum import Curriculum
@@ -98,8 +96,6 @@ def sharing_member(
         clock=time.time,
         admitted=admitted,
         folder=folder,
-        shards=Shards(random.Random(secrets.randbits(64)), time.time()),
-        kinds=(offers.KIND, wire.KIND),
     )
 
 

@@ -1,4 +1,4 @@
-"""Many nodes on one machine: experiments on what sharing is worth, and a simulator of large networks."""
+"""Many nodes on one machine: experiments on what sharing is worth."""
 
 from pathlib import Path
 from typing import Final

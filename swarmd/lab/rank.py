@@ -47,10 +47,10 @@ class RankNetwork(MemorySwarm):
         super().__init__(seed)
         self.sent: list[bytes] = []
 
-    def inject(self, frame: bytes, sender: PeerId | None = None, shard: int = 0) -> None:
+    def inject(self, frame: bytes, sender: PeerId | None = None) -> None:
         if sender == self.me:
             self.sent.append(frame)
-        super().inject(frame, sender, shard)
+        super().inject(frame, sender)
 
 
 class RankExchange(NotedExchange):

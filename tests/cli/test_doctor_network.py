@@ -28,7 +28,7 @@ def survey(**other: Any) -> dict[str, Any]:
         "schema": 1,
         "peer_id": "12D3KooWMe",
         "name": "glad-cat",
-        "swarm": {"name": "main", "topic": "/swarmd/1/main/0/0"},
+        "swarm": {"name": "main", "topic": "/swarmd/1/main/0"},
         "engine": {"name": "libp2p", "why": "as configured"},
         "listen": ["/ip4/0.0.0.0/tcp/4001"],
         "ports": [4001],

@@ -43,7 +43,6 @@ REFUSES, HELPS = peer(refuses=True), peer(doing="helping", digest="another")
         ({"connected": 1, "introduced": [REFUSES]}, "refused by the only peer that could be asked", "wait"),
         ({"bootstrap": [LIVE], "hung_up": ["/ip4/192.0.2.2"]}, "192.0.2.2 answers, and ends each connection", "a ban ends by itself"),
         ({"connected": 1, "companions": 1, "introduced": [peer(doing="paused"), HELPS]}, "1 node connected, and paused", "resumed"),
-        ({"connected": 2, "refused": {Reason.OWN_ECHO: 9}, "shards": 4}, "our part of the swarm, one of 4", "wait"),
     ],
 )
 def test_the_cause_and_what_to_do(facts: dict[str, Any], cause: str, remedy: str) -> None:

@@ -52,7 +52,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "remedy": "",
         "peer_id": PEER,
         "name": "brave-otter",
-        "swarm": {"name": "main", "digest": "3f2a9c0011223344", "topic": "/swarmd/1/main/3f2a9c0011223344/0"},
+        "swarm": {"name": "main", "digest": "3f2a9c0011223344", "topic": "/swarmd/1/main/3f2a9c0011223344"},
         "engine": {"name": "libp2p", "why": "as configured"},
         "model": {"model": "tiny", "parameters": 860_000, "device": "cpu", "dtype": "float32", "lora": None},
         "pid": 1,

@@ -197,7 +197,7 @@ async def test_the_swarms_provider_record_is_one_for_both_engines(nursery: trio.
 
     from p2p.engines.libp2p.stack import open_stack
 
-    key = b"\x12\x20" + sha256(b"swarmd:/swarmd/1/main/0123456789abcdef/0").digest()
+    key = b"\x12\x20" + sha256(b"swarmd:/swarmd/1/main/0123456789abcdef").digest()
     identities = [Identity.from_seed(bytes([n]) * 32) for n in (66, 67)]
     loopback = "/ip4/127.0.0.1/tcp/0"
     go = member(1)

@@ -14,7 +14,7 @@ from swarmd.testing import Clock, memory_member, until
 from tests.p2p.real import SECONDS, heard, real_engine, real_member
 
 ANSWER = os.urandom(50_000)
-GIVES = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: ANSWER)
+GIVES = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: ANSWER)
 REAL = [pytest.param("libp2p", marks=pytest.mark.net), pytest.param("hivemind", marks=[pytest.mark.net, pytest.mark.p2pd])]
 
 

@@ -15,7 +15,7 @@ from swarmd.testing import PATIENCE, until
 
 TOPIC = Topic("main", "0123456789abcdef")
 SECONDS = PATIENCE  # a failure, not a measure
-QUIET = Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: b"")
+QUIET = Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: b"")
 
 
 def real_engine(name: str, n: int, handlers: Handlers = QUIET, topic: Topic = TOPIC, **options: Any) -> Any:

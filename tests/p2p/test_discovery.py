@@ -8,11 +8,10 @@ import pytest
 import trio
 
 from p2p.engines.libp2p.discovery import FORGOTTEN, AddressRecord, Dialled, Discovery
-from p2p.engines.libp2p.subscription import Subscription
 from p2p.identity import Identity
 from p2p.peers.addressbook import CONNECTED_EVERY, AddressBook
 from p2p.peers.outbound import STRANGER, TARGET
-from p2p.peers.shard_peers import IDLE
+from p2p.peers.request_connections import IDLE
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
@@ -35,7 +34,7 @@ class Library:
     def connect(self, peer: PeerId, direction: str) -> None:
         self.open[peer] = Peer(peer, "", direction, trio.current_time())
 
-    async def look(self, shards: Collection[int], dialled: Collection[PeerId]) -> float:
+    async def look(self, dialled: Collection[PeerId]) -> float:
         await trio.lowlevel.checkpoint()
         return 1.0
 
@@ -45,13 +44,13 @@ class Library:
     def is_connected(self, peer: PeerId) -> bool:
         return peer in self.open
 
-    def subscribed(self, shard: int) -> set[PeerId]:
+    def subscribed(self) -> set[PeerId]:
         return self.members & self.open.keys()
 
     in_mesh = subscribed
 
     def present(self, topic: Topic) -> int:
-        return len(self.subscribed(0))
+        return len(self.subscribed())
 
     async def identified(self) -> list[AddressRecord]:
         return []
@@ -88,7 +87,7 @@ def book() -> AddressBook:
 
 @pytest.fixture
 async def discovery(library: Library, book: AddressBook, nursery: trio.Nursery) -> Discovery:
-    found = Discovery(library, library, [TOPIC], Subscription(), book, lambda peer: peer == PEERS[13], trio.current_time, random.Random(1))
+    found = Discovery(library, library, [TOPIC], book, lambda peer: peer == PEERS[13], trio.current_time, random.Random(1))
     nursery.start_soon(found.run)
     return found
 
@@ -162,7 +161,7 @@ async def test_a_provider_behind_a_relay_is_dialled_without_an_address_and_we_an
 
 
 async def test_a_peer_that_is_banned_while_the_engine_ends_harms_nothing(library: Library, book: AddressBook) -> None:
-    discovery = Discovery(library, library, [TOPIC], Subscription(), book, lambda peer: False, trio.current_time, random.Random(1))
+    discovery = Discovery(library, library, [TOPIC], book, lambda peer: False, trio.current_time, random.Random(1))
     with trio.CancelScope() as scope:
         scope.cancel()
         await discovery.run()

@@ -163,7 +163,7 @@ async def test_another_digest_is_another_swarm(net: Any, nursery: trio.Nursery) 
 async def test_a_frame_of_another_version_or_swarm_gets_no_further(net: Any, nursery: trio.Nursery) -> None:
     a, b = await together(nursery, net, 2)
     sealed: list[bytes] = []
-    real, a.engine.publish = a.engine.publish, lambda frame, shard=0: sealed.append(frame)  # type: ignore[method-assign]
+    real, a.engine.publish = a.engine.publish, lambda frame: sealed.append(frame)  # type: ignore[method-assign]
     a.publish("rollouts", b"body")
     real(sealed[0].replace(b"swarmd\x01", b"swarmd\x02"))
     real(sealed[0][:20] + bytes(16) + sealed[0][36:])
@@ -338,15 +338,13 @@ class Node:
 
     def __init__(self, net: Any, n: int, bootstrap: Sequence[str] = (), **options: Any) -> None:
         self.heard: list[bytes] = []
-        self.shards: list[int] = []  # in which each came
         self.asked: list[tuple[PeerId, bytes]] = []
         identity = Identity.from_seed(bytes([n]) * 32)
         self.engine: P2pEngine = net.build(identity, TOPIC, bootstrap, **options)(Handlers(self._deliver, self._answer))
         self.me = self.engine.me
 
-    def _deliver(self, frame: bytes, via: PeerId | None, shard: int) -> Verdict:
+    def _deliver(self, frame: bytes, via: PeerId | None) -> Verdict:
         self.heard.append(frame)
-        self.shards.append(shard)
         return Verdict.ACCEPT
 
     def _answer(self, peer: PeerId, question: bytes) -> bytes:
@@ -453,38 +451,13 @@ async def test_who_leaves_is_asked_in_vain_and_who_comes_back_is_asked_anew(net:
         assert await first.engine.request(second.me, b"1", 1) == await second.engine.request(first.me, b"1", 1) == content(1)
 
 
-@pytest.mark.parametrize("name", nets("memory", "libp2p", "hivemind", "hivemind+libp2p"))
-async def test_a_shard_is_heard_by_those_in_it(name: str, nursery: trio.Nursery) -> None:
-    a, b, c = await nodes_together(nursery, make(name), 3)
-    a.engine.publish(b"nobody is there", 9)  # and nothing waits for it
-    a.engine.subscribe({5})
-    b.engine.subscribe([5])
-    await said(a, 5, [b])
-    await said(b, 5, [a])
-    await said(a, 0, [b, c])
-    assert not any(frame.startswith(b"5:") for frame in c.heard)
-    b.engine.subscribe({7, 0})
-    c.engine.subscribe({5, 7})
-    await said(c, 7, [b])
-    await said(c, 5, [a])
-    with trio.fail_after(SECONDS):
-        while await said(c, 5, [a]) in b.heard:  # until it has left
-            pass
-    b.engine.subscribe(())
-    await said(b, 0, [a, c])
-    for node in (a, b, c):
-        assert [int(frame.partition(b":")[0]) for frame in node.heard] == node.shards
-    with pytest.raises(ValueError, match="outside"):
-        a.engine.subscribe({2**16})
-
-
-async def said(sender: Node, shard: int, receivers: Sequence[Node]) -> bytes:
+async def said(sender: Node, receivers: Sequence[Node]) -> bytes:
     """Published until all of them have heard one and the same frame; that frame."""
     sent: list[bytes] = []
     with trio.fail_after(SECONDS):
         for n in itertools.count():
-            sent.append(b"%d:%d:" % (shard, n) + sender.me.encode() + random.randbytes(8))
-            sender.engine.publish(sent[-1], shard)
+            sent.append(b"%d:" % n + sender.me.encode() + random.randbytes(8))
+            sender.engine.publish(sent[-1])
             for _ in range(10):
                 for frame in sent:
                     if all(frame in receiver.heard for receiver in receivers):
@@ -497,7 +470,7 @@ async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over
     later = 0.0  # seconds that have passed besides those that have
     options = {"clock": lambda: time.time() + later} if isinstance(net, RealNet) else {}  # there is no clock in memory
     a, b, c = await nodes_together(nursery, net, 3, **options)
-    await said(a, 0, [b])
+    await said(a, [b])
     await until(lambda: b.knows(c))  # so far they may know each other through `a` alone
     b.engine.shut_out(a.me, 3600.0)
     for asker, asked in ((a, b), (b, a)):
@@ -506,12 +479,12 @@ async def test_who_is_shut_out_is_neither_heard_nor_asked_until_its_time_is_over
     if isinstance(net, RealNet):
         await until(lambda: not b.knows(a))
         await until(lambda: not a.knows(b))
-    await said(c, 0, [b])  # the others still are
+    await said(c, [b])  # the others still are
     if isinstance(net, RealNet):  # in memory it is for good
         assert not b.knows(a)
         later = 3600.0
         await until(lambda: b.knows(a))
-        await said(a, 0, [b])
+        await said(a, [b])
 
 
 async def test_engines_are_loaded_by_name() -> None:

@@ -17,7 +17,7 @@ from libp2p.crypto.secp256k1 import create_new_key_pair
 from libp2p.peer.peerinfo import info_from_p2p_addr
 
 from p2p.address import parse_bootstrap, parse_listen
-from p2p.engines.libp2p import connections, discovery
+from p2p.engines.libp2p import connections
 from p2p.engines.libp2p import engine as libp2p_engine
 from p2p.engines.libp2p import network as libp2p_network
 from p2p.engines.libp2p.engine import Libp2pEngine
@@ -29,7 +29,6 @@ from p2p.engines.libp2p.streams import GREETING, PROTOCOL
 from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
-from p2p.peers import outbound, shard_peers
 from p2p.types import Handlers, PeerId, Verdict
 from swarmd.testing import until
 from tests.p2p.hostile import hostile_peer
@@ -237,7 +236,7 @@ async def test_where_all_places_are_taken_a_smaller_group_gets_one(monkeypatch: 
 async def test_who_asks_and_says_nothing_takes_no_place_from_others(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
     """And what it opens without a word is cut off beyond a limit."""
     monkeypatch.setattr("p2p.engines.libp2p.request_response.PATIENCE", 10 * SECONDS)  # for a slow machine
-    a_engine = engine(1, Handlers(lambda frame, via, shard: Verdict.ACCEPT, lambda peer, question: question * 1000))
+    a_engine = engine(1, Handlers(lambda frame, via: Verdict.ACCEPT, lambda peer, question: question * 1000))
     (address,) = await nursery.start(a_engine.run)
     b_engine = engine(2, bootstrap=[address])
     await nursery.start(b_engine.run)
@@ -307,36 +306,6 @@ async def test_a_peer_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.Mon
             await a_engine.request(me, b"x", 10)
         assert scope.cancelled_caught
         await until(lambda: connection not in network.get_connections())
-
-
-async def test_members_of_a_shard_find_each_other_in_a_large_swarm(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
-    """Large enough, that is, for its members not to know each other: here that is the case at one connection each."""
-    monkeypatch.setattr(outbound, "TARGET", 1)
-    monkeypatch.setattr(outbound, "GROUPS", 1)
-    monkeypatch.setattr(shard_peers, "SETTLED", 0.2)
-    monkeypatch.setattr(shard_peers, "LOOK_FIRST", 0.5)
-    monkeypatch.setattr(discovery, "TICK", 0.1)
-    monkeypatch.setattr(connections, "TICK", 0.1)
-    real = Network.new_stream
-
-    async def no_dial(self: Network, peer: Any) -> Any:  # or the library's DHT, which asks everybody, would connect us to all of them
-        if not self.get_connections(peer):
-            raise RuntimeError("not connected")
-        return await real(self, peer)
-
-    monkeypatch.setattr(Network, "new_stream", no_dial)
-    _, _, address = await started(nursery, 1)
-    ends = [(await started(nursery, n, address))[1] for n in (2, 3, 4)]
-    for end in ends[:2]:
-        end.subscribe({5})
-    await until(lambda: ends[1].me in {peer.id for peer in ends[0].peers()})
-    assert ends[2].me not in {peer.id for end in ends[:2] for peer in end.peers()}
-    for end in ends:
-        end.subscribe({7})
-    await until(lambda: ends[2].me in {peer.id for peer in ends[0].peers()})
-    for end in ends:
-        end.subscribe(())
-    await until(lambda: not any(end._discovery and end._discovery._shard_peers._made for end in ends))
 
 
 async def test_connections_without_proof_of_identity_are_refused(nursery: trio.Nursery) -> None:

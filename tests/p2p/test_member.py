@@ -31,7 +31,7 @@ def test_what_is_said_in_another_swarm_is_looked_at_and_passed_on() -> None:
     author, hostile = Identity.from_seed(b"\1" * 32), Identity.from_seed(b"\2" * 32).peer_id
     frame = seal(author, other.swarm_id, 1, NOW, "rollouts", b"body")
     pass_on, broken = kept[0].also[other], seal(author, other.swarm_id, 2, NOW, "rollouts", b"body")[:-1] + b"x"
-    assert helper.topics == [TOPIC, other] and kept[0].deliver(frame, None, 0) is Verdict.REJECT  # it is not of our own
+    assert helper.topics == [TOPIC, other] and kept[0].deliver(frame, None) is Verdict.REJECT  # it is not of our own
     assert [pass_on(frame, None), pass_on(frame, None), pass_on(broken, hostile)] == [
         Verdict.ACCEPT, Verdict.IGNORE, Verdict.REJECT,
     ]  # fmt: skip
@@ -62,8 +62,8 @@ def test_the_engine_is_told_what_becomes_of_a_frame() -> None:
     a, b = member(swarm, 1), member(swarm, 2)
     frames: list[bytes] = []
 
-    def overhear(frame: bytes, via: PeerId | None, shard: int) -> Verdict:
-        assert (via, shard) == (a.identity.peer_id, 0)
+    def overhear(frame: bytes, via: PeerId | None) -> Verdict:
+        assert via == a.identity.peer_id
         frames.append(frame)
         return Verdict.ACCEPT
 
@@ -154,7 +154,7 @@ def test_what_was_refused_is_told_once() -> None:
 
 def test_the_first_bytes_of_questions_never_change() -> None:
     assert [(one.name, one.message(b"x")) for one in PeerRequest] == [
-        ("BLOBS", b"\1x"), ("JUDGES", b"\2x"), ("DIAL_BACK", b"\3x"), ("SWARM_SIZE", b"\4x"), ("CENSUS", b"\5x"), ("TWINS", b"\6x"),
+        ("BLOBS", b"\1x"), ("JUDGES", b"\2x"), ("DIAL_BACK", b"\3x"), ("CENSUS", b"\5x"), ("TWINS", b"\6x"),
         ("USED", b"\7x"), ("INTRODUCTION", b"\x08x"),
     ]  # fmt: skip
     assert [PeerRequest.CENSUS.content(message) for message in (b"\5main", b"\6main", b"")] == [b"main", None, None]

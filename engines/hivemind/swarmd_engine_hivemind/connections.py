@@ -45,16 +45,16 @@ class HivemindConnections:
         self._dialled: AbstractSet[PeerId] = frozenset()
         self._connected: dict[PeerId, Peer] = {}
         self._present: dict[Topic, int] = {}  # connected peers
-        self._subscribed: dict[int, dict[PeerId, float]] = {}  # shard -> connected peers in its topic, and since when, in trio's time
-        self._in_mesh: dict[int, set[PeerId]] = {}
+        self._subscribed: dict[PeerId, float] = {}  # connected peers in our topics, and since when, in trio's time
+        self._in_mesh: set[PeerId] = set()
         self._hanging_up: set[PeerId] = set()
         self._was_back = -BACK  # when a banned peer was here last
         self._unidentified: set[PeerId] = set()  # connected, and we have not heard yet where they listen
 
-    async def look(self, shards: Collection[int], dialled: AbstractSet[PeerId]) -> float:
+    async def look(self, dialled: AbstractSet[PeerId]) -> float:
         self._dialled = dialled
         now, listed = self._clock(), await self._listed()
-        in_topic = {shard: await self._in_topic(shard) for shard in shards}
+        members = await self._members()
         connected: dict[PeerId, Peer] = {}
         for peer, address in listed.items():
             if self._unwelcome(peer, address, now):
@@ -65,14 +65,10 @@ class HivemindConnections:
                 connected[peer] = Peer(peer, address, "outbound" if peer in dialled else "inbound", since)
         self._unidentified = (self._unidentified | (connected.keys() - self._connected.keys())) & connected.keys()
         self._connected = connected
-        moment, known = trio.current_time(), self._subscribed
-        self._subscribed = {
-            shard: {peer: known.get(shard, {}).get(peer, moment) for peer in there & connected.keys()} for shard, there in in_topic.items()
-        }
-        self._in_mesh = {
-            shard: {peer for peer, since in there.items() if moment - since >= MESHED} for shard, there in self._subscribed.items()
-        }
-        settled = self._in_mesh[0] and all(len(self._in_mesh[shard]) == len(there) for shard, there in self._subscribed.items())
+        moment = trio.current_time()
+        self._subscribed = {peer: self._subscribed.get(peer, moment) for peer in members & connected.keys()}
+        self._in_mesh = {peer for peer, since in self._subscribed.items() if moment - since >= MESHED}
+        settled = self._in_mesh and len(self._in_mesh) == len(self._subscribed)
         return TICK if settled and now - self._was_back > BACK else QUICK_TICK
 
     def connected(self) -> dict[PeerId, Peer]:
@@ -81,11 +77,11 @@ class HivemindConnections:
     def is_connected(self, peer: PeerId) -> bool:
         return peer in self._connected
 
-    def subscribed(self, shard: int) -> Collection[PeerId]:
-        return self._subscribed.get(shard, {}).keys()
+    def subscribed(self) -> Collection[PeerId]:
+        return self._subscribed.keys()
 
-    def in_mesh(self, shard: int) -> Collection[PeerId]:
-        return self._in_mesh.get(shard, set())
+    def in_mesh(self) -> Collection[PeerId]:
+        return self._in_mesh
 
     def present(self, topic: Topic) -> int:
         return self._present.get(topic, 0)
@@ -121,8 +117,7 @@ class HivemindConnections:
             return
         self._hanging_up.add(peer)
         self._connected.pop(peer, None)
-        for there in self._in_mesh.values():
-            there.discard(peer)
+        self._in_mesh.discard(peer)
         try:
             if self._banned(peer) and peer not in self._dialled and not self._host_bans.knows(peer):
                 came_from = (await self._listed()).get(peer)
@@ -146,9 +141,9 @@ class HivemindConnections:
                 listed.setdefault(peer, next(iter(texts(info.addrs)), ""))
         return listed
 
-    async def _in_topic(self, shard: int) -> set[PeerId]:
+    async def _members(self) -> set[PeerId]:
         found: set[PeerId] = set()
-        for topic in self._topics if shard == 0 else [self._topics[0].of(shard)]:
+        for topic in self._topics:
             pubsub = {"type": self._p2pd.pb.PSRequest.LIST_PEERS, "topic": str(topic)}
             listed = await self._p2pd.ask(type=self._p2pd.pb.Request.PUBSUB, pubsub=pubsub)
             there = {peer for raw in listed.pubsub.peerIDs if (peer := peer_of(raw)) is not None}

@@ -89,7 +89,8 @@ class HivemindEngine(NetworkEngine):
 
                 async with requests, trio.open_nursery() as nursery:
                     nursery.start_soon(self._receive, p2pd, inbox, discovery, watch)
-                    nursery.start_soon(self._keep_subscribed, p2pd, discovery, watch)
+                    for topic in self._handlers.also:
+                        nursery.start_soon(self._be_in, p2pd, topic, discovery, watch)
                     nursery.start_soon(watch.run)
                     await nursery.start(serve, p2pd, self._responder)  # who finds us may ask at once
                     nursery.start_soon(self._outbox.send_all, discovery.alone, partial(self._send, p2pd, outbox))
@@ -141,30 +142,13 @@ class HivemindEngine(NetworkEngine):
         pubsub = {"type": p2pd.pb.PSRequest.SUBSCRIBE, "topic": str(topic)}
         await p2pd.answer(inbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
 
-    async def _keep_subscribed(self, p2pd: P2pd, discovery: Discovery, watch: FloodWatch) -> None:
-        """Enter and leave topics as `subscribe` said last."""
-        inside: dict[int, trio.CancelScope] = {}
+    async def _be_in(self, p2pd: P2pd, topic: Topic, discovery: Discovery, watch: FloodWatch) -> None:
+        async with p2pd.wire() as inbox:
+            await self._subscribe(p2pd, inbox, topic)
+            await self._receive(p2pd, inbox, discovery, watch)
 
-        async def be_in(topic: Topic, scope: trio.CancelScope) -> None:
-            with scope:
-                async with p2pd.wire() as inbox:
-                    await self._subscribe(p2pd, inbox, topic)
-                    await self._receive(p2pd, inbox, discovery, watch)
-
-        async with trio.open_nursery() as nursery:
-            for topic in self._handlers.also:
-                nursery.start_soon(be_in, topic, trio.CancelScope())
-            while True:
-                wanted, changed = self._subscription.wanted, self._subscription.changed
-                for shard in inside.keys() - wanted:
-                    inside.pop(shard).cancel()
-                for shard in wanted - inside.keys():
-                    inside[shard] = trio.CancelScope()
-                    nursery.start_soon(be_in, self._topic.of(shard), inside[shard])
-                await changed.wait()
-
-    async def _send(self, p2pd: P2pd, outbox: Wire, frame: bytes, shard: int) -> None:
-        pubsub = {"type": p2pd.pb.PSRequest.PUBLISH, "topic": str(self._topic.of(shard)), "data": frame}
+    async def _send(self, p2pd: P2pd, outbox: Wire, frame: bytes) -> None:
+        pubsub = {"type": p2pd.pb.PSRequest.PUBLISH, "topic": str(self._topic), "data": frame}
         try:
             await p2pd.answer(outbox, type=p2pd.pb.Request.PUBSUB, pubsub=pubsub)
         except P2pdRefused as error:

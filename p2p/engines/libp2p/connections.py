@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
@@ -46,7 +46,7 @@ class Libp2pConnections:
         self._noted: dict[PeerId, tuple[Sequence[Any], float]] = {}  # member -> its addresses, and when they were noted
         self._protected: set[PeerId] = set()  # dialled by us: the library does not end these when there are too many
 
-    async def look(self, shards: Collection[int], dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
+    async def look(self, dialled: AbstractSet[PeerId]) -> float:  # noqa: ARG002
         now = self._clock()
         for peer, connections in list(self._network.get_connections_map().items()):
             for connection in _superfluous(str(self._stack.host.get_id()) > str(peer), connections, now):
@@ -70,9 +70,8 @@ class Libp2pConnections:
     def is_connected(self, peer: PeerId) -> bool:
         return bool(self._network.get_connections(_id_of(peer)))
 
-    def subscribed(self, shard: int) -> set[PeerId]:
-        topics = self._topics if shard == 0 else [self._topics[0].of(shard)]
-        return {peer for topic in topics for peer in self._in(topic) if not self._banned(peer)}
+    def subscribed(self) -> set[PeerId]:
+        return {peer for topic in self._topics for peer in self._in(topic) if not self._banned(peer)}
 
     in_mesh = subscribed  # near enough: a new neighbour is in the mesh after a heartbeat
 
@@ -90,7 +89,7 @@ class Libp2pConnections:
         """Of members alone, over a connection that proves who they are. Where they say another thing than before, or it is time again: to
         make addresses text takes the library a while.
         """
-        now, members, store, news = self._clock(), self.subscribed(0), self._stack.host.get_peerstore(), []
+        now, members, store, news = self._clock(), self.subscribed(), self._stack.host.get_peerstore(), []
         self._noted = {peer: noted for peer, noted in self._noted.items() if peer in members}
         for peer in members:
             try:

@@ -15,14 +15,12 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from p2p.engines.libp2p.subscription import Subscription
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.outbound import TARGET, Outbound
-from p2p.peers.shard_peers import RequestConnections, ShardPeers
+from p2p.peers.request_connections import RequestConnections
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
-TICK = 1.0  # seconds between looks into the DHT for peers of our shards, where such a look is due
 FORGOTTEN = 10.0  # seconds a connected member may be missing from the topic
 DHT_FIRST, DHT_EVERY = 3.0, 120.0  # seconds between two turns; doubling from the first to the last
 
@@ -50,19 +48,19 @@ class Dialled(NamedTuple):
 class Connections(Protocol):
     """Port: the library's connections, and who is in which topic."""
 
-    async def look(self, shards: Collection[int], dialled: AbstractSet[PeerId]) -> float:
+    async def look(self, dialled: AbstractSet[PeerId]) -> float:
         """Take note of who is connected, and close what must not stay: banned peers, second connections. Returns the seconds until
-        the next look. shards: those that we are in. dialled: the peers that we dialled or are dialling; it changes later.
+        the next look. dialled: the peers that we dialled or are dialling; it changes later.
         """
 
     def connected(self) -> Mapping[PeerId, Peer]: ...
 
     def is_connected(self, peer: PeerId) -> bool: ...
 
-    def subscribed(self, shard: int) -> Collection[PeerId]:
-        """Connected peers in a shard; for shard 0 the members of all topics."""
+    def subscribed(self) -> Collection[PeerId]:
+        """Connected members of all topics."""
 
-    def in_mesh(self, shard: int) -> Collection[PeerId]:
+    def in_mesh(self) -> Collection[PeerId]:
         """Those of them that get what we publish."""
 
     def present(self, topic: Topic) -> int:
@@ -94,15 +92,14 @@ class Discovery:
         connections: Connections,
         records: ProviderRecords,
         topics: Sequence[Topic],
-        subscription: Subscription,
         book: AddressBook,
         banned: Callable[[PeerId], bool],
         clock: Callable[[], float],
         rng: random.Random,
     ) -> None:
-        self._connections, self._records, self._topics, self._subscription = connections, records, topics, subscription
+        self._connections, self._records, self._topics = connections, records, topics
         self._book, self._banned, self._clock, self._rng = book, banned, clock, rng
-        self._outbound, self._shard_peers, self._request_connections = Outbound(book, clock()), ShardPeers(), RequestConnections()
+        self._outbound, self._request_connections = Outbound(book, clock()), RequestConnections()
         self._reaching: WeakValueDictionary[PeerId, trio.Lock] = WeakValueDictionary()
         self._nursery: trio.Nursery | None = None
         self._connected: frozenset[PeerId] = frozenset()  # as of the last look, without those hung up on since
@@ -115,7 +112,6 @@ class Discovery:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._ask_dht, nursery)
-            nursery.start_soon(self._search_shards)
             try:
                 await self._look_on(nursery)
             finally:
@@ -123,7 +119,7 @@ class Discovery:
 
     async def _look_on(self, nursery: trio.Nursery) -> None:
         while True:
-            pause = await self._connections.look([0, *sorted(self._subscription.wanted)], self._dialled)
+            pause = await self._connections.look(self._dialled)
             for record in await self._connections.identified():
                 self._note_record(record)
             self._note_connected()
@@ -134,11 +130,11 @@ class Discovery:
     def peers(self) -> list[Peer]:
         """Connected members of our swarm that get what we publish."""
         connected = self._connections.connected()
-        return [connected[peer] for peer in sorted(self._connections.in_mesh(0)) if peer in connected]
+        return [connected[peer] for peer in sorted(self._connections.in_mesh()) if peer in connected]
 
-    def alone(self, shard: int) -> bool:
-        """Nobody would get what we publish there."""
-        return not self._connections.in_mesh(shard)
+    def alone(self) -> bool:
+        """Whether nobody would get what we publish."""
+        return not self._connections.in_mesh()
 
     def connected(self) -> Collection[PeerId]:
         """All peers, as of the last look."""
@@ -199,19 +195,16 @@ class Discovery:
         """Members that are connected and in the topic no more. Where a stream breaks on both sides at a bad moment, or a second node has
         the other's key, the libraries never try again while the connection lasts.
         """
-        now, members = self._clock(), set(self._connections.subscribed(0))
+        now, members = self._clock(), set(self._connections.subscribed())
         self._missing = {peer: self._missing.get(peer, now) for peer in (self._were_members & self._connected) - members}
         self._were_members = (self._were_members & self._connected) | members
         for peer in [peer for peer, since in self._missing.items() if now - since > FORGOTTEN]:
             log.info("%s is connected and not in the topic; connecting anew", peer)
             await self.hang_up(peer)
 
-    def _inside(self) -> dict[int, Collection[PeerId]]:
-        return {shard: self._connections.subscribed(shard) for shard in sorted(self._subscription.wanted)}
-
     async def _keep_enough(self, nursery: trio.Nursery) -> None:
-        now, connected, members, inside = self._clock(), self._connected, self._connections.subscribed(0), self._inside()
-        over = [*self._outbound.prune(connected, members, now, self._rng), *self._shard_peers.prune(inside, connected, now)]
+        now, connected, members = self._clock(), self._connected, self._connections.subscribed()
+        over = [*self._outbound.prune(connected, members, now, self._rng)]
         over += self._request_connections.prune(connected, now) if len(members) > TARGET else []
         for peer in over:
             log.debug("hanging up on %s: not needed", peer)
@@ -220,8 +213,6 @@ class Discovery:
         feeler = self._outbound.feeler(connected, now, self._rng)
         for peer, addresses in [*dials, *([feeler] if feeler else [])]:
             nursery.start_soon(self._dial, peer, addresses)
-        for peer in self._shard_peers.choose(inside, connected, now, self._rng):
-            nursery.start_soon(self._dial_for_shard, peer)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         found = None if self._banned(peer) else await self._connect(peer, addresses)
@@ -231,12 +222,6 @@ class Discovery:
             self._outbound.reached(peer, found.address, found.group, self._clock())
         else:
             self._outbound.crossed(peer)
-
-    async def _dial_for_shard(self, peer: PeerId) -> None:
-        if await self._reach(peer):
-            self._shard_peers.reached(peer, self._clock())
-        else:
-            self._shard_peers.missed(peer)
 
     async def _reach(self, peer: PeerId) -> bool:
         """Connected, if need be by a dial at the addresses that we know and those that the library knows."""
@@ -280,15 +265,3 @@ class Discovery:
                         if record.relayed and record.peer not in self._connected | self._dialling:
                             nursery.start_soon(self._dial, record.peer, ())
                     await self._records.provide(topic)
-
-    async def _search_shards(self) -> None:
-        """The same for each of our shards, when it is due."""
-        while True:
-            await trio.sleep(TICK)
-            for shard, look, announce in self._shard_peers.searches_due(self._inside(), self._clock()) if self._connected else ():
-                topic = self._topics[0].of(shard)
-                with contextlib.suppress(Unanswered):
-                    if look:
-                        self._shard_peers.add(shard, await self.find(topic))
-                    if announce:
-                        await self._records.provide(topic)

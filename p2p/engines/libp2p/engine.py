@@ -11,7 +11,6 @@ from p2p.engines.libp2p.connections import Libp2pConnections
 from p2p.engines.libp2p.hole_punching import DCUTR
 from p2p.engines.libp2p.network_engine import NetworkEngine
 from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
-from p2p.engines.libp2p.pubsub import drain
 from p2p.engines.libp2p.relay import GUEST_RATE, HOP, STOP, Relay, RelayLimits
 from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
@@ -75,7 +74,6 @@ class Libp2pEngine(NetworkEngine):
                         nursery.start_soon(discovery.run)
                         nursery.start_soon(connections.ping)
                         nursery.start_soon(circuits.keep)
-                        nursery.start_soon(self._keep_subscribed, stack)
                         nursery.start_soon(self._saver.save_regularly)
                         nursery.start_soon(_hang_up_at_the_end, stack)
                         up()
@@ -94,22 +92,9 @@ class Libp2pEngine(NetworkEngine):
     async def _reach_directly(self, peer: PeerId) -> bool:
         return self._discovery is not None and await self._discovery.reach(peer)
 
-    async def _send(self, frame: bytes, shard: int) -> None:
+    async def _send(self, frame: bytes) -> None:
         assert self._stack is not None
-        await self._stack.pubsub.publish(str(self._topic.of(shard)), frame)
-
-    async def _keep_subscribed(self, stack: Stack) -> None:
-        """Enter and leave topics as `subscribe` said last. The messages of each come through the validator."""
-        async with trio.open_nursery() as nursery:
-            inside: frozenset[int] = frozenset()
-            while True:
-                wanted, changed = self._subscription.wanted, self._subscription.changed
-                for shard in inside - wanted:
-                    await stack.pubsub.leave(self._topic.of(shard))
-                for shard in wanted - inside:
-                    nursery.start_soon(drain, await stack.pubsub.enter(self._topic.of(shard)))
-                inside = wanted
-                await changed.wait()
+        await self._stack.pubsub.publish(str(self._topic), frame)
 
 
 async def _hang_up_at_the_end(stack: Stack) -> None:

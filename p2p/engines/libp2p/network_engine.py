@@ -15,7 +15,6 @@ from p2p.engines.libp2p.discovery import Connections, Discovery, ProviderRecords
 from p2p.engines.libp2p.outbox import FrameOutbox
 from p2p.engines.libp2p.request_response import Responder
 from p2p.engines.libp2p.restart import Restarter
-from p2p.engines.libp2p.subscription import Subscription
 from p2p.engines.traffic import Traffic
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
@@ -73,7 +72,6 @@ class NetworkEngine:
         self._rate_limit, self._host_bans = rate_limit, HostBans()
         self._questions = RateLimit(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
         self._responder = Responder(handlers.answer, self._may_ask)
-        self._subscription = Subscription()
         self._requests: Requests | None = None  # while the engine is up, as the next
         self._discovery: Discovery | None = None
 
@@ -94,11 +92,8 @@ class NetworkEngine:
     def restarts(self) -> int:
         return self._restarter.restarts
 
-    def publish(self, frame: bytes, shard: int = 0) -> None:
-        self._outbox.put(frame, shard)
-
-    def subscribe(self, shards: Collection[int]) -> None:
-        self._subscription.change(shards)
+    def publish(self, frame: bytes) -> None:
+        self._outbox.put(frame)
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         if self._requests is None:
@@ -134,14 +129,14 @@ class NetworkEngine:
         self._book.add(peer, addresses, self._clock(), teller=NEARBY, source=LOCAL)
 
     def _discover(self, connections: Connections, records: ProviderRecords) -> Discovery:
-        return Discovery(connections, records, self._topics, self._subscription, self._book, self._banned, self._clock, self._rng)
+        return Discovery(connections, records, self._topics, self._book, self._banned, self._clock, self._rng)
 
     def _on_frame(self, frame: bytes, via: PeerId | None, topics: Sequence[str]) -> Verdict:
         """What came in a message of these topics."""
         for topic, pass_on in self._handlers.also.items():
             if str(topic) in topics:
                 return pass_on(frame, via)
-        return self._handlers.deliver(frame, via, self._topic.shard_of(topics))
+        return self._handlers.deliver(frame, via)
 
     def _may_ask(self, peer: PeerId) -> bool:
         if self._banned(peer):

@@ -10,30 +10,24 @@ HELD = 15.0  # seconds a frame waits for somebody to send it to
 
 
 class FrameOutbox:
-    """Frames to be sent, each to a shard."""
+    """Frames to be sent to the swarm."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting: deque[tuple[float, int, bytes]] = deque(maxlen=QUEUE)
+        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=QUEUE)
         self._news = trio.Event()
 
-    def put(self, frame: bytes, shard: int) -> None:
-        self._waiting.append((self._clock() + HELD, shard, frame))
+    def put(self, frame: bytes) -> None:
+        self._waiting.append((self._clock() + HELD, frame))
         self._news.set()
 
-    async def send_all(self, alone: Callable[[int], bool], send: Callable[[bytes, int], Awaitable[None]]) -> None:
-        """Until cancelled. A frame waits while we are alone in its shard, but not for long: a rollout is worth something while it is
-        fresh. Frames of other shards do not wait for it.
-        """
+    async def send_all(self, alone: Callable[[], bool], send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send until cancelled. A frame waits while we are alone, but not for long: a rollout is worth something while it is fresh."""
         while True:
-            now, lonely = self._clock(), {shard for shard in {shard for _, shard, _ in self._waiting} if alone(shard)}
-            ready = next((n for n, (until, shard, _) in enumerate(self._waiting) if until <= now or shard not in lonely), None)
-            if ready is not None:
-                _, shard, frame = self._waiting[ready]
-                del self._waiting[ready]
-                await send(frame, shard)
-            elif self._waiting:
-                await trio.sleep(0.1)
-            else:
+            if not self._waiting:
                 self._news = trio.Event()
                 await self._news.wait()
+            elif alone() and self._waiting[0][0] > self._clock():
+                await trio.sleep(0.1)
+            else:
+                await send(self._waiting.popleft()[1])

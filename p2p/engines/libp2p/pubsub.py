@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +36,6 @@ class _Passage:
     passed: bool  # nothing was wrong with the message
 
 
-class _AnyShard(Container[object]):
-    """Every topic of our swarms: a peer names its shards once, when it connects, which may be long before we are in that shard too."""
-
-    def __init__(self, topics: Sequence[Topic]) -> None:
-        self._topics = topics
-
-    def __contains__(self, topic: object) -> bool:
-        return isinstance(topic, str) and any(ours.shard_in(topic) is not None for ours in self._topics)
-
-
 class TopicPubsub(Pubsub):  # type: ignore[misc]
     """Pubsub that charges each connected peer for what it hands us, well or badly formed."""
 
@@ -61,7 +51,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
             validation_cache_ttl=-1,
             **options,
         )
-        self.allowed_topics = _AnyShard(topics)
+        self.allowed_topics = frozenset(map(str, topics))
         self.counter = int(clock() * 1e9)
         self.rate_limit = rate_limit
         self._on_frame = on_frame
@@ -76,10 +66,6 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         """Subscribe. Returns the library's subscription, whose messages `on_frame` has seen."""
         self.set_topic_validator(str(topic), self._validate, is_async_validator=False)
         return await self.subscribe(str(topic))
-
-    async def leave(self, topic: Topic) -> None:
-        await self.unsubscribe(str(topic))
-        self.remove_topic_validator(str(topic))
 
     async def push_msg(self, msg_forwarder: Any, msg: Any) -> None:
         if msg_forwarder == self.my_id:
@@ -221,12 +207,6 @@ class Router(GossipSub):  # type: ignore[misc]
 
     async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
         await super().emit_iwant(msg_ids[:WANTED], to_peer)
-
-    async def leave(self, topic: str) -> None:
-        """The library goes through the mesh while others change it."""
-        for peer in self.mesh.pop(topic, set()):
-            self._add_back_off(peer, topic, True)
-            await self.emit_prune(topic, peer, False, True)
 
     async def tidy(self) -> None:
         """Three of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""

@@ -1,1 +1,0 @@
-"""Cutting a large swarm into shards: size estimates, placement."""
