@@ -1,8 +1,11 @@
 """What goes to a terminal, or to what a command's output is redirected to."""
 
 import errno
+import os
 import sys
+import textwrap
 from collections.abc import Callable
+from typing import TextIO
 
 CUT_OFF = 1  # exit code: nobody reads on, as with `| head`
 NO_ROOM = 2
@@ -12,6 +15,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def printable(text: str) -> str:
     """`text` with control and direction characters escaped, so that text of files and peers cannot control the terminal."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def tell(text: str, stream: TextIO | None = None) -> None:
+    """Print a message for people on standard error. On a terminal its lines are broken between words, and not within one."""
+    stream = stream or sys.stderr
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):  # no terminal: programs and files get whole lines
+        columns = 0
+    for line in text.split("\n"):
+        pieces = textwrap.wrap(line, columns, break_long_words=False, break_on_hyphens=False) if columns > 0 else []
+        print("\n".join(pieces or [line]), file=stream)
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:

@@ -124,7 +124,7 @@ class MemoryEngine:
 
     def peers(self) -> Sequence[Peer]:
         return [
-            Peer(peer, f"memory:{peer}", "outbound", 0.0)
+            Peer(peer, f"memory:{peer}", "outbound" if str(self.me) < str(peer) else "inbound", 0.0)
             for peer in self.swarm.members()
             if peer != self.me and self.swarm._connected(self.me, peer)
         ]

@@ -17,8 +17,19 @@ from typer.models import CommandInfo
 
 from p2p.errors import OperatorError
 from swarmd.cli import inspect, invite, judged, lab, leave, model, network, page, pausing, person, plan, service, tasks, verify
-from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, SwarmName, answer, as_state_dir, print_json
-from swarmd.terminal import printable
+from swarmd.cli.options import (
+    AsJson,
+    ConfigFile,
+    DeviceName,
+    ModelName,
+    StateDir,
+    SwarmName,
+    answer,
+    as_state_dir,
+    print_json,
+    without_flag_types,
+)
+from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.cli.view_notify import Send
@@ -82,12 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(arguments, prog_name="swarmd")
     except OperatorError as error:
         text = str(error)
-        print(text if "\n" in text else f"swarmd: {text}", file=sys.stderr)
+        tell(text if "\n" in text else f"swarmd: {text}")
         return error.exit_code
     except OSError as error:
         if error.filename is None or error.errno not in _UNUSABLE:
             raise
-        print(printable(f"swarmd: {error.filename}: {error.strerror}. Mend its permissions, or name another path."), file=sys.stderr)
+        tell(printable(f"swarmd: {error.filename}: {error.strerror}. Mend its permissions, or name another path."))
         return OperatorError.exit_code
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else 0 if left.code is None else 1
@@ -149,7 +160,7 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
 
     node_config, notes = recalled(resolved, folder)
     for note in notes:
-        print(note, file=sys.stderr)
+        tell(note)
     require_tasks(resolved, node_config, folder)
     if accepted:
         invite.say_what_is_joined(accepted, resolved, node_config)
@@ -312,6 +323,7 @@ _PANELS = {
 
 def _arrange_help() -> None:
     panels = {name: panel for panel, names in _PANELS.items() for name in names.split()}
+    without_flag_types(app)
 
     def name_of(command: CommandInfo) -> str:
         return str(command.name or getattr(command.callback, "__name__", ""))

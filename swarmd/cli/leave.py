@@ -11,7 +11,7 @@ import typer
 from swarmd.cli.inspect import config_file
 from swarmd.cli.options import AsJson, ConfigFile, StateDir, as_state_dir, print_json
 from swarmd.errors import ConfigError, NotRunning, SwarmdError
-from swarmd.terminal import printable
+from swarmd.terminal import printable, tell
 
 if TYPE_CHECKING:
     from swarmd.state.leaving import Leaving
@@ -35,9 +35,11 @@ def leave(
         raise NotRunning(f"{folder}: there is no state folder, so nothing to leave. Name another with --state-dir.")
     _refuse_a_service(folder)
     plan = leaving(folder, everything=everything)
-    _show(plan, running=in_use(folder))
     if not yes:
+        _show(plan, running=in_use(folder))
         _ask("Leave?")
+    elif in_use(folder):
+        tell("the node stops: it finishes its round and saves")
     if in_use(folder):
         control.call(folder, "stop")
         control.wait_until_gone(folder, 660.0)
@@ -47,20 +49,24 @@ def leave(
     if as_json:
         print_json({"schema": 1, "removed": [path.name for path in plan.removed], "stays": [path.name for path in plan.stays]})
     else:
-        print("You left the swarm.", file=sys.stderr)
+        tell(printable(f"{folder}: removed {_names(plan.removed)}"))
+        tell("You left the swarm.")
 
 
 def _show(plan: "Leaving", *, running: bool) -> None:
-    def names(paths: Any) -> str:
-        return ", ".join(path.name for path in paths) or "nothing"
-
+    """Say what would happen."""
     if running:
-        print("the node stops: it finishes its round and saves", file=sys.stderr)
-    print(printable(f"{plan.folder}: removed: {names(plan.removed)}"), file=sys.stderr)
-    print(printable(f"{plan.folder}: stays: {names(plan.stays)}"), file=sys.stderr)
-    print("downloaded models stay in the hub's cache (`hf cache ls`), settings in `swarmd config path`", file=sys.stderr)
+        tell("the node would stop: it finishes its round and saves")
+    tell(printable(f"in {plan.folder}"))
+    tell(printable(f"would be removed: {_names(plan.removed)}"))
+    tell(printable(f"would stay: {_names(plan.stays)}"))
+    tell("downloaded models stay in the hub's cache (`hf cache ls`), settings in `swarmd config path`")
     if any(path.name == "identity.key" for path in plan.removed):
-        print("without its key nobody is this node again: `swarmd identity backup FILE` first, if you may want it back", file=sys.stderr)
+        tell("without its key nobody is this node again: `swarmd identity backup FILE` first, if you may want it back")
+
+
+def _names(paths: Any) -> str:
+    return ", ".join(path.name for path in paths) or "nothing"
 
 
 def _refuse_a_service(folder: Path) -> None:
@@ -94,31 +100,29 @@ def logs(
 
 
 def bug_report(
-    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="swarmd-bug-report.zip")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write, a new one.", show_default="swarmd-bug-report.zip")] = None,
     hide_addresses: Annotated[bool, typer.Option("--hide-addresses", help="Leave out IP addresses and host names.")] = False,
     yes: Yes = False,
     state_dir: StateDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Put versions, settings, status, figures and logs into one file, without secrets. Shows all of it first, and sends nothing."""
+    """Put versions, settings, status, figures and logs into one file, without secrets, and send nothing. A terminal shows it first."""
     from swarmd.state.bug_report import collect, write_report
 
     folder = as_state_dir(state_dir)
     files = collect(folder, _said(folder, config), Path.home(), addresses=hide_addresses)
     to = (out or Path("swarmd-bug-report.zip")).expanduser().absolute()
     listing = [f"{len(text.encode()):>9,} bytes  {name}" for name, text in files.items()]
-    shown = "\n".join([*listing, *(f"\n=== {name}\n{text.rstrip()}" for name, text in files.items())])
-    shown = "\n".join(map(printable, shown.splitlines()))
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         import pydoc
 
-        pydoc.pager(shown + "\n")
-    else:
-        print("\n".join(listing) if yes else shown)
-    if not yes:
+        shown = "\n".join([*listing, *(f"\n=== {name}\n{text.rstrip()}" for name, text in files.items())])
+        pydoc.pager("\n".join(map(printable, shown.splitlines())) + "\n")
         _ask(f"Write these {len(files)} files to {to}?")
+    else:
+        print("\n".join(listing))
     write_report(files, to)
-    print(printable(f"{to}: written; nothing was sent"), file=sys.stderr)
+    tell(printable(f"{to}: written, for you alone to read; nothing was sent. Look through it before you hand it on."))
 
 
 def _said(folder: Path, config: Path | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from swarmd.state.folder import default_state_dir
 
@@ -30,6 +31,34 @@ SwarmName = Annotated[
     str | None, typer.Option("--swarm", help="Name of the swarm. Swarms with other names are separate.", show_default="main")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, with a `schema` number.")]
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _untyped(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _untyped(super().get_params(ctx))
+
+
+def _untyped(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if isinstance(parameter, TyperOption) and parameter.is_flag:
+            parameter.metavar = ""
+    return parameters
+
+
+def without_flag_types(app: typer.Typer) -> None:
+    """Leave "<bool>" out of the help of every flag: a flag takes no value."""
+    app.info.cls = _Group
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        group.cls = _Group
+        if group.typer_instance is not None:
+            without_flag_types(group.typer_instance)
 
 
 def as_state_dir(given: Path | None) -> Path:

@@ -29,7 +29,9 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
         raise ConfigError('swarm.engine is "none": this node trains alone, so there is no swarm to invite to. Set it to "auto".')
     usable = sorted(filter(_can_be_invited_to, own), key=lambda address: PLACES.index(place(address)))
     public = [address for address in usable if place(address) == "internet"]
-    addresses = tuple(dict.fromkeys([*public, *config.swarm.bootstrap, *usable]))[:ADDRESSES]
+    known = dict.fromkeys([*public, *config.swarm.bootstrap, *usable])
+    # Those of this machine alone lead others to a machine of theirs. Where there are no more, it can still invite another node here.
+    addresses = tuple([address for address in known if place(address) != "machine"] or known)[:ADDRESSES]
     if not addresses:
         raise Unreachable(
             "the node has no address that others could dial, and no bootstrap address is configured. Ask again in a moment; "

@@ -6,6 +6,7 @@ from typing import Any
 
 from swarmd.terminal import printable
 
+COLUMNS = 80  # of a terminal, at least
 SMOOTH = 10  # rounds in a mean reward that is shown
 
 
@@ -121,17 +122,22 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def peer_lines(document: Mapping[str, Any]) -> list[str]:
-    """The peers document as text: one peer per line, in columns."""
-    rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "PEER ID", "ADDRESS")]
+    """The peers document as text: a peer a line, in columns; what is wider than COLUMNS goes on in the next line."""
+    rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")]
     for peer in document["peers"]:
         figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
-        rows.append((peer["name"], *figures, peer["direction"], peer["id"], str(peer.get("address") or "–").partition("/p2p/")[0]))
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+        rows.append((peer["name"], *figures, peer["direction"], str(peer.get("address") or "–").partition("/p2p/")[0]))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
     if len(rows) == 1:
         return ["no peers: the node trains alone until it meets some"]
-    lines = [printable("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()) for row in rows]
+    lines = list[str]()
+    for *cells, address in rows:
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+        fits = len(line) + 2 + len(address) <= COLUMNS
+        lines += [f"{line}  {address}"] if fits else [line.rstrip(), f"    {address}"]
     left_out = document.get("left_out")
-    return lines + ([f"and {left_out} more that are heard through others"] if left_out else [])
+    more = [f"and {left_out} more that are heard through others"] if left_out else []
+    return [*map(printable, lines), *more, "their peer ids: swarmd peers --json"]
 
 
 def peers_words(document: Mapping[str, Any]) -> str:

@@ -209,6 +209,8 @@ def test_what_an_invitation_says_of_its_node() -> None:
     made = invite(config(bootstrap=(PEER,)), TINY_9, [LOCAL, relayed, lan, PUBLIC])
     assert read_invitation(made["invitation"]) == Invitation("main", "tiny-9", swarm_digest(TINY_9), "tiny", (PUBLIC, PEER, lan))
     assert made["notes"] == []
+    made = invite(config(bootstrap=(LOCAL,)), TINY_9, [LOCAL, lan])
+    assert read_invitation(made["invitation"]).bootstrap == (lan,), "127.0.0.1 is another machine for whoever is invited"
     made = invite(config(), TINY_9, [LOCAL])
     assert "good on this machine alone" in made["notes"][0]
     helper = invite(config(), None, [PUBLIC], ["https://judge.example"])

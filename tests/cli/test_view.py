@@ -290,10 +290,13 @@ def test_the_status_and_the_peers_as_lines() -> None:
     peer = {"id": PEER, "name": "brave-otter", "address": None, "direction": "relayed", "connected_at": None, "frames": 12, "rejected": 0}
     near = peer | {"address": f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}", "direction": "inbound"}
     assert peer_lines({"schema": 1, "peers": []}) == ["no peers: the node trains alone until it meets some"]
-    header, first, second = peer_lines({"schema": 1, "peers": [peer, near]})
-    assert header.split() == ["NAME", "FRAMES", "REFUSED", "DIRECTION", "PEER", "ID", "ADDRESS"]
-    assert first.split() == ["brave-otter", "12", "0", "relayed", PEER, "–"]
-    assert second.endswith("/ip4/1.2.3.4/tcp/5")
+    far = near | {"name": "extraordinary-woodpecker", "address": f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123/p2p/{PEER}"}
+    header, first, second, third, address, ids = lines = peer_lines({"schema": 1, "peers": [peer, near, far]})
+    assert header.split() == ["NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS"]
+    assert first.split() == ["brave-otter", "12", "0", "relayed", "–"]
+    assert second.endswith("inbound    /ip4/1.2.3.4/tcp/5") and third.split() == ["extraordinary-woodpecker", "12", "0", "inbound"]
+    assert address.strip() == "/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/tcp/40123" and "--json" in ids
+    assert max(map(len, lines)) <= 80
 
 
 def test_the_log_has_the_story_and_rounds_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

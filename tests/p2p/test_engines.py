@@ -108,6 +108,13 @@ async def test_members_who_know_one_find_all_and_each_hears_every_other_once(any
     for m in members:
         assert m.addresses() and all(address.endswith("/p2p/" + m.identity.peer_id) for address in m.addresses())
         assert m.engine.me == m.identity.peer_id and {peer.direction for peer in m.peers()} <= {"inbound", "outbound"}
+    way = {"inbound": "outbound", "outbound": "inbound"}
+
+    def both_ends_agree() -> bool:
+        ways = {(m.identity.peer_id, peer.id): peer.direction for m in members for peer in m.peers()}
+        return all(way[here] == ways[there, us] for (us, there), here in ways.items())
+
+    await until(both_ends_agree, 2 * SECONDS)
     for n, m in enumerate(members):
         for k in range(3):
             m.publish("rollouts", bytes([n, k]) * 16_000)

@@ -63,8 +63,9 @@ class Libp2pConnections:
         found = {}
         for peer, connections in self._network.get_connections_map().items():
             if connections:
-                first, name = connections[0], PeerId(str(peer))
-                found[name] = Peer(name, remote_address(first), first.direction.name.lower(), first._created_at)
+                # Where both dialled, there are two for a while: both sides name the one that they will keep.
+                kept, name = _kept(str(self._stack.host.get_id()) > str(peer), connections), PeerId(str(peer))
+                found[name] = Peer(name, remote_address(kept), kept.direction.name.lower(), kept._created_at)
         return found
 
     def is_connected(self, peer: PeerId) -> bool:
@@ -188,13 +189,20 @@ def _superfluous(prefer_ours: bool, connections: Sequence[Any], now: float) -> S
     through_relays = [connection for connection in connections if circuit(connection) is not None]
     if 0 < len(through_relays) < len(connections):
         return through_relays
-    last = max(connection._created_at for connection in connections)
-    late = [connection for connection in connections if last - connection._created_at <= SIMULTANEOUS]
-    if len(late) == len(connections) and now - last <= SIMULTANEOUS:
+    first, last = (of(connection._created_at for connection in connections) for of in (min, max))
+    if last - first <= SIMULTANEOUS and now - last <= SIMULTANEOUS:
         return []
-    wanted = "outbound" if prefer_ours else "inbound"
-    kept = max(late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at))
+    kept = _kept(prefer_ours, connections)
     return [connection for connection in connections if connection is not kept]
+
+
+def _kept(prefer_ours: bool, connections: Sequence[Any]) -> Any:
+    """The one of the connections to a peer that is not superfluous, now or soon."""
+    direct = [connection for connection in connections if circuit(connection) is None] or connections
+    last = max(connection._created_at for connection in direct)
+    late = [connection for connection in direct if last - connection._created_at <= SIMULTANEOUS]
+    wanted = "outbound" if prefer_ours else "inbound"
+    return max(late, key=lambda connection: (connection.direction.name.lower() == wanted, connection._created_at))
 
 
 async def _resolve(address: str) -> list[str]:
