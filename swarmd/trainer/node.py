@@ -143,8 +143,7 @@ def _restore(parts: RoundParts, policy: LanguagePolicy, state: RunState, folder:
         raise ValueError(str(error)) from error
     parts.task_rng.setstate(state.task_rng)
     parts.batch_rng.setstate(state.batch_rng)
-    zeros = (0,) * len(state.pool)  # for what an older checkpoint does not say
-    kept = map(Kept, state.pool, state.uses, state.last_uses or zeros, state.since or zeros)
+    kept = map(Kept, state.pool, state.uses, state.last_uses, state.since)
     parts.pool.restore(kept, state.updates, state.used, state.before)
     if parts.schedule.configured > 1:
         parts.schedule.state = state.guard
