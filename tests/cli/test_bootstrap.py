@@ -28,10 +28,9 @@ LISTEN = "/ip4/127.0.0.1/tcp/0"
 
 
 @contextmanager
-def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+def bootstrap(folder: Path, *options: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
     command = [sys.executable, "-m", "swarmd", "bootstrap", "--state-dir", str(folder), "--listen", LISTEN, "--json", *options]
-    own = os.environ | {"SWARMD_SWARM_ENGINE": engine}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             said = process.stdout.readline()
@@ -42,13 +41,11 @@ def bootstrap(folder: Path, *options: str, engine: str = "libp2p") -> Iterator[t
 
 
 @pytest.mark.net
-@pytest.mark.parametrize(
-    "engine, curriculum", [("libp2p", "tiny-9"), ("libp2p", "sapo-9"), pytest.param("hivemind", "sapo-9", marks=pytest.mark.p2pd)]
-)
-def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine: str, curriculum: str) -> None:
+@pytest.mark.parametrize("curriculum", ["tiny-9", "sapo-9"])
+def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, curriculum: str) -> None:
     """Whatever they train: by default it is of tiny-9 itself, and passes on what is said in the others too."""
     with ExitStack() as stack:
-        process, said = stack.enter_context(bootstrap(tmp_path / "boot", engine=engine))
+        process, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         assert said["relay"]["on"] and sorted(said["swarm"]["curricula"]) == sorted(CURRICULA)
         addresses = [entry["address"] for entry in said["addresses"]]
         assert [entry["from"] for entry in said["addresses"]] == ["machine"]
@@ -76,7 +73,7 @@ def test_two_that_know_only_it_find_each_other(tmp_path: Path, run: Run, engine:
 def test_those_of_another_curriculum_find_each_other_too(tmp_path: Path) -> None:
     """Of one that it does not know it is no member, and yet answers their DHT."""
     with ExitStack() as stack:
-        _, said = stack.enter_context(bootstrap(tmp_path / "boot", engine="libp2p"))
+        _, said = stack.enter_context(bootstrap(tmp_path / "boot"))
         addresses = [entry["address"] for entry in said["addresses"]]
         probes = [stack.enter_context(ProbeProcess(tmp_path / name, bootstrap=addresses, digest="another")) for name in "ab"]
         for probe, other in zip(probes, reversed(probes), strict=True):
@@ -98,10 +95,9 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, run: Run) ->
 
 
 @pytest.mark.net
-@pytest.mark.p2pd
 def test_it_is_up_within_two_seconds_and_never_loads_torch(tmp_path: Path) -> None:
     """Two seconds of this machine when it is idle; what is held to is processor time."""
-    with bootstrap(tmp_path / "boot", engine="hivemind") as (process, _):
+    with bootstrap(tmp_path / "boot") as (process, _):
         times = os.times()
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()

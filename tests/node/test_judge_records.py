@@ -132,32 +132,16 @@ def build_memory() -> Callable[[Identity, Sequence[str]], Callable[[Handlers], P
     return lambda identity, bootstrap: lambda handlers: swarm.join(identity.peer_id, handlers)
 
 
-def build_real(*names: str) -> Callable[[Identity, Sequence[str]], Callable[[Handlers], P2pEngine]]:
-    turn = itertools.cycle(names)
-
-    def build(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handlers], P2pEngine]:
-        options: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": bootstrap, "addressbook": None}
-        kind = engine(next(turn))
-        return lambda handlers: kind(identity, TOPIC, handlers, clock=time.time, rng=random.Random(1), **options)
-
-    return build
+def build_real(identity: Identity, bootstrap: Sequence[str]) -> Callable[[Handlers], P2pEngine]:
+    options: dict[str, Any] = {"listen": ["/ip4/127.0.0.1/tcp/0"], "bootstrap": bootstrap, "addressbook": None}
+    return lambda handlers: engine("libp2p")(identity, TOPIC, handlers, clock=time.time, rng=random.Random(1), **options)
 
 
-NETS = {
-    "memory": lambda: build_memory(),
-    "libp2p": lambda: build_real("libp2p"),
-    "hivemind": lambda: build_real("hivemind"),
-    "mixed": lambda: build_real("libp2p", "hivemind"),
-}
-PARAMS = ["memory", pytest.param("libp2p", marks=pytest.mark.net)]
-PARAMS += [pytest.param(name, marks=[pytest.mark.net, pytest.mark.p2pd]) for name in ("hivemind", "mixed")]
-
-
-@pytest.mark.parametrize("net", PARAMS)
+@pytest.mark.parametrize("net", ["memory", pytest.param("libp2p", marks=pytest.mark.net)])
 async def test_a_node_finds_the_judge_that_a_third_one_tells_of(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_discovery, "FIRST", 0.5)
     url = JUDGE if net == "memory" else HERE  # in memory there are no addresses, so nobody is on this machine
-    build = NETS[net]()
+    build = build_memory() if net == "memory" else build_real
     identities = [Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3)]
     bootstrap: list[str] = []
     members = []

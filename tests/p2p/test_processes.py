@@ -15,7 +15,7 @@ from benchmarks.probes import ProbeProcess
 from swarmd.testing import PATIENCE
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]
-ENGINES = ["libp2p", pytest.param("hivemind", marks=pytest.mark.p2pd), pytest.param("libp2p hivemind", marks=pytest.mark.p2pd, id="mixed")]
+ENGINES = ["libp2p", pytest.param("libp2p hivemind", marks=pytest.mark.p2pd, id="mixed")]
 
 ENDLESS = 100_000  # frames
 
@@ -68,8 +68,6 @@ def hears(probe: ProbeProcess, author: str, beyond: int = 0, count: int = 1) -> 
     [
         pytest.param("libp2p", 0, id="libp2p, the bootstrap node"),
         pytest.param("libp2p", 2, id="libp2p, another node"),
-        pytest.param("hivemind", 0, marks=pytest.mark.p2pd, id="hivemind, the bootstrap node"),
-        pytest.param("hivemind", 2, marks=pytest.mark.p2pd, id="hivemind, another node"),
         pytest.param("libp2p hivemind", 0, marks=pytest.mark.p2pd, id="mixed, the bootstrap node"),
     ],
     indirect=["nodes"],
