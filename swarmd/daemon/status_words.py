@@ -187,6 +187,13 @@ def given_words(given: Mapping[str, Any]) -> str:
     return f"{many(given['rollouts'], 'rollout')}; {used}"
 
 
+def helped_words(given: Mapping[str, Any]) -> str:
+    """Whom this machine helped: how many others trained on its rollouts; "" before anybody said so."""
+    if not given.get("used"):
+        return ""
+    return f"Your machine helped {many(given['by'], 'other node')}: they trained {many(given['used'], 'time')} on its answers."
+
+
 def cost_words(usage: Mapping[str, Any]) -> str:
     """What the node cost today and in all; what cannot be read here is left out."""
     return "; ".join(f"{words} {_one_cost(usage[part])}" for part, words in (("today", "today"), ("total", "in all")) if part in usage)
@@ -218,13 +225,18 @@ def judge_words(judge: Mapping[str, Any]) -> str:
     return printable(", ".join(filter(None, facts)) + (f": {silence}" if silence else ""))
 
 
+def mean_reward_words(document: Mapping[str, Any]) -> str:
+    """Mean reward of the last rounds; "" before the first."""
+    newest = recent(list(document.get("rewards") or ()))
+    return f"{fmean(newest):.3f}, mean of the last {many(len(newest), 'round')}" if newest else ""
+
+
 def reward_words(document: Mapping[str, Any]) -> str:
     """Mean reward of the last rounds; and of all that are kept, those with others' rollouts apart from those without."""
     rewards, external = list(document.get("rewards") or ()), list(document.get("external") or ())
-    newest = recent(rewards)
-    if not newest:
+    text = mean_reward_words(document)
+    if not text:
         return ""
-    text = f"{fmean(newest):.3f}, mean of the last {many(len(newest), 'round')}"
     kept = [(reward, others) for reward, others in zip(reversed(rewards), reversed(external), strict=False) if reward is not None]
     shared, alone = [reward for reward, others in kept if others], [reward for reward, others in kept if not others]
     if shared and alone:

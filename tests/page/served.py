@@ -46,6 +46,7 @@ class Node:
     looks: int = 0  # how often the page asked for the status
     told: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
     address: str = ""
+    invitation: str = "swarm:main,check=89abcdef"
 
     @property
     def origin(self) -> str:
@@ -74,8 +75,11 @@ class Node:
 
             return tell
 
-        others = ("pause", "resume", "limit", "stop", "network", "invitation")
-        return {"status": status, "peers": peers} | {name: told(name) for name in others}
+        async def invitation(_: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {"schema": 1, "invitation": self.invitation, "notes": ["nobody outside this network can dial it"]}
+
+        others = ("pause", "resume", "limit", "stop", "network")
+        return {"status": status, "peers": peers, "invitation": invitation} | {name: told(name) for name in others}
 
     async def ask(self, request: str, *headers: str, body: str = "", host: str | None = None) -> tuple[int, str, str]:
         """Status, head and body of the answer to "GET /path"; headers as "name: value"."""

@@ -93,7 +93,7 @@ async def test_with_the_token_the_page_opens_and_its_buttons_work() -> None:
         await node.ask("POST /control", proof, body='{"operation": "pause", "arguments": {"for": 60, "until": 1}}')
         name, arguments = node.told.pop()
         assert name == "pause" and set(arguments) == {"until"} and before + 60 <= arguments["until"] <= time.time() + 60
-        for operation in ("network", "invitation", "status", "ui", "nothing"):  # of the control API, and not of the page
+        for operation in ("network", "status", "ui", "nothing"):  # of the control API, and not of the page
             _, _, text = await node.ask("POST /control", proof, body=json.dumps({"operation": operation}))
             assert "knows no operation" in json.loads(text)["error"]
         for path in ("/static/", "/static/..%2fpage.py", "/static/../static/page.js", "/static/uPlot.LICENSE", "/etc/passwd", "//x"):

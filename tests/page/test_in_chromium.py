@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import trio
+from PIL import Image
 
+from swarmd.config.invitation import Invitation, write_invitation
 from swarmd.daemon.page.page import REFRESH
 from swarmd.testing import wait_until
-from tests.cli.test_view import document
+from tests.cli.test_view import PEER, document
 from tests.page.chromium import Tab, binary, chromium
 from tests.page.served import PEERS, Node, served
 from tests.page.test_page import GIVEN, HOSTILE, PAUSE, USAGE, poisoned
@@ -134,6 +136,42 @@ async def test_limits_are_set_by_a_form_and_its_fields_keep_what_is_typed(tmp_pa
 
     assert await in_browser(node, tmp_path, look) == []
     assert node.told == [("limit", {"cpu": "25 %", "month": "20 GB"})]
+
+
+async def test_an_invitation_is_copied_and_its_code_read(tmp_path: Path) -> None:
+    zxingcpp = pytest.importorskip("zxingcpp")
+    at = [f"/ip4/203.0.113.{place}/tcp/4001/p2p/{PEER}" for place in range(3)]
+    node = Node(invitation=write_invitation(Invitation("main", "tiny-9", "0123456789abcdef", "tiny", tuple(at), "https://judge.example")))
+    command = f"swarmd join '{node.invitation}'"
+
+    def look(tab: Tab) -> None:
+        for width in (390, 1280):
+            tab.open(node.address, width=width, height=900)
+            tab.until("document.querySelector('#chart canvas')")
+            assert tab.run("document.getElementById('invitation').getClientRects().length") == 0  # not before it is asked for
+            tab.run("document.getElementById('do-invite-others').click()")
+            tab.until("document.querySelector('#invitation svg')")
+            tab.run("navigator.clipboard.writeText = (text) => { window.copied = text; return Promise.resolve(); }, 0")
+            tab.run("document.querySelector('[data-copy]').click()")
+            assert tab.run("window.copied") == command
+            tab.screenshot(tmp_path / "page.png")
+            with Image.open(tmp_path / "page.png") as picture:
+                assert [code.text for code in zxingcpp.read_barcodes(picture)] == [command]
+
+    assert await in_browser(node, tmp_path, look) == []
+
+
+@pytest.mark.parametrize(("external", "names"), [([0] * 120, ["Alone"]), ([4] * 120, ["With others' answers"])])
+async def test_the_legend_names_what_is_drawn(tmp_path: Path, external: list[int], names: list[str]) -> None:
+    node = Node(document(external=external))
+
+    def look(tab: Tab) -> None:
+        tab.open(node.address)
+        tab.until("document.querySelector('#chart canvas')")
+        legend = tab.run("[...document.querySelectorAll('.u-series')].map(e => e.textContent).filter(Boolean)")
+        assert legend == ["Mean of 10 rounds", *names]
+
+    assert await in_browser(node, tmp_path, look) == []
 
 
 async def test_hostile_texts_run_nothing(tmp_path: Path) -> None:

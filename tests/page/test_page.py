@@ -8,8 +8,11 @@ import pytest
 import trio
 import trio.testing
 
+from swarmd.config.config import NodeConfig
+from swarmd.config.sources import flatten
 from swarmd.daemon.page import page, rendering
 from swarmd.daemon.page.http import PATIENCE
+from swarmd.daemon.status import LIMITS
 from tests.cli.test_view import PEER, document
 from tests.page.served import PEERS, Node, served
 
@@ -71,12 +74,14 @@ def test_texts_of_peers_and_files_stay_texts() -> None:
 def test_the_page_says_what_the_status_says() -> None:
     shown = whole(document(usage=USAGE, given=GIVEN, external=[0] * 60 + [4] * 60, advice={"bad signature": "update"})).text
     facts = (
-        "training", "120 of 300", "0.429, mean of the last 10 rounds", "of 60 rounds with others' rollouts 0.379, of 60 alone 0.259",
+        "training", "120 of 300", "0.429, mean of the last 10 rounds", "60 of 120 rounds had answers of others",
+        "Your machine helped 3 other nodes: they trained 30 times on its answers.",
         "120 rollouts; used 30 times, by 3 other nodes", "1.500", "10.000", "/ip4/192.0.2.9/tcp/4001", "and 3 more", "bad signature",
         "update", "score 0.310", PEER,
     )  # fmt: skip
     for fact in facts:
         assert fact in shown, fact
+    assert shown.index("helped 3") < shown.index("Reward") and "alone 0.259" not in shown  # two means of other times compare nothing
 
 
 def test_each_pause_says_why_and_when_it_ends() -> None:
@@ -87,10 +92,18 @@ def test_each_pause_says_why_and_when_it_ends() -> None:
 
 def test_limits_that_are_set_are_shown() -> None:
     limits = {"limits.cpu": "25 %", "limits.up": "", "when.hours": ["sat", "sun"], "when.user": 0.0, "limits.gpu_memory": "100 %"}
-    limits |= {"limits.priority": "normal"}
+    limits |= {"limits.priority": "normal", "checkpoint.gigabytes_a_day": 50.0, "when.metered": "alone", "round.pace": 0.8}
     shown = whole(document(limits=limits)).text
-    assert "25 %" in shown and "sat, sun" in shown and "swarmd config path" in shown
-    assert not any(key in shown for key in ("limits.up", "when.user", "limits.gpu_memory", "limits.priority"))
+    assert "25 %" in shown and "sat, sun" in shown and "swarmd config path" in shown and "50 GB a day at most" in shown and "0.8 s" in shown
+    assert not any(word in shown for word in ("While you use", "GPU's memory", "Priority"))
+
+
+def test_each_limit_has_a_name_of_words() -> None:
+    """Also those that come later: no key of the settings file is on the page."""
+    limits = {key: value or "x" for key, value in flatten(NodeConfig()).items() if key in LIMITS or key.startswith(("limits.", "when."))}
+    limits |= {"when.user": 5.0, "when.temperature": 80.0, "model.threads": 2, "round.pace": 1.0, "limits.priority": "low"}
+    shown = whole(document(limits=limits)).text
+    assert len(limits) >= 16 and [key for key in limits if key in shown] == []
 
 
 @pytest.mark.parametrize(("engine", "names"), [("libp2p", ["cpu", "month", "up", "down"]), ("hivemind", ["cpu", "month"])])
@@ -105,10 +118,17 @@ def test_what_is_not_known_is_not_shown() -> None:
     bare = rendering.parts({}, {}, now=0.0)
     assert {name for name, html in bare.items() if not html} >= {"given", "cost", "refused", "judge"}
     assert set(bare) == set(rendering.PARTS)
-    assert re.findall(">([^<]+)</button>", rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"]) == ["Resume", "Stop"]
+    paused = re.findall(">([^<]+)</button>", rendering.parts(document(state="paused"), PEERS, now=0.0)["controls"])
+    assert paused == ["Resume", "Invite others", "Stop"]
     running = re.findall(">([^<]+)</button>", rendering.parts(document(), PEERS, now=0.0)["controls"])
-    assert running == ["Pause for 1 h", "Pause for 2 h", "Pause until resumed", "Stop"]
+    assert running == ["Pause for 1 h", "Pause for 2 h", "Pause until resumed", "Invite others", "Stop"]
     assert rendering.parts(document(state="stopping"), PEERS, now=0.0)["controls"] == ""
+
+
+def test_an_invitation_is_shown_as_text() -> None:
+    shown = Tags(rendering.invitation({"invitation": HOSTILE, "notes": [HOSTILE]}))
+    assert {tag for tag, _ in shown.tags} == {"h2", "p", "pre", "button", "div", "svg", "path"}
+    assert shown.text.count("onerror=alert(1)") == 2 and "\x1b" not in shown.text
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:

@@ -16,7 +16,7 @@ from swarmd.daemon.page.prometheus import CONTENT_TYPE, exposition
 
 REFRESH = 1.0  # seconds between two looks at the node while a page is shown
 QUIET = 15.0  # seconds without news after which a page hears that the node is there
-ALLOWED = ("pause", "resume", "limit", "stop")  # operations of the control API that the page may ask for
+ALLOWED = ("pause", "resume", "limit", "stop", "invitation")  # operations of the control API that the page may ask for
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -40,6 +40,7 @@ class Page:
         self.token = secrets.token_urlsafe(32)
         self._handlers, self._clock = handlers, clock
         self._allowed = {name: handler for name, handler in handlers.items() if name in ALLOWED} | {"pause": self._pause}
+        self._allowed["invitation"] = self._invite
 
     async def respond(self, request: Request) -> Response:
         if (why := access.foreign(request.headers)) is not None:
@@ -64,6 +65,9 @@ class Page:
         """`for`: seconds from now, by the node's clock; the browser's may be another machine's."""
         seconds = arguments.get("for")
         return await self._handlers["pause"]({"until": self._clock() + seconds} if isinstance(seconds, int) else {})
+
+    async def _invite(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"schema": 1, "html": rendering.invitation(await self._handlers["invitation"](arguments))}
 
     async def _look(self) -> tuple[dict[str, str], str, dict[str, Any]]:
         document = await self._handlers["status"]({})

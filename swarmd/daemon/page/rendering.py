@@ -12,11 +12,12 @@ from swarmd.daemon.status_words import (
     away_words,
     exchange_words,
     given_words,
+    helped_words,
     judge_words,
+    mean_reward_words,
     model_words,
     pause_words,
     peers_words,
-    reward_words,
     round_sentence,
     trouble_sentence,
     workers_words,
@@ -30,8 +31,10 @@ _BUTTONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {  # operation of the co
     "Pause for 2 h": ("pause", {"for": 7200}),
     "Pause until resumed": ("pause", {}),
     "Resume": ("resume", {}),
+    "Invite others": ("invitation", {}),
     "Stop": ("stop", {}),
 }
+_ALWAYS = ("Invite others", "Stop")
 _COSTS = (  # title, key of the usage, what it is divided by, digits
     ("CPU hours", "cpu_seconds", 3600, 3),
     ("kWh, estimated", "energy_wh", 1000, 2),
@@ -39,8 +42,30 @@ _COSTS = (  # title, key of the usage, what it is divided by, digits
     ("MB received", "bytes_down", 1e6, 1),
     ("GB written", "bytes_written", 1e9, 2),
 )
-_NO_COMPARISON = "Rounds alone come at other times of the training, so the two means are no fair comparison; swarmd demo makes one."
 _NO_LIMIT = ("100 %", "normal")
+_LIMIT_LABELS: Mapping[str, tuple[str, str]] = {  # key of the configuration: label, and the value's form
+    "limits.cpu": ("Share of the CPU", "{}"),
+    "limits.priority": ("Priority", "{}"),
+    "limits.gpu_memory": ("Share of the GPU's memory", "{}"),
+    "limits.up": ("Sent, a second", "{}"),
+    "limits.down": ("Received, a second", "{}"),
+    "limits.month": ("Bytes in a month", "{}"),
+    "limits.state": ("Size of its folder", "{}"),
+    "model.threads": ("Threads", "{}"),
+    "round.pace": ("A round takes at least", "{:g} s"),
+    "checkpoint.gigabytes_a_day": ("Written to disk for saving", "{:g} GB a day at most"),
+    "when.battery": ("On battery", "{}"),
+    "when.metered": ("On a metered network", "{}"),
+    "when.user": ("While you use the machine", "pause, until {:g} min later"),
+    "when.load": ("Other programs use the CPU", "pause above {}"),
+    "when.hours": ("Trains", "{}"),
+    "when.temperature": ("Hot processor", "pause above {:g} °C"),
+}
+_LIMIT_VALUES: Mapping[tuple[str, Any], str] = {
+    ("when.battery", "train"): "go on training",
+    ("when.metered", "alone"): "leave the swarm, and train alone",
+    ("when.metered", "share"): "go on sharing",
+}
 _LIVE_LIMITS = (  # name, label, hint
     ("cpu", "Share of the CPU", "such as 25 %"),
     ("month", "Bytes in a month", "such as 20 GB"),
@@ -48,6 +73,7 @@ _LIVE_LIMITS = (  # name, label, hint
     ("down", "Received, a second", "such as 200 kB/s"),
 )
 _OTHER_LIMITS = "The other limits, and when the node pauses, are in the file that swarmd config path names; they hold from the next join."
+_INVITE = "Anyone may run this on a machine of his own to join the swarm. It holds no secret."
 _ASK_FIRST = "Stop the node? It finishes its round, saves and ends. Start it again with: swarmd join"
 
 Document = Mapping[str, Any]
@@ -65,6 +91,7 @@ def page(parts: Mapping[str, str], title: str) -> str:
         '<script defer src="/static/page.js"></script></head><body><main>'
         f'<header id="state" aria-live="polite">{parts["state"]}</header>'
         f'<p id="said" role="status"></p><div id="controls">{parts["controls"]}</div>'
+        '<section id="invitation" aria-live="polite"></section>'
         f'<section><h2>Reward</h2><div id="round">{parts["round"]}</div>'
         '<div id="chart" role="img" aria-label="Reward by round"></div></section>'
         + "".join(section(name, parts[name]) for name in PARTS[3:])
@@ -106,6 +133,7 @@ def _state(document: Document) -> str:
     return (
         f"<h1>{_text(document.get('name'))} <small>in the swarm {_text(swarm.get('name'))}</small></h1>"
         f'<p class="state {_class(state)}"><b>{_text(state)}</b> {_text(_cause(document))}</p>'
+        + (f'<p class="helped">{_text(helped)}</p>' if (helped := helped_words(document.get("given") or {})) else "")
         + _download(document.get("download") or {})
         + "".join(_paragraph(pause_words(pause)) for pause in list(document.get("pauses") or ())[1:])
         + "".join(_paragraph(away_words(away)) for away in document.get("away") or ())
@@ -129,7 +157,7 @@ def _controls(document: Document) -> str:
     if state in ("stopping", "stopped"):
         return ""
     held = state == "paused" or document.get("pauses")
-    return "".join(_button(name, *_BUTTONS[name]) for name in _BUTTONS if name == "Stop" or (name == "Resume") == bool(held))
+    return "".join(_button(name, *_BUTTONS[name]) for name in _BUTTONS if name in _ALWAYS or (name == "Resume") == bool(held))
 
 
 def _button(name: str, operation: str, arguments: Mapping[str, Any]) -> str:
@@ -142,12 +170,34 @@ def _round(document: Document) -> str:
     rounds, last = document.get("rounds"), document.get("last")
     facts = [
         ("Round", f"{document['round']:,}" + (f" of {rounds:,}" if rounds else "") if "round" in document else ""),
-        ("Reward", reward_words(document)),
+        ("Reward", mean_reward_words(document)),
+        ("Shared", _shared(list(document.get("external") or ()))),
         ("Last round", round_sentence(last).partition(": ")[2] if last else ""),
         ("Workers", workers_words(last.get("workers") or {}) if last else ""),
     ]
-    both = len({bool(others) for others in document.get("external") or ()}) == 2
-    return _facts(facts) + (f"<p><small>{_NO_COMPARISON}</small></p>" if both else "")
+    return _facts(facts)
+
+
+def _shared(external: Sequence[int]) -> str:
+    """How many of the rounds that the chart shows had rollouts of others."""
+    return f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of others" if any(external) else ""
+
+
+def invitation(document: Document) -> str:
+    """What the button shows: the line for others, with a code for a phone's camera where segno is installed (the extra `qr`)."""
+    command = f"swarmd join '{document['invitation']}'"
+    notes = "".join(_paragraph(str(note)) for note in document.get("notes") or ())
+    shown = f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button" data-copy="command">Copy</button>'
+    return _card("Invite others", _paragraph(_INVITE) + shown + notes + _code(command))
+
+
+def _code(text: str) -> str:
+    """A QR code as SVG. It holds text that a phone can copy and send on: no phone opens a `swarm:` address."""
+    try:
+        import segno
+    except ImportError:
+        return ""
+    return f'<div class="qr">{segno.make(text, error="l", micro=False).svg_inline(dark="#000", light="#fff", omitsize=True)}</div>'
 
 
 def _cost(usage: Mapping[str, Any]) -> str:
@@ -196,7 +246,7 @@ def _where(peer: Mapping[str, Any]) -> str:
 
 def _refused(document: Document) -> str:
     refused, advice = document.get("rejected") or {}, document.get("advice") or {}
-    rows = sorted(refused.items(), key=lambda item: (-item[1], item[0]))
+    rows = sorted(((why, count) for why, count in refused.items() if count), key=lambda item: (-item[1], item[0]))
     if not rows:
         return ""
     cells = ((f"{count:,}", _text(reason), _text(advice.get(reason) or "nothing to do")) for reason, count in rows)
@@ -207,7 +257,7 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
     """Settings that limit the node, but for those that are off, and what can be changed here. rates: `up` and `down`, too."""
     if not limits:
         return ""
-    on = [(key, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else value) for key, value in limits.items() if value]
+    on = [(_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value)) for key, value in limits.items() if value and value not in _NO_LIMIT]
     inputs = "".join(
         f'<label for="limit-{name}">{label}</label><input id="limit-{name}" name="{name}" autocomplete="off" maxlength="40" '
         f'placeholder="no limit, or {hint}" value="{_text(limits.get(f"limits.{name}"))}">'
@@ -216,7 +266,14 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
     )
     form = f'<form data-operation="limit" data-done="The node keeps to these limits from now on.">{inputs}<button>Set</button></form>'
     change = f"<details><summary>Change limits</summary>{form}{_paragraph(_OTHER_LIMITS)}</details>"
-    return _card("Limits", _facts(item for item in on if item[1] not in _NO_LIMIT) + change)
+    return _card("Limits", _facts(on) + change)
+
+
+def _limit(key: str, value: Any) -> str:
+    """The value of a limit that is set, in words."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return _LIMIT_VALUES.get((key, value)) or _LIMIT_LABELS.get(key, ("", "{}"))[1].format(value)
 
 
 def _node(document: Document, now: float) -> str:

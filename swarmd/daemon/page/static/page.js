@@ -29,27 +29,30 @@ function smooth(values, over) {
 
 function draw({ last, rewards, external }) {
   const rounds = rewards.map((_, at) => last - rewards.length + 1 + at);
-  const alone = rewards.map((reward, at) => (external[at] ? null : reward));
-  const shared = rewards.map((reward, at) => (external[at] ? reward : null));
-  const data = [rounds, smooth(rewards, 10), shared, alone];
-  if (chart) return chart.setData(data);
+  const kinds = [["With others' answers", "--with", true], ["Alone", "--alone", false]]
+    .map(([label, name, others]) => [label, name, rewards.map((reward, at) => (Boolean(external[at]) === others ? reward : null))])
+    .filter(([, , values]) => values.some((value) => value !== null));  // the legend names what is drawn, and nothing else
+  const data = [rounds, smooth(rewards, 10), ...kinds.map(([, , values]) => values)];
+  const labels = kinds.map(([label]) => label).join();
+  if (chart && chart.labels === labels) return chart.setData(data);
   if (rounds.length < 2) return;
+  if (chart) chart.destroy();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--edge"), width: 1 }, ticks: { show: false } };
   const points = (label, name) => ({ label, stroke: colour(name), fill: colour(name), paths: () => null, points: { show: true, size: 5, width: 0, fill: colour(name) } });
-  const shown = (_, value) => (value === null || value === undefined ? "–" : value.toFixed(3));
   chart = new uPlot(
     {
       width: place.clientWidth, height: 220, scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(0.05, high * 1.05)] } },
       axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 44 }], cursor: { drag: { x: false, y: false } },
       series: [
         { label: "Round" },
-        { label: "Mean of 10 rounds", stroke: colour("--ink"), width: 2, points: { show: false }, value: shown },
-        { ...points("With others' rollouts", "--with"), value: shown },
-        { ...points("Alone", "--alone"), value: shown },
+        { label: "Mean of 10 rounds", stroke: colour("--ink"), width: 2, points: { show: false } },
+        ...kinds.map(([label, name]) => points(label, name)),
       ],
+      legend: { live: false },
     },
     data, place);
+  chart.labels = labels;
 }
 
 function redraw() {
@@ -76,6 +79,7 @@ async function ask(button, request = button.dataset.request, done = "") {
     const headers = { Authorization: "Bearer " + token, "Content-Type": "application/json" };
     const reply = await (await fetch("/control", { method: "POST", headers, body: request })).json();
     said.textContent = reply.ok ? done : reply.error;
+    if (reply.ok && reply.result.html) document.getElementById("invitation").innerHTML = reply.result.html;  // made and escaped by the node
   } catch {
     said.textContent = "The node does not answer.";
   }
@@ -85,6 +89,8 @@ async function ask(button, request = button.dataset.request, done = "") {
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button[data-request]");
   if (button) ask(button);
+  const copy = event.target.closest("button[data-copy]");
+  if (copy) navigator.clipboard.writeText(document.getElementById(copy.dataset.copy).textContent).then(() => { copy.textContent = "Copied"; });
 });
 document.addEventListener("submit", (event) => {
   event.preventDefault();
