@@ -44,6 +44,7 @@ def export(
     from swarmd.exchange.swarm_id import curriculum_of
     from swarmd.policy.export.export import FILES, base_of
     from swarmd.policy.export.export import export as write
+    from swarmd.policy.export.model_card import loss_of
     from swarmd.policy.export.upload import upload
     from swarmd.trainer.snapshot import read_snapshot
 
@@ -55,6 +56,8 @@ def export(
     except ConfigError:  # own tasks that are gone: for the card their file's name will do
         curriculum = Path(joined.swarm.curriculum).stem
     made = write(run.files, run.metrics, curriculum, out.expanduser().absolute(), adapter_only=adapter)
+    if note := loss_of(made.origin):
+        typer.echo(note, err=True)
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)

@@ -20,6 +20,7 @@ from swarmd.policy.export.export import FILES, CannotExport, base_of, export
 from swarmd.policy.export.model_card import figures_of
 from swarmd.policy.export.upload import NotUploaded, upload
 from swarmd.policy.language_policy import LanguagePolicy
+from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.checkpoint import CheckpointUnfit
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved, read_snapshot
@@ -109,6 +110,28 @@ def test_merged_adapter_computes_what_the_adapter_computed(folders: dict[str, Pa
         assert torch.allclose(merged(ids).logits, adapted, atol=1e-4)
     assert greedy(tmp_path / "merged", merged) == [policy.answer(q).text for q in QUESTIONS]
     assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+def test_the_card_says_what_merging_loses_and_the_adapter_loses_nothing(folders: dict[str, Path], tmp_path: Path) -> None:
+    rounded = AutoModelForCausalLM.from_pretrained(folders["llama"], dtype=torch.bfloat16)
+    policy = open_policy(folders["llama"], lora="on", lora_rank=4, dtype="bfloat16", train={"learning_rate": 1e-4})
+    train(policy)
+    files = saved_files(policy, tmp_path / "saved")
+    made = export(files, [], "sapo-9", tmp_path / "merged")
+    merged = dict(AutoModelForCausalLM.from_pretrained(made.folder).named_parameters())
+    missing = energy = 0.0
+    for name, layer in lora_layers(policy.network):
+        weight, delta = rounded.get_submodule(name).weight.float(), layer.get_delta_weight("default")
+        missing += float((merged[f"{name}.weight"].float() - weight - delta).detach().square().sum())
+        energy += float(delta.detach().square().sum())
+    assert made.origin.lost == pytest.approx(missing / energy, rel=1e-3)
+    assert 0.3 < missing / energy <= 1
+    said = f"to bfloat16 lost {100 * missing / energy:.1f} % of the adapter's energy"
+    assert said in (made.folder / "README.md").read_text()
+    alone = export(files, [], "sapo-9", tmp_path / "adapter", adapter_only=True)
+    assert alone.origin.lost is None and "energy" not in (alone.folder / "README.md").read_text()
+    exact = saved_files(open_policy(folders["llama"], lora="on", lora_rank=4), tmp_path / "exact")
+    assert "energy" not in (export(exact, [], "sapo-9", tmp_path / "float32").folder / "README.md").read_text()
 
 
 def test_no_adapter_of_a_whole_model(files: dict[str, bytes], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from swarmd.policy.models import hub
 from swarmd.policy.models.architecture import has_other_parts, read_config
 from swarmd.policy.models.config_json import read_config_json
 from swarmd.policy.models.load import fingerprint_of, load_weights, lora_config
+from swarmd.policy.models.lora import fold
 from swarmd.policy.training import checkpoint as saved
 from swarmd.state.logs import installed_version
 
@@ -64,6 +65,10 @@ def export(
         raise ConfigError(f"{out} is there already, and not an empty folder. Choose another with --out.")
     place = hub.locate(identity.source, identity.revision)
     network = _trained(place, identity, files["weights.safetensors"])
+    lost = None
+    if isinstance(network, PeftModel) and not adapter_only:
+        lost = fold(network)
+        network = network.unload()
     origin = Origin(
         identity.source,
         place.repository is not None,
@@ -73,6 +78,7 @@ def export(
         identity.dtype,
         curriculum,
         installed_version(),
+        lost,
     )
     figures = figures_of(metrics)
     partial = out.with_name(f".{out.name}.{os.getpid()}")
@@ -122,8 +128,6 @@ def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) ->
 
 
 def _write(folder: Path, network: Any, place: hub.Place, adapter_only: bool) -> None:
-    if not adapter_only:
-        network = network.merge_and_unload() if isinstance(network, PeftModel) else network
     # Of a model with other parts the language model alone was loaded: its tensors keep the names that it has alone.
     parts = has_other_parts(read_config_json(place.folder, place.source))
     network.save_pretrained(folder, **{} if adapter_only else {"save_original_format": not parts})

@@ -36,6 +36,7 @@ class Origin:
     dtype: str
     curriculum: str
     version: str  # of swarmd
+    lost: float | None = None  # share of the adapter's energy that merging lost to rounding (`lora.fold`); None: nothing was merged
 
 
 def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
@@ -68,6 +69,7 @@ def card(origin: Origin, figures: Figures) -> str:
     at = f" at revision `{origin.revision}`" if origin.revision else ""
     method = f"a LoRA adapter of rank {origin.lora_rank} on every linear layer but the head" if origin.lora_rank else "all weights"
     merged = ", merged into the base weights" if origin.lora_rank and not origin.adapter_only else ""
+    rounding = [f"- {lost}"] if (lost := loss_of(origin)) else []
     text = [
         f"# {name}, trained with swarmd",
         "",
@@ -79,6 +81,7 @@ def card(origin: Origin, figures: Figures) -> str:
         "",
         f"- Curriculum: {origin.curriculum}",
         f"- Trained: {method}{merged}; {origin.dtype}",
+        *rounding,
         f"- Rounds: {figures.rounds:,}, {_duration(figures.hours)}; {figures.tokens_generated:,} tokens generated, "
         f"{figures.tokens_trained:,} trained on",
         f"- Rollouts of others in what was trained on: {_percent(figures.external_share)}",
@@ -96,6 +99,16 @@ def card(origin: Origin, figures: Figures) -> str:
         "",
     ]
     return "\n".join([*head, "", *text])
+
+
+def loss_of(origin: Origin) -> str | None:
+    """What merging lost, and the way without loss; None where it lost nothing that shows."""
+    if origin.lost is None or origin.lost < 5e-4:
+        return None
+    return (
+        f"Rounding the merged weights W + ΔW to {origin.dtype} lost {100 * origin.lost:.1f} % of the adapter's energy, the sum of ΔW²; "
+        "answers differ from those of the run by so much. `swarmd export --adapter` writes the adapter whole."
+    )
 
 
 def _number(value: object) -> bool:
