@@ -1,7 +1,7 @@
 """One round of a model of Qwen2.5-0.5B's exact configuration, with random weights: seconds, and the most memory it takes.
 
-    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--questions 8] [--completions 8] [--tokens 64] [--memory 12]
-                                      [--optimizer adamw|adamw8bit] [--threads 1] [--json]
+    python -m benchmarks.half_billion [--lora on|off] [--device cpu|cuda] [--dtype auto|float32|bfloat16] [--questions 8] [--completions 8]
+                                      [--tokens 64] [--memory 12] [--optimizer adamw|adamw8bit] [--threads 1] [--json]
 
 Questions of SAPO's nine specialties, their completions all of them as long as they may be; made-up rewards, so that every
 completion has a gradient; one update. Model, plan, answers and update are the node's own. --memory: GB that the plan may count on having.
@@ -48,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.half_billion", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--lora", choices=["on", "off"], default="on")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto", help="auto: as a node would choose")
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--completions", type=int, default=8, help="of each question")
     parser.add_argument("--tokens", type=int, default=64, help="of each completion")
@@ -84,7 +85,7 @@ def play(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         {
             "model": {
                 "name": str(folder), "device": arguments.device, "lora": arguments.lora, "system_prompt": workload.SYSTEM,
-                "threads": arguments.threads,
+                "threads": arguments.threads, "dtype": arguments.dtype,
             },
             "round": {"local": arguments.questions, "completions": arguments.completions},
             "generate": {"max_new_tokens": arguments.tokens, "engine": "own"},
