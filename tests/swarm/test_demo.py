@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from swarmd.cli.app import main
+from swarmd.lab.demo.demo import duration
 from swarmd.lab.demo.figures import Curve, moving_mean, reward_figure
 from swarmd.state.metrics import read_metrics
 from swarmd.testing import PATIENCE, wait_until
@@ -42,7 +43,10 @@ def test_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["judge"]["evaluations"] > 0
     (figure,) = document["figures"]
     assert Path(figure).read_bytes().startswith(b"\x89PNG")
-    assert "killed with SIGKILL" in done.stderr and "is back" in done.stderr
+    assert "killed with SIGKILL" in " ".join(done.stderr.split()) and "is back" in done.stderr
+    first, *lines = [line for line in done.stderr.splitlines() if str(tmp_path) not in line]
+    assert first.startswith(f"This takes about {duration(ROUNDS)}") and max(map(len, lines)) <= 80
+    assert "3 nodes: trains" in done.stderr  # it says each step of the start
 
     assert main(command) == 2 and "--out" in capsys.readouterr().err, "an earlier demo is not written over"
 
@@ -80,7 +84,7 @@ def test_the_moving_mean_is_of_what_is_there() -> None:
 
 @pytest.mark.parametrize("nodes", [3, 16])
 def test_in_the_figure_nothing_runs_into_the_legend_or_out_of_the_page(nodes: int) -> None:
-    lines = [{"round": number, "reward_mean": 0.5, "external": 4} for number in range(1, 31)]
+    lines = [{"round": number, "reward_mean": 0.5, "time": 0.8 * number} for number in range(1, 31)]
     curves = [Curve("fancy-crocodile", lines)] * (nodes - 1) + [Curve("proud-pelican", lines, 15), Curve("glad-robin", lines, alone=True)]
     figure = reward_figure(curves, f"{nodes} nodes that share, and one alone that answers as many questions")
     figure.draw_without_rendering()

@@ -5,6 +5,7 @@ Real processes, real libp2p on loopback, a real judge, and one node killed halfw
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from swarmd.daemon.status_words import many
 from swarmd.errors import SwarmdError
 from swarmd.lab.demo.figures import Curve, NoMatplotlib, draw_rewards
 from swarmd.lab.demo.processes import LabFailed, LocalNode, checkpoints, local_judge, local_swarm
@@ -25,7 +27,10 @@ MODEL = "tiny-latent"  # learns for longer than tiny, so there is something to g
 PACE = 0.8  # seconds a round takes at least, so that all are at about the same round, and the killed node catches the others
 CHECKPOINT = 5.0  # seconds: what the killed node loses at most; by default a minute, of a demo of two
 PATIENCE = 300.0  # seconds without any node finishing a round before the demo gives up
+TRAINS = "trains"
 LOOK = 0.25  # seconds between two refreshes
+START = 30.0  # seconds until all nodes have finished a round, on two cores
+NEWS = 4.0  # seconds after which a demo that starts says again how far it is
 
 
 @dataclass
@@ -77,10 +82,10 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
     if any(folder.glob("node-*")):
         raise SwarmdError(f"{folder} holds an earlier demo. Name another folder with --out, or remove it.")
     talk = Console(stderr=True)
-    talk.print(
-        f"{nodes} nodes that share, one alone, and a judge on this machine, {rounds} rounds each; everything is kept in {folder}",
-        soft_wrap=True,
-    )
+    talk.print(f"This takes about {duration(rounds)} on two free cores.")
+    talk.print(f"{nodes} nodes that share beside one alone, {rounds} rounds each, and a judge")
+    talk.print(f"Everything is kept in {folder}", soft_wrap=True)
+    talk.print("starting the judge …")
     with local_judge(folder) as judge_url:
         options = ["--model", MODEL, "--judge", judge_url, "--rounds", str(rounds), "--pace", str(PACE)]
         saves = checkpoints(CHECKPOINT)
@@ -100,16 +105,24 @@ def run(nodes: int = 4, rounds: int = 120, out: Path | None = None, json_output:
         draw_rewards([Curve(story.name, story.lines, story.lost_at, story.alone) for story in stories], figure, title)
         figures.append(str(figure))
     except (NoMatplotlib, OSError) as error:
-        talk.print(f"No picture was drawn. {error}", soft_wrap=True)
+        talk.print(f"No picture was drawn. {error}")
     if json_output:
         nodes_said = [story.summary() for story in stories]
         judged = {"url": judge_url, "evaluations": evaluations}
         print(json.dumps({"schema": 1, "nodes": nodes_said, "gain": gain(stories), "judge": judged, "figures": figures}))
     else:
         Console().print(_table(stories))
-        Console().print(_verdict(stories), soft_wrap=True)
-        Console().print(" ".join([f"The judge asked {evaluations} questions.", *(f"Picture: {path}" for path in figures)]), soft_wrap=True)
+        Console().print(_verdict(stories))
+        Console().print(f"The judge asked {evaluations} questions.")
+        for path in figures:
+            Console().print(f"Picture: {path}", soft_wrap=True)
     return 0
+
+
+def duration(rounds: int) -> str:
+    """How long a demo takes on two free cores, in words."""
+    seconds = START + rounds * PACE
+    return f"{seconds // 60:.0f} to {seconds // 60 + 1:.0f} min" if seconds >= 60 else "1 min"
 
 
 def gain(stories: Sequence[Story]) -> float:
@@ -129,6 +142,7 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
     """Until every node has done its rounds. Halfway, one of the swarm is killed and started again."""
     victim = [story for story in stories if not story.alone][-1]
     done, since = -1, time.monotonic()
+    start = Start(stories)
     with Live(console=talk, auto_refresh=False, transient=True) as live:
         while any(story.node.running for story in stories):
             time.sleep(LOOK)
@@ -136,6 +150,8 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
                 story.refresh()
             _lose_and_find(victim, rounds, talk)
             total = sum(len(story.lines) for story in stories)
+            if (step := start.news(time.monotonic())) is not None:
+                talk.print(step)
             if total != done:
                 _show(live, talk, stories, rounds, done, total)
                 done, since = total, time.monotonic()
@@ -145,16 +161,46 @@ def _watch(stories: Sequence[Story], rounds: int, talk: Console) -> None:
             story.refresh()
 
 
+class Start:
+    """What the nodes do until each has finished a round, in lines that are new."""
+
+    def __init__(self, stories: Sequence[Story]) -> None:
+        self._stories, self._begun = stories, time.monotonic()
+        self._said, self._looked, self._next = "", self._begun, 0.0  # said last, and when it looks and speaks again
+
+    def news(self, now: float) -> str | None:
+        """A line where a node has come further, and every NEWS seconds; None where there is nothing to say."""
+        if self._said == "all train" or (now - self._looked < 1.0 and self._said):
+            return None
+        self._looked = now
+        steps = Counter(self._step(story) for story in self._stories)
+        said = "; ".join(f"{many(count, 'node')}: {step}" for step, count in steps.items())
+        waited = now - self._begun
+        if said == self._said and waited < self._next:
+            return None
+        self._said, self._next = said, waited + NEWS
+        if set(steps) == {TRAINS}:
+            self._said = "all train"
+        return f"{waited:3.0f} s  {said}"
+
+    @staticmethod
+    def _step(story: Story) -> str:
+        if story.lines:
+            return TRAINS
+        status = story.node.status() or {}
+        return str(status.get("cause") or "") or "starting Python"
+
+
 def _lose_and_find(victim: Story, rounds: int, talk: Console) -> None:
     behind = victim.lines[-1]["round"] if victim.lines else 0
     if victim.lost_at is None and behind >= rounds // 2:
         victim.lost_at = behind
         victim.node.kill()
         victim.node.start()
-        talk.print(f"{victim.name} was killed with SIGKILL after its round {behind}, and started again", soft_wrap=True)
+        talk.print(f"{victim.name} was killed with SIGKILL after its round {behind}, and started again")
     elif victim.lost_at is not None and not victim.rejoined and behind > victim.lost_at:
         victim.rejoined = True
-        talk.print(f"{victim.name} is back: the same peer, resumed after its last whole checkpoint", soft_wrap=True)
+        talk.print(f"{victim.name} is back: the same peer, resumed after its last whole checkpoint")
 
 
 def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, before: int, now: int) -> None:
@@ -164,8 +210,10 @@ def _show(live: Live, talk: Console, stories: Sequence[Story], rounds: int, befo
         return
     step = max(1, rounds * len(stories) // 10)
     if before // step < now // step and all(story.lines for story in stories):
-        said = (f"{'alone' if s.alone else s.name} {len(s.lines)}/{rounds} reward {s.summary()['reward_last']:.2f}" for s in stories)
-        talk.print("   ".join(said), soft_wrap=True)
+        alone, shared = stories[-1], [story for story in stories if not story.alone]
+        nodes = fmean(story.summary()["reward_last"] for story in shared)
+        done = f"round {min(len(story.lines) for story in stories)} of {rounds}"
+        talk.print(f"{done}: reward {nodes:.2f} of nodes that share, {alone.summary()['reward_last']:.2f} alone")
 
 
 def _table(stories: Sequence[Story], rounds: int | None = None) -> Table:

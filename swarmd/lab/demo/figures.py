@@ -8,7 +8,7 @@ from typing import Any
 
 from swarmd.errors import SwarmdError
 
-TOGETHER, ALONE = "#0072b2", "#d55e00"
+TOGETHER, ALONE, LOST = "#0072b2", "#d55e00", "#8a2f6b"
 COLOURS = (TOGETHER, ALONE, "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")  # Okabe and Ito: told apart by everybody
 
 
@@ -37,38 +37,54 @@ def draw_rewards(curves: Sequence[Curve], to: Path, title: str) -> None:
 
 
 def reward_figure(curves: Sequence[Curve], title: str) -> Any:
-    """Above: moving mean of each node's reward, the swarm's mean beside the node alone. Below: others' rollouts a node trained on."""
+    """Above: moving mean of each node's reward, the swarm's mean beside the node alone. Below: rounds over time, where a kill is a gap."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise NoMatplotlib from None
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    above, below = figure.subplots(2, 1, height_ratios=(3, 1.4))
     swarm = [curve for curve in curves if not curve.alone]
     rounds = min(len(curve.lines) for curve in curves)
     window = max(1, rounds // 8)
     shown = range(window, rounds + 1)
     rewards = {curve.name: [line["reward_mean"] for line in curve.lines[:rounds]] for curve in curves}
     for number, curve in enumerate(swarm):
-        label = f"each of the {len(swarm)} nodes of the swarm" if number == 0 else None
-        above.plot(shown, moving_mean(rewards[curve.name], window), color=TOGETHER, alpha=0.35, linewidth=1, label=label)
-        if curve.lost_at is not None:
-            above.axvline(curve.lost_at + 0.5, color="0.4", linestyle=":", linewidth=1.5, label=f"{curve.name} killed, and back")
-            below.axvline(curve.lost_at + 0.5, color="0.4", linestyle=":", linewidth=1.5)
+        lost = curve.lost_at is not None
+        label = f"{curve.name}, killed after round {curve.lost_at}" if lost else "each node that shares" if number == 0 else None
+        colour, width = (LOST, 1.6) if lost else (TOGETHER, 1.0)
+        means = moving_mean(rewards[curve.name], window)
+        above.plot(shown, means, color=colour, alpha=1 if lost else 0.35, linewidth=width, label=label)
+        if curve.lost_at is not None and window <= curve.lost_at <= rounds:
+            above.plot([curve.lost_at], [means[curve.lost_at - window]], "x", color=LOST, markersize=10, markeredgewidth=2.5)
     means = [fmean(each) for each in zip(*(rewards[curve.name] for curve in swarm), strict=True)]
-    above.plot(shown, moving_mean(means, window), color=TOGETHER, linewidth=2.5, label="their mean")
+    above.plot(shown, moving_mean(means, window), color=TOGETHER, linewidth=2.8, label=f"mean of the {len(swarm)} that share")
     for curve in curves:
         if curve.alone:
-            above.plot(shown, moving_mean(rewards[curve.name], window), color=ALONE, linewidth=2.5, label="the node alone")
-        below.plot([line["round"] for line in curve.lines], [line["external"] for line in curve.lines],
-                   color=ALONE if curve.alone else TOGETHER, alpha=1 if curve.alone else 0.5, linewidth=1.2)  # fmt: skip
+            above.plot(shown, moving_mean(rewards[curve.name], window), color=ALONE, linewidth=2.8, label="the node alone")
+    _draw_times(below, curves)
     figure.suptitle(title)
-    above.set(ylabel=f"reward of own completions\n(mean of {window} rounds)")
-    figure.legend(frameon=False, loc="outside lower center", ncols=4)
-    below.set(xlabel="round of the node", ylabel="others' rollouts\ntrained on")
+    above.set(ylabel=f"right answers, share\n(mean of {window} rounds)", xlabel="round of the node")
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     for panel in (above, below):
         panel.set_ylim(bottom=0)
         panel.grid(alpha=0.2)
         panel.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
+    """Rounds over minutes. Of the killed node the longest gap between two rounds is its time away."""
+    begun = min(curve.lines[0]["time"] for curve in curves)
+    for curve in curves:
+        minutes = [(line["time"] - begun) / 60 for line in curve.lines]
+        numbers = [line["round"] for line in curve.lines]
+        colour = ALONE if curve.alone else TOGETHER if curve.lost_at is None else LOST
+        panel.plot(minutes, numbers, color=colour, linewidth=2 if curve.lost_at is not None else 1.2, alpha=1 if curve.alone else 0.7)
+        if curve.lost_at is not None:
+            gap = max(range(1, len(minutes)), key=lambda at: minutes[at] - minutes[at - 1])
+            panel.plot(minutes[gap - 1], numbers[gap - 1], "x", color=LOST, markersize=10, markeredgewidth=2.5)
+            panel.annotate("killed", (minutes[gap - 1], numbers[gap - 1]), (-6, 8), textcoords="offset points", ha="right", color=LOST)
+            panel.annotate("back", (minutes[gap], numbers[gap]), (8, -10), textcoords="offset points", color=LOST)
+    panel.set(xlabel="minutes", ylabel="rounds finished")
