@@ -2,7 +2,16 @@
 .PHONY: help setup demo test test-all lint types format benchmarks wheel ci
 
 help:
-	@echo "make setup | demo | test | test-all | lint | types | format | benchmarks | wheel | ci"
+	@echo "make setup        install everything into .venv"
+	@echo "make demo         a swarm on this machine beside one node alone, 2 to 3 minutes"
+	@echo "make test         lint, types and the quick tests"
+	@echo "make test-all     every test"
+	@echo "make lint         ruff"
+	@echo "make types        mypy"
+	@echo "make format       ruff's safe corrections"
+	@echo "make benchmarks   list the benchmarks"
+	@echo "make wheel        build the wheel into dist/"
+	@echo "make ci           what CI runs"
 
 setup:
 	scripts/setup

@@ -144,6 +144,23 @@ def test_uv_installs_from_where_pip_is_configured_to_look(checkout: Path, bare_p
     assert (own / "looks").read_text().split() == ["/wheels,/more", "file:///index"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch has one build")
+@pytest.mark.parametrize(
+    ("environment", "taken"),
+    [({}, "cpu"), ({"UV_TORCH_BACKEND": "cu128"}, "cu128"), ({"UV_INDEX": "file:///index"}, ""), ({"SWARMD_PIP_ARGS": "--offline"}, "")],
+)
+def test_without_a_gpu_pytorch_comes_without_cuda(checkout: Path, bare_path: Path, environment: Mapping[str, str], taken: str) -> None:
+    """Where nothing else says from where it comes. What it takes is said first."""
+    own = checkout.parent
+    program(own / "uv", f'{INSTALLER.format(folder=own)}; echo "$UV_TORCH_BACKEND" > "{own}/backend"')
+    program(own / "pip", f'[ "$1" != install ] || cp "{own}/uv" .venv/bin/uv')
+    program(bare_path / "cc", "exit 1")
+    done = run_setup(checkout, SWARMD_INSTALLER="", PATH=str(bare_path), **environment)
+    assert done.returncode == 0 and "GB" in done.stderr, done.stderr
+    if not any(Path("/dev").glob(name) for name in ("nvidia[0-9]*", "dxg", "kfd")):
+        assert (own / "backend").read_text().strip() == taken
+
+
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="hivemind's p2pd is for Linux on x86-64")
 def test_hivemind_comes_without_its_dependencies_and_is_not_missed_where_it_does_not(checkout: Path) -> None:
     program(checkout.parent / "pip", f'{INSTALLER.format(folder=checkout.parent)}; case "$*" in *--no-deps*) exit 1 ;; esac')
