@@ -1,6 +1,6 @@
 """Compares what a young LoRA adapter changes in answers and in updates on a bfloat16 base, with what it changes in float32.
 
-    python -m benchmarks.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--json]
+    python -m benchmarks.adapter_bfloat16 [--rate 1e-5] [--updates 1,10,30,100] [--seed 0] [--json]
 
 One random Qwen2 layer of width 896 (Qwen2.5-0.5B's), vocabulary 4,096, rank 16. 4 questions × 8 completions of 32 random tokens; the
 advantage of a completion follows from how many of its tokens are of the lower half of the vocabulary. The update is the node's own.
@@ -45,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adapter_bfloat16", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rate", type=float, default=1e-5)
     parser.add_argument("--updates", type=lambda text: tuple(map(int, text.split(","))), default=(1, 10, 30, 100))
+    parser.add_argument("--seed", type=int, default=0, help="of weights, adapter and batches")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -52,25 +53,25 @@ def main() -> None:
     print("batches, updates | lost: now, folded | gain: " + ", ".join(SEEN), file=out)
     found = []
     for fresh in (False, True):
-        for figures in play(arguments.rate, arguments.updates, fresh):
+        for figures in play(arguments.rate, arguments.updates, fresh, arguments.seed):
             found.append(figures)
             gains = "  ".join(f"{figures['gain'][name]:+.5f}" for name in SEEN)
             lost = f"{figures['lost']['now']:8.4%} {figures['lost']['folded']:6.1%}"
             print(f"{figures['batches']:5} {figures['updates']:4} | {lost} | {gains}  ± {figures['error']:.5f}", file=out, flush=True)
     if arguments.json:
-        print(json.dumps({"schema": 1, "rate": arguments.rate, "figures": found}))
+        print(json.dumps({"schema": 1, "rate": arguments.rate, "seed": arguments.seed, "figures": found}))
 
 
-def play(rate: float, marks: Sequence[int], fresh: bool) -> Iterator[dict[str, Any]]:
+def play(rate: float, marks: Sequence[int], fresh: bool, seed: int) -> Iterator[dict[str, Any]]:
     """Figures after each of so many updates."""
-    base = make()
-    network, exact = with_adapter(copy.deepcopy(base), RANK, 0).eval(), with_adapter(copy.deepcopy(base).float(), RANK, 0).eval()
+    base = make(seed)
+    network, exact = (with_adapter(copy.deepcopy(base).to(dtype), RANK, seed).eval() for dtype in (torch.bfloat16, torch.float32))
     adopt(network)
     learner, truth = learner_of(network, rate), learner_of(exact, rate)
     ways: dict[str, Callable[[list[Row]], Any]] = {
         "sampler": lambda rows: sampled(network, rows), "learner": learner.logprobs, "float32": truth.logprobs,
     }  # fmt: skip
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed + 1)
     trained = [batch(generator) for _ in range(max(marks) if fresh else 1)]
     for n in range(1, max(marks) + 1):
         learner.step(trained[n - 1 if fresh else 0])
@@ -94,8 +95,8 @@ def play(rate: float, marks: Sequence[int], fresh: bool) -> Iterator[dict[str, A
         }  # fmt: skip
 
 
-def make() -> nn.Module:
-    torch.manual_seed(0)
+def make(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
     config = Qwen2Config(**CONFIGURATION | {"num_hidden_layers": 1, "vocab_size": VOCABULARY})
     network: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return network
