@@ -1,24 +1,30 @@
 """Deafener: free keys whose clocks are up to 300 s wrong fill a node's replay protection, so that it refuses what honest nodes send.
 
 `deafened` plays it on the real inbox and its log on disk, in virtual time, with the restarts; its frames are signed only where somebody
-looks at the signature.
+looks at the signature. `python -m benchmarks.attack deafener` plays it against real processes, over libp2p or hivemind.
 """
 
 import itertools
 import random
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
+from benchmarks.probes import ProbeProcess
 from p2p.admission.inbox import Inbox
 from p2p.admission.replay_log import ReplayLog
 from p2p.envelope import Frame, check, seal
 from p2p.identity import Identity, peer_id_of
 from p2p.types import Envelope, PeerId, Rejected
-from swarmd.testing import NOW, TOPIC, identity
+from swarmd.testing import NOW, PATIENCE, TOPIC, identity
 from tests.attacks.deafening import KEYS, RATE, crowd, skews
-from tests.attacks.harness import show
+from tests.attacks.harness import ENGINES, Attack, show
+from tests.attacks.nodes import cpu, probe_swarm
+from tests.attacks.test_replayer import without_power
 
 CONNECTIONS = 8  # of the attacker: each below what one may send
 HONEST = 10
@@ -141,3 +147,108 @@ def test_after_a_power_cut_a_node_is_deaf_for_a_minute_at_most(tmp_path: Path) -
     played = deafened(tmp_path, "power", seconds=140.0, rate=200.0)
     assert 0 < played.deaf <= 60.0
     assert not [at for at in played.lost if at > 70.0 + 60.0 + max(map(abs, CLOCKS))]
+
+
+# Against real processes.
+
+
+@dataclass
+class Live:
+    honest: int  # frames, times those who should have them
+    missed: float  # share of them
+    deaf: float  # seconds from the restart, or from the begin, until the node has heard an honest frame
+    written: int  # the attacker's frames, to all victims
+    admitted: int  # of them, by the node that admitted most
+    cpu: float  # share of a core, of the node that paid most
+    disk: float  # MB a second, of the node that wrote most
+    mib: float  # more memory, of the node that grew most
+
+
+def attack(
+    folder: Path, engine: str = "libp2p", restart: str = "none", seconds: float = 60.0, rate: float = RATE, every: float = 0.5
+) -> Live:
+    """Two nodes, which publish. The second is ended in the middle, and counts anew from when it is connected again."""
+    with ExitStack() as stack:
+        probes = probe_swarm(stack, folder, engine, 2)
+        victims = [probe.addresses[0] for probe in probes]
+        more = ["--seconds", str(3 * seconds + PATIENCE), "--rate", str(rate)]
+        attacker = stack.enter_context(ProbeProcess(folder / "hostile", module="tests.attacks.deafening", bootstrap=victims, more=more))
+        attacker.wait_for("ready", 1, PATIENCE)
+        lives = [Life(probe) for probe in probes]
+        if restart != "none":
+            time.sleep(seconds / 2)
+            lives[1].end()
+            probes[1].stop() if restart == "clean" else probes[1].kill()
+            if restart == "power":
+                seen = folder / "1" / "seen"
+                seen.write_bytes(without_power(seen.read_bytes()))
+            listen = victims[1].rpartition("/p2p/")[0]
+            probes[1] = stack.enter_context(ProbeProcess(folder / "1", engine=engine, bootstrap=victims[:1], listen=listen))
+            lives.append(Life(probes[1]))
+            probes[1].wait(lambda: probes[0].peer_id in probes[1].peers(), PATIENCE)
+        count = int(seconds / every)
+        for probe in probes:
+            probe.order(publish=600, count=count, every=every)
+        for probe in probes:
+            probe.wait_for("sent", count, seconds + PATIENCE)
+        time.sleep(5)
+        due, missing = 0, 0
+        for probe, other in itertools.permutations(probes):
+            got = {said["got"] for said in probe.said("got") if said["author"] == other.peer_id}
+            sent = {said["sent"] for said in other.said("sent")}
+            due, missing = due + len(sent), missing + len(sent - got)
+        first = [said["at"] for said in probes[1].said("got") if said["author"] == probes[0].peer_id]
+        admitted = max(len({(said["author"], said["got"]) for said in probe.said("got")}) - count for probe in probes)
+        for life in lives:
+            life.end()
+        result = Live(
+            due,
+            missing / due,
+            (first[0] if first else time.time()) - lives[-1].since,
+            (attacker.last("written") or {"written": 0})["written"],
+            admitted,
+            max(life.cpu for life in lives),
+            max(life.disk for life in lives),
+            max(life.mib for life in lives),
+        )
+    show(f"deafener, {engine}, {rate:,.0f}/s to each, {seconds:g} s, restart {restart}", result)
+    return result
+
+
+class Life:
+    """What one process uses up, from now to `end`."""
+
+    def __init__(self, probe: ProbeProcess) -> None:
+        self._probe, self.since = probe, time.time()
+        self._before = self._used()
+        self.cpu = self.disk = self.mib = 0.0
+
+    def end(self) -> None:
+        if self._probe.process.poll() is None:
+            took = time.time() - self.since
+            used, written, held = (now - before for now, before in zip(self._used(), self._before, strict=True))
+            self.cpu, self.disk, self.mib = used / took, written / took / 1e6, held
+
+    def _used(self) -> tuple[float, float, float]:
+        return cpu(self._probe), psutil.Process(self._probe.process.pid).io_counters().write_bytes, self._probe.resident()
+
+
+@pytest.mark.net
+def test_real_nodes_hear_each_other_beside_it(tmp_path: Path) -> None:
+    result = attack(tmp_path, seconds=20.0, rate=300.0)
+    assert result.missed <= 0.01 and result.admitted > 1000 and result.disk < 1.0
+
+
+@pytest.mark.net
+@pytest.mark.p2pd
+def test_with_p2pd_too(tmp_path: Path) -> None:
+    result = attack(tmp_path, "hivemind", seconds=20.0, rate=300.0)
+    assert result.missed <= 0.01 and result.admitted > 1000 and result.disk < 1.0
+
+
+ATTACK = Attack(
+    attack,
+    {"missed": 0.01, "deaf": 60.0, "disk": 1.0},
+    choices={"engine": ENGINES, "restart": ["none", "clean", "kill", "power"]},
+    about={"rate": "frames a second, to each node", "every": "seconds between two honest frames of a node"},
+)

@@ -30,7 +30,7 @@ from p2p.identity import Identity
 from p2p.member import Member
 from p2p.netgroup import LOCAL
 from p2p.types import Handlers, PeerId, Verdict
-from swarmd.testing import until
+from swarmd.testing import PATIENCE, until
 from tests.p2p.hostile import hostile_peer
 from tests.p2p.real import QUIET, SECONDS, TOPIC, heard, real_engine, real_member
 
@@ -149,18 +149,27 @@ async def test_what_a_peer_sends_breaks_nothing(attack: Callable[[Stack, Any], A
     await heard(a, b)
 
 
-async def test_a_stream_that_breaks_does_not_unsubscribe_the_peer(nursery: trio.Nursery) -> None:
+async def test_a_peer_has_one_stream_and_the_newest_counts(nursery: trio.Nursery) -> None:
     a, _, address = await started(nursery, 1)
     async with hostile_peer(address) as (stack, target):
         me = str(stack.host.get_id())
         await until(lambda: me in {peer.id for peer in a.peers()})
-        for _ in range(3):
-            stream = await stack.host.new_stream(target, ["/meshsub/1.1.0"])
-            await stream.write(b"\xff\xff\xff\x7f")  # announces far too much
-            with trio.move_on_after(5), contextlib.suppress(Exception):
-                while await stream.read(1000):  # until it is reset
-                    pass
-            assert me in {peer.id for peer in a.peers()}
+        await stack.pubsub.peers[target].reset()  # as if the stream had broken: the library opens another
+        for n in range(2):
+            refused = sum(a.rejected.values())
+            await until(lambda: me in {peer.id for peer in a.peers()})
+            await until(lambda: stack.pubsub.peers)
+            with trio.fail_after(PATIENCE):
+                while sum(a.rejected.values()) == refused:  # what it sends arrives
+                    await stack.pubsub.publish(str(TOPIC), b"no frame" + os.urandom(4))
+                    await trio.sleep(0.1)
+            if n == 0:
+                streams = [await stack.host.new_stream(target, ["/meshsub/1.1.0"]) for _ in range(5)]
+                for stream in streams[:-1]:
+                    with trio.fail_after(PATIENCE), pytest.raises(Exception, match=r".*"):  # reset
+                        while await stream.read(1000):
+                            pass
+                        raise EOFError
 
 
 async def test_a_connection_that_ended_leaves_its_place(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:

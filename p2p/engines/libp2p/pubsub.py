@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.score import ScoreParams
 
 from p2p.admission.reputation import SHUNNED
-from p2p.engines.libp2p.metering import ITEM, READ, Meter, MeteredStream, cost
+from p2p.engines.libp2p.metering import ITEM, READ, Meter, cost
 from p2p.engines.libp2p.network import circuit, direct
-from p2p.envelope import MAX_FRAME
+from p2p.engines.libp2p.rpcs import MAX_RPC, RpcStream, UnfinishedRpcs
 from p2p.rate_limit import RateLimit
 from p2p.topic import Topic
 from p2p.types import PeerId, Score, Verdict
@@ -27,6 +26,7 @@ SEEN_TTL = 120  # seconds, as p2pd; what is repeated later ends in the inbox
 HEARTBEAT = 1  # seconds
 BACK_OFF = 600  # seconds for which a peer may keep us out of its mesh, at most
 SUBSCRIPTIONS = 16  # topics of a peer that we take note of
+WANTED = 128  # messages that we ask a peer for at once: what comes is one RPC, and most of ours are of 2 KiB
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         # validation_cache_ttl: our verdict depends on the time and the quota, so none is reused.
         super().__init__(
             *args,
-            max_inbound_rpc_size=4 * MAX_FRAME,
+            max_inbound_rpc_size=MAX_RPC,
             max_subscriptions_per_peer=SUBSCRIPTIONS,
             seen_ttl=SEEN_TTL,
             validation_cache_ttl=-1,
@@ -59,7 +59,8 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         self._passage = _Passage(True)
         self.meter = Meter(rate_limit, clock, self._cut_off)
         self._reading: Any = None  # the peer whose RPC is being gone through
-        self._inbound: Counter[Any] = Counter()  # peer -> streams it has open to us
+        self._unfinished = UnfinishedRpcs(self._cut_off)
+        self._inbound: dict[Any, Any] = {}  # peer -> the stream it has open to us
 
     async def enter(self, topic: Topic) -> Any:
         """Subscribe. Returns the library's subscription, whose messages `on_frame` has seen."""
@@ -81,7 +82,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
                 self.meter.charge_messages(msg_forwarder, frames=0.0, broken=True)
 
     async def continuously_read_stream(self, stream: Any) -> None:
-        await super().continuously_read_stream(MeteredStream(stream, self._on_read))
+        await super().continuously_read_stream(RpcStream(stream, self._on_read, self._unfinished, self._cut_off))
 
     def _on_read(self, peer: Any) -> None:
         self._reading = peer
@@ -102,7 +103,7 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
     # A peer that is back before we see that its old connection is dead has two connections for a while. The library then keeps to the
     # stream on the dead one, where no write fails, and never sends the peer anything again. And when one stream ends, it forgets the
     # peer's subscriptions, though they came on the other. So: a stream is dead when its connection is, and a subscription lasts as long
-    # as any stream from the peer.
+    # as the newest stream from the peer.
 
     async def handle_dead_peer_queue(self) -> None:
         async with self.dead_peer_receive_channel:
@@ -123,12 +124,13 @@ class TopicPubsub(Pubsub):  # type: ignore[misc]
         if circuit(stream) is not None:
             await stream.reset()
             return
-        self._inbound[peer] += 1
+        before, self._inbound[peer] = self._inbound.get(peer), stream
+        if before is not None:  # the newest counts, as with go-libp2p: what the old one is on may be dead
+            await before.reset()
         try:
             await super().stream_handler(stream)
         finally:
-            self._inbound[peer] -= 1
-            if self._inbound[peer] <= 0:
+            if self._inbound.get(peer) is stream:
                 del self._inbound[peer]
                 self._forget_all_subscriptions(peer)
 
@@ -149,6 +151,7 @@ class Router(GossipSub):  # type: ignore[misc]
     """score: what we think of a peer, 0 or below."""
 
     def __init__(self, score: Score) -> None:
+        self._score = score
         super().__init__(
             protocols=MESHSUB,
             degree=4,  # in a small swarm everybody is in everybody's mesh up to degree_high, and that many copies of each frame come
@@ -177,6 +180,16 @@ class Router(GossipSub):  # type: ignore[misc]
         """
         return True
 
+    def _get_peers_to_send(self, topic_ids: Any, msg_forwarder: Any, origin: Any, msg_id: bytes | None = None) -> Sequence[Any]:
+        """What is ours goes to every peer of the topic that is not shunned, not to the mesh alone (GossipSub 1.1, "flood publishing"): a
+        crowd can fill the mesh, but keeps no neighbour from hearing us.
+        """
+        peers = set(super()._get_peers_to_send(topic_ids, msg_forwarder, origin, msg_id))
+        if origin == self.pubsub.my_id:
+            everybody = (peer for topic in topic_ids for peer in self.pubsub.peer_topics.get(topic, ()))
+            peers.update(peer for peer in everybody if peer != origin and self._score(PeerId(str(peer))) > SHUNNED)
+        return list(peers)
+
     async def handle_rpc(self, rpc: Any, sender_peer_id: Any) -> None:
         if self.pubsub.meter.charge_other(sender_peer_id, cost(rpc.control)):
             await super().handle_rpc(rpc, sender_peer_id)
@@ -193,12 +206,18 @@ class Router(GossipSub):  # type: ignore[misc]
         """
         rpc.ClearField("senderRecord")
         ours = any(message.from_id == self.pubsub.my_id.to_bytes() for message in rpc.publish)
-        if ours and (queue := self.pubsub.peer_queues.get(peer_id)) is not None:
+        queue = self.pubsub.peer_queues.get(peer_id)
+        if queue is not None:
+            queue.max_message_size = MAX_RPC
+        if ours and queue is not None:
             # The queue holds 32: when there is more to pass on, drop others' messages before ours.
             waiting = queue._queue
             if len(waiting) >= waiting.max_size and waiting._non_priority:
                 waiting._non_priority.popleft()
         super().send_rpc(peer_id, rpc, priority or ours)
+
+    async def emit_iwant(self, msg_ids: Sequence[bytes], to_peer: Any) -> None:
+        await super().emit_iwant(msg_ids[:WANTED], to_peer)
 
     async def tidy(self) -> None:
         """Three of the router's records only grow, or keep a thousand whole messages, while adaptive gossip is off."""

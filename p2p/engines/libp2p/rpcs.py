@@ -1,0 +1,114 @@
+"""Incoming RPCs of GossipSub, read one at a time. What one begins and does not finish is bounded, in time and over all peers together."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
+
+from p2p.envelope import MAX_FRAME
+
+MAX_RPC = MAX_FRAME + 64 * 1024  # bytes: a frame and control
+UNFINISHED = 4 * 1024 * 1024  # bytes of begun RPCs, of all peers together
+FINISH = 10.0  # seconds for an RPC from its first byte to its last
+_AHEAD = 65536  # bytes, of one read
+_LENGTH = 3  # bytes of the length of an RPC, at most
+
+CutOff = Callable[[Any, str], None]  # a peer, and why
+
+
+class UnfinishedRpcs:
+    """The one budget. Where it is used up, the stream with most of it is ended."""
+
+    def __init__(self, cut_off: CutOff, limit: int = UNFINISHED) -> None:
+        self._cut_off, self._limit = cut_off, limit
+        self._held: dict[RpcStream, int] = {}  # bytes
+        self._total = 0
+
+    def hold(self, stream: "RpcStream", size: int) -> None:
+        """So much of an unfinished RPC is held now; 0: none."""
+        self._total += size - self._held.pop(stream, 0)
+        if size:
+            self._held[stream] = size
+        while self._total > self._limit:
+            greedy = max(self._held, key=lambda held: self._held[held])
+            self._total -= self._held.pop(greedy)
+            greedy.end()
+            self._cut_off(greedy.peer, "too much begun and not finished")
+
+
+class RpcStream:
+    """A stream of the library that gives out whole RPCs alone. It is read in large pieces: the library would read each length byte by byte.
+
+    on_read: called with the peer before an RPC is given out, and for each piece of it.
+    """
+
+    def __init__(self, stream: Any, on_read: Callable[[Any], object], unfinished: UnfinishedRpcs, cut_off: CutOff) -> None:
+        self._stream, self._on_read, self._unfinished, self._cut_off = stream, on_read, unfinished, cut_off
+        self._whole, self._rest = b"", bytearray()  # what may be given out, and what came after it
+        self._scope = trio.CancelScope()
+        self._ended = False
+        self.peer = stream.muxed_conn.peer_id
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Raises StreamError, also where the RPC was not finished in time or there is too much of it."""
+        if not self._whole:
+            await self._receive()
+        self._on_read(self.peer)
+        data, self._whole = (self._whole, b"") if n is None else (self._whole[:n], self._whole[n:])
+        return data
+
+    def end(self) -> None:
+        """Whoever reads is told that the stream was reset."""
+        self._ended = True
+        self._scope.cancel()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def _receive(self) -> None:
+        self._scope = trio.CancelScope()
+        try:
+            with self._scope:
+                while (size := _size(self._rest)) is None:
+                    self._unfinished.hold(self, len(self._rest))
+                    if self._rest and self._scope.deadline == math.inf:
+                        self._scope.deadline = trio.current_time() + FINISH
+                    more = await self._stream.read(_AHEAD)
+                    if not more:
+                        raise StreamEOF
+                    self._on_read(self.peer)
+                    self._rest += more
+        except NoRpc as error:
+            self._cut_off(self.peer, str(error))
+            raise
+        finally:
+            self._unfinished.hold(self, 0)
+        if size is None:
+            if not self._ended:
+                self._cut_off(self.peer, f"an RPC was not finished within {FINISH:g} s")
+            raise StreamReset
+        self._whole = bytes(self._rest[:size])
+        del self._rest[:size]
+
+
+class NoRpc(StreamError):  # type: ignore[misc]
+    """What came is none, or too large."""
+
+
+def _size(data: bytearray) -> int | None:
+    """Bytes of the first RPC, its length included; None where it is not whole. Raises NoRpc."""
+    length = 0
+    for place, byte in enumerate(data[:_LENGTH]):
+        length |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            break
+    else:
+        if len(data) >= _LENGTH:
+            raise NoRpc("an RPC is too large")
+        return None
+    if length > MAX_RPC:
+        raise NoRpc(f"an RPC of {length} bytes, and at most {MAX_RPC} are taken")
+    size = place + 1 + length
+    return size if len(data) >= size else None

@@ -1,0 +1,67 @@
+"""Halver: many streams of GossipSub, on each an RPC of which all but the last byte is sent, and held by the receiver until it ends."""
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.probes import ProbeProcess
+from swarmd.testing import PATIENCE
+from tests.attacks.harness import Attack, show
+from tests.attacks.nodes import cpu, probe_swarm
+from tests.attacks.test_flooder import lost
+
+EVERY = 0.5  # seconds between two honest frames
+
+
+@dataclass
+class Result:
+    halves: int  # RPCs begun
+    cuts: int  # connections hung up on
+    cut_off: float  # the longest of them lived, in seconds after it had begun all
+    mib: float  # more, of the victim, at most
+    cpu: float  # share of a core
+    honest: int  # frames, times those who should have them
+    honest_lost: int
+
+
+def attack(folder: Path, connections: int = 6, streams: int = 64, size: int = 300_000, seconds: float = 60.0) -> Result:
+    with ExitStack() as stack:
+        victim, honest = probes = probe_swarm(stack, folder, "libp2p", 2)
+        for probe in probes:
+            probe.order(publish=600, count=int(seconds / EVERY), every=EVERY)
+        before, used, begun = victim.resident(), cpu(victim), time.monotonic()
+        more = ["--connections", str(connections), "--streams", str(streams), "--size", str(size), "--seconds", str(seconds)]
+        hostile = ProbeProcess(folder / "hostile", module="tests.attacks.halving", bootstrap=victim.addresses[:1], more=more)
+        stack.enter_context(hostile)
+        most = before
+        while not hostile.said("done"):
+            most = max(most, victim.resident())
+            assert time.monotonic() < begun + seconds + PATIENCE, hostile.errors()
+            time.sleep(0.1)
+        took, spent = time.monotonic() - begun, cpu(victim) - used
+        for probe in (victim, honest):
+            probe.wait_for("sent", int(seconds / EVERY), PATIENCE)
+        due, missing = lost(probes)
+        cuts = [said["cut"] for said in hostile.said("cut")]
+        halves = sum(said["halves"] for said in hostile.said("halves"))
+        result = Result(halves, len(cuts), max(cuts, default=seconds), most - before, spent / took, due, missing)
+    show(f"halver, {connections} connections, {streams} streams of {size:,} bytes each, {seconds:g} s", result)
+    return result
+
+
+@pytest.mark.net
+def test_what_is_begun_and_not_finished_is_bounded_and_ends(tmp_path: Path) -> None:
+    result = attack(tmp_path, seconds=25.0)
+    assert result.halves >= 384 and result.cuts >= 6
+    assert result.cut_off < 15.0
+    assert result.mib < 16.0
+    assert result.honest_lost == 0
+
+
+ATTACK = Attack(
+    attack, {"cut_off": 15.0, "mib": 16.0, "honest_lost": 0},
+    about={"streams": "of each connection", "size": "bytes announced on each"},
+)  # fmt: skip

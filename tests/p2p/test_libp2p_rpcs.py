@@ -1,0 +1,107 @@
+"""RPCs of GossipSub are given out whole; what is begun and not finished is bounded in time and in bytes."""
+
+import pytest
+import trio
+from libp2p.network.stream.exceptions import StreamEOF, StreamError, StreamReset
+from libp2p.peer.id import ID
+from libp2p.utils import encode_varint_prefixed
+from libp2p.utils.varint import encode_uvarint, read_varint_prefixed_bytes_limited
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from p2p.engines.libp2p.rpcs import FINISH, MAX_RPC, RpcStream, UnfinishedRpcs
+
+
+class Incoming:
+    """What a peer sends, in pieces."""
+
+    def __init__(self, peer: str) -> None:
+        self.send, self._receive = trio.open_memory_channel[bytes](100_000)
+        self.muxed_conn = self
+        self.peer_id = peer
+
+    async def read(self, _: int) -> bytes:
+        try:
+            return await self._receive.receive()
+        except trio.EndOfChannel:
+            raise StreamEOF from None
+
+
+class World:
+    def __init__(self, limit: int = 10**6) -> None:
+        self.cut: list[tuple[ID, str]] = []
+        self.unfinished = UnfinishedRpcs(lambda peer, why: self.cut.append((peer, why)), limit)
+
+    def stream(self, peer: str) -> tuple[Incoming, RpcStream]:
+        incoming = Incoming(peer)
+        return incoming, RpcStream(incoming, lambda _: None, self.unfinished, lambda who, why: self.cut.append((who, why)))
+
+
+async def rpc(stream: RpcStream) -> bytes:
+    return bytes(await read_varint_prefixed_bytes_limited(stream, MAX_RPC))
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000, 10**6])
+async def test_rpcs_come_out_as_they_were_sent_however_they_are_cut(piece: int) -> None:
+    rpcs = [b"", b"a", bytes(127), bytes(128), b"b" * 20_000, b"c" * 5]
+    incoming, stream = World().stream("a")
+    written = b"".join(map(encode_varint_prefixed, rpcs))
+    for at in range(0, len(written), piece):
+        incoming.send.send_nowait(written[at : at + piece])
+    incoming.send.close()
+    assert [await rpc(stream) for _ in rpcs] == rpcs
+    with pytest.raises(StreamEOF):
+        await rpc(stream)
+
+
+async def test_an_rpc_has_ten_seconds_from_its_first_byte_and_silence_has_no_end(autojump_clock: MockClock) -> None:
+    world = World()
+    incoming, stream = world.stream("slow")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(dribble, incoming)
+        assert await rpc(stream) == b"hello"  # after an hour without a word
+        begun = trio.current_time()
+        with pytest.raises(StreamReset):
+            await rpc(stream)
+        took = trio.current_time() - begun
+    assert FINISH <= took <= FINISH + 1.5 and [peer for peer, _ in world.cut] == ["slow"]
+
+
+async def dribble(incoming: Incoming) -> None:
+    await trio.sleep(3600)
+    await incoming.send.send(encode_varint_prefixed(b"hello") + encode_uvarint(100))
+    for _ in range(20):
+        await trio.sleep(1)
+        incoming.send.send_nowait(b".")
+
+
+async def test_where_the_budget_is_used_up_who_holds_most_of_it_goes() -> None:
+    world, failed = World(limit=1000), list[str]()
+
+    async def receive(peer: str, stream: RpcStream) -> None:
+        try:
+            assert await rpc(stream) == bytes(300)
+        except StreamError:
+            failed.append(peer)
+
+    async with trio.open_nursery() as nursery:
+        ends = {}
+        for peer, size in {"a": 290, "b": 290, "greedy": 500, "c": 100}.items():
+            incoming, stream = world.stream(peer)
+            incoming.send.send_nowait(encode_uvarint(300 if peer != "greedy" else 900) + bytes(size))
+            nursery.start_soon(receive, peer, stream)
+            await wait_all_tasks_blocked()
+            ends[peer] = incoming.send, 300 - size
+        assert failed == ["greedy"] and [peer for peer, _ in world.cut] == ["greedy"]
+        for peer in "abc":
+            send, left = ends[peer]
+            send.send_nowait(bytes(left))
+
+
+@pytest.mark.parametrize("hostile", [encode_uvarint(MAX_RPC + 1), b"\xff" * 10])
+async def test_what_is_too_large_is_not_even_begun(hostile: bytes) -> None:
+    world = World()
+    incoming, stream = world.stream("large")
+    incoming.send.send_nowait(hostile)
+    with pytest.raises(StreamError):
+        await rpc(stream)
+    assert [peer for peer, _ in world.cut] == ["large"]
