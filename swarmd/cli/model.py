@@ -8,6 +8,7 @@ import typer
 
 from swarmd.cli.inspect import config_file
 from swarmd.cli.options import AsJson, ConfigFile, DeviceName, ModelName, StateDir, answer, as_state_dir
+from swarmd.terminal import tell
 
 RECORDED = 50  # rounds whose median says how long one takes
 doctor_app = typer.Typer(help="Check this machine and its network.", no_args_is_help=True)
@@ -30,7 +31,10 @@ def doctor_model(
 
 
 def export(
-    out: Annotated[Path, typer.Option(help="Folder to write to, new or empty.")] = Path("swarmd-export"),
+    to: Annotated[
+        Path | None, typer.Argument(metavar="[FOLDER]", help="Folder to write to, new or empty.", show_default="swarmd-export")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The same.", show_default="swarmd-export")] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Export the LoRA adapter only, in peft's format.")] = False,
     push: Annotated[str | None, typer.Option(help="Also upload to this Hugging Face repository, owner/name.")] = None,
     state_dir: StateDir = None,
@@ -48,6 +52,9 @@ def export(
     from swarmd.policy.export.upload import upload
     from swarmd.trainer.snapshot import read_snapshot
 
+    if to is not None and out is not None:
+        raise ConfigError(f"the folder to write to is given twice: {to}, and {out} with --out. Leave one out.")
+    out = to or out or Path("swarmd-export")
     folder = as_state_dir(state_dir)
     run = read_snapshot(folder, FILES)
     joined, _ = recalled(resolve(config_file(config), os.environ, {"model": base_of(run.files)}), folder)
@@ -60,6 +67,8 @@ def export(
         typer.echo(note, err=True)
     address = upload(made.folder, push) if push else None
     text = f"{made.folder}" if address is None else f"{made.folder}\n{address}"
+    if not as_json:
+        tell(f"a model of {'peft' if adapter else 'transformers'}, with its card README.md, which shows how to load it:")
     answer({"schema": 1, **made.document(), "pushed": address}, text, as_json)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,11 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from judge.verified.weights_check import check_adapter_config
 from swarmd.errors import ConfigError, NoModel, SwarmdError, Unreachable
 from swarmd.policy.export.export import FILES, CannotExport, base_of, export
-from swarmd.policy.export.model_card import figures_of
+from swarmd.policy.export.model_card import Origin, card, figures_of
 from swarmd.policy.export.upload import NotUploaded, upload
 from swarmd.policy.language_policy import LanguagePolicy
 from swarmd.policy.models.lora import lora_layers
 from swarmd.policy.training.checkpoint import CheckpointUnfit
+from swarmd.testing import PATIENCE
 from swarmd.trainer.checkpoint import Checkpoints, RunState
 from swarmd.trainer.snapshot import NothingSaved, read_snapshot
 from tests.policy.conftest import edit_json, local, make_model, open_policy
@@ -84,6 +87,7 @@ def test_whole_model_answers_as_the_policy(folders: dict[str, Path], tmp_path: P
     made = export(saved_files(policy, tmp_path / "saved"), [line(1), line(2)], "sapo-9", tmp_path / "out")
     assert made.folder == tmp_path / "out"
     assert greedy(made.folder, AutoModelForCausalLM.from_pretrained(made.folder)) == here
+    assert len({p.stat().st_mode for p in made.folder.iterdir()}) == 1
     assert {p.suffix for p in made.folder.iterdir()} <= {".json", ".jinja", ".safetensors", ".md"}
     again = open_policy(made.folder)  # and another node can join with it
     assert [again.answer(q).text for q in QUESTIONS] == here
@@ -181,6 +185,23 @@ def test_base_that_is_gone_or_weights_that_are_damaged(tmp_path: Path) -> None:
     base.rename(tmp_path / "elsewhere")
     with pytest.raises(NoModel, match="there is no folder"):
         export(files, [], "sapo-9", tmp_path / "out")
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_snippet_of_the_card_runs(folders: dict[str, Path], tmp_path: Path, adapter: bool) -> None:
+    policy = open_policy(folders["qwen2"], lora="on", lora_rank=4)
+    out = export(saved_files(policy, tmp_path / "saved"), [], "tiny-9", tmp_path / "out", adapter_only=adapter).folder
+    snippet = (out / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=out, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_licence_and_base_are_those_of_the_hub() -> None:
+    figures = figures_of([])
+    known = card(Origin("Qwen/Qwen3-0.6B", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
+    assert "\nbase_model: Qwen/Qwen3-0.6B\nlicense: apache-2.0\n" in known and "base model's, apache-2.0." in known
+    unknown = card(Origin("owner/model", True, None, 8, False, "bfloat16", "sapo-9", "1"), figures)
+    assert "\nbase_model: owner/model\nlibrary_name" in unknown and "The licence is the base model's." in unknown
 
 
 def test_card_tells_the_run(folders: dict[str, Path], tmp_path: Path) -> None:

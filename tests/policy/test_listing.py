@@ -29,8 +29,18 @@ def listed(free: int, recorded: dict[str, list[float]] | None = None) -> dict[st
 def test_what_fits_is_what_the_plan_says_smallest_first() -> None:
     models = listed(6 * GB)
     assert list(models) == ["tiny", "qwen2.5-0.5b", "qwen3-0.6b", "qwen2.5-1.5b"]
-    assert [model.plan.fits for model in models.values()] == [True, True, False, False]  # type: ignore[attr-defined]
+    assert [model.plan.fits for model in models.values()] == [True, True, True, False]  # type: ignore[attr-defined]
     assert not any(model.plan.fits for model in listed(10**6).values())  # type: ignore[attr-defined]
+
+
+def test_slow_is_said_as_slow_and_memory_grows_with_the_model() -> None:
+    config = NodeConfig.model_validate({"model": {"device": "cpu", "dtype": "float32"}})
+    where, models = list_models(config, {"tiny": [0.2]}, lambda _: 64 * GB, lambda *_: SPEED)
+    _, tiny, half, *_ = lines(where, models)
+    assert tiny.endswith("0.2 measured     yes") and "slow: " in half and half.endswith(" rounds an hour, with LoRA")
+    least = [model.plan.least for model in models]
+    assert least == sorted(least)
+    assert models[1].document()["rounds_an_hour"] == pytest.approx(3600 / models[1].seconds, rel=0.06)
 
 
 def test_a_recorded_round_counts_more_than_an_estimate() -> None:

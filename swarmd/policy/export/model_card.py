@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
+from swarmd.policy.models.hub import REPOSITORIES
+from swarmd.policy.models.tiny import WEIGHTS as TINY
+
+APACHE: Final = "apache-2.0"  # of every model that has a short name
 EDGE: Final = 10  # rounds at either end that the first and last reward are the mean of
 
 
@@ -63,7 +67,9 @@ def card(origin: Origin, figures: Figures) -> str:
     """The README.md of the exported folder."""
     library = "peft" if origin.adapter_only else "transformers"
     base = [f"base_model: {origin.base}"] if origin.repository else []
-    head = ["---", *base, f"library_name: {library}", "pipeline_tag: text-generation", "tags: [swarmd, sapo, grpo, reasoning-gym]", "---"]
+    licence = [f"license: {APACHE}"] if origin.base in (*TINY, *REPOSITORIES.values()) else []
+    tags = "tags: [swarmd, sapo, grpo, reasoning-gym]"
+    head = ["---", *base, *licence, f"library_name: {library}", "pipeline_tag: text-generation", tags, "---"]
     name = origin.base.rstrip("/").rpartition("/")[2]
     what = "A LoRA adapter for" if origin.adapter_only else "A model trained from"
     at = f" at revision `{origin.revision}`" if origin.revision else ""
@@ -76,6 +82,12 @@ def card(origin: Origin, figures: Figures) -> str:
         f"{what} {f'[{origin.base}](https://huggingface.co/{origin.base})' if origin.repository else f'`{name}`'}{at}, "
         f"by swarmd {origin.version}: GRPO on ReasoningGYM questions, on a node's own rollouts and on those that other nodes of a swarm",
         "shared with it (SAPO, arXiv 2509.08721). Every reward was computed by the node itself.",
+        "",
+        "## Use",
+        "",
+        *_snippet(adapter=origin.adapter_only),
+        "",
+        "An answer stands between `<answer>` and `</answer>`.",
         "",
         "## How it was made",
         "",
@@ -95,10 +107,27 @@ def card(origin: Origin, figures: Figures) -> str:
         f"| judge, pass@1{f' of {figures.judge_n:,} answers' if figures.judge_n else ''} | {_three(figures.judge_score)} |",
         "",
         "The rewards are of answers sampled during training, on training questions; the judge's are of greedy answers to held-out ones.",
-        "The licence is the base model's.",
+        f"The licence is the base model's{f', {APACHE}' if licence else ''}.",
         "",
     ]
     return "\n".join([*head, "", *text])
+
+
+def _snippet(*, adapter: bool) -> list[str]:
+    library, kind = ("peft", "AutoPeftModelForCausalLM") if adapter else ("transformers", "AutoModelForCausalLM")
+    return [
+        "```python",
+        *(["from peft import AutoPeftModelForCausalLM", "from transformers import AutoTokenizer"] if adapter else []),
+        *([] if adapter else [f"from {library} import {kind}, AutoTokenizer"]),
+        "",
+        'path = "."  # this folder, or the repository that it was pushed to',
+        f"tokenizer, model = AutoTokenizer.from_pretrained(path), {kind}.from_pretrained(path)",
+        'messages = [{"role": "user", "content": "What is 12 + 30?"}]',
+        'inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True, return_tensors="pt")',
+        "made = model.generate(**inputs, max_new_tokens=256)",
+        'print(tokenizer.decode(made[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+        "```",
+    ]
 
 
 def loss_of(origin: Origin) -> str | None:

@@ -17,6 +17,7 @@ from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
 
 MEASURE: Final = 0.1  # seconds of each measurement of the device
 ON_THE_HUB: Final = 2  # bytes of a weight there: bfloat16
+SLOW: Final = 60.0  # seconds of a round: with fewer than 60 rounds an hour nothing is seen to rise while one waits
 CHECKPOINTS: Final = 2  # kept on the disk
 
 
@@ -38,6 +39,10 @@ class ListedModel:
     seconds: float  # of a round
     measured: int  # rounds that these are the median of; 0: estimated from the device's speed
 
+    @property
+    def rounds_an_hour(self) -> float:
+        return 3600 / max(self.seconds, 1e-3)
+
     def document(self) -> dict[str, Any]:
         plan = self.plan
         return {
@@ -49,6 +54,7 @@ class ListedModel:
             "memory": {"least": plan.least, "peak": plan.peak, "usable": plan.usable},
             "disk": {"download": self.download, "checkpoints": self.checkpoints},
             "seconds_a_round": {"value": _two_digits(self.seconds), "measured_rounds": self.measured},
+            "rounds_an_hour": _two_digits(self.rounds_an_hour),
         }
 
 
@@ -135,15 +141,16 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         plan, size = model.plan, model.parameters
         weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
         seconds = f"{_two_digits(model.seconds):g}" + (" measured" if model.measured else " estimated")
-        here = ("yes, with LoRA" if plan.lora_rank else "yes") if plan.fits else f"no, {gigabytes(plan.usable)} usable"
-        memory = gigabytes(plan.peak if plan.fits else plan.least)
-        rows.append((model.name, weights, memory, gigabytes(model.download + model.checkpoints), seconds, here))
+        slow = f"slow: {_two_digits(model.rounds_an_hour):g} rounds an hour" if model.seconds > SLOW else "yes"
+        here = slow + ", with LoRA" * bool(plan.lora_rank) if plan.fits else f"no, {gigabytes(plan.usable)} usable"
+        rows.append((model.name, weights, gigabytes(plan.least), gigabytes(model.download + model.checkpoints), seconds, here))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     found = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return [
         *found,
         "",
-        f"On {device}. Memory: the plan's most; of what does not fit the least. Disk: what is still to be downloaded, and two checkpoints.",
+        f"On {device}. Memory: the least that training takes; where there is more, more is computed at once, and a round is quicker. Disk: "
+        "what is still to be downloaded, and two checkpoints.",
         "Seconds: measured is the median of this state folder's rounds; estimated is arithmetic from this machine's speed, with answers",
         "of full length. `swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a folder.",
     ]
