@@ -47,13 +47,14 @@ def engine(name: str) -> Callable[..., P2pEngine]:
     points = BUILT_IN if name in BUILT_IN else offered()
     if name not in points:
         raise NoSuchEngine(
-            f"no p2p engine is called {name!r}; there are {', '.join(points)}. Set swarm.engine to one of them, or install the package "
-            'that brings it (for "hivemind": swarmd-engine-hivemind)'
+            f"no p2p engine is called {name!r}; there are {', '.join(points)}. "
+            'Set swarm.engine to "auto", or install the package that brings it (for "hivemind": swarmd-engine-hivemind)'
         )
     try:
         loaded: Callable[..., P2pEngine] = points[name].load()
     except (ImportError, AttributeError) as error:
         raise EngineMissing(
-            f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). Install the package that brings it anew"
+            f"the p2p engine {name!r} cannot be loaded ({type(error).__name__}: {error}). "
+            'Install the package that brings it anew, or set swarm.engine to "auto"'
         ) from error
     return loaded
