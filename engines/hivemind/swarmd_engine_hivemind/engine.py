@@ -93,7 +93,7 @@ class HivemindEngine(NetworkEngine):
                         nursery.start_soon(self._be_in, p2pd, topic, discovery, watch)
                     nursery.start_soon(watch.run)
                     await nursery.start(serve, p2pd, self._responder)  # who finds us may ask at once
-                    nursery.start_soon(self._outbox.send_all, discovery.alone, partial(self._send, p2pd, outbox))
+                    nursery.start_soon(self._send_all, discovery.alone, partial(self._send, p2pd, outbox))
                     nursery.start_soon(discovery.run)
                     nursery.start_soon(self._saver.save_regularly)
                     nursery.start_soon(self._keep_addresses, p2pd, listen)

@@ -1,34 +1,37 @@
-"""py-libp2p's connections for `p2p.engines.libp2p.discovery`: dialling, hanging up, pinging, and who is in which topic."""
+"""py-libp2p for `p2p.engines.libp2p.discovery`: dialling, hanging up, pinging, who is in which topic, and the DHT's provider records."""
 
 import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import multiaddr
 import trio
+from libp2p.kad_dht.provider_store import ProviderStore
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 
 from p2p.address import Endpoint, parse_endpoint
 from p2p.engines.libp2p.discovery import AddressRecord, Dialled
 from p2p.engines.libp2p.network import circuit, close_socket, direct, heard_at, remote_address, remote_host
+from p2p.engines.libp2p.peerstore import bounded
 from p2p.engines.libp2p.stack import Stack
 from p2p.netgroup import LOCAL, group_of_host
 from p2p.topic import Topic
-from p2p.types import Peer, PeerId
+from p2p.types import Peer, PeerId, Unanswered
 
 TICK = 1.0  # seconds between looks
-DIAL_TIMEOUT = 8.0  # seconds
+DIAL_TIMEOUT, DHT_TIMEOUT = 8.0, 20.0  # seconds
 SIMULTANEOUS = 5.0  # seconds within which two peers that dial each other make two connections in good faith
 PING_AFTER, PING_TIMEOUT = 20.0, 10.0  # seconds of silence
 NOTED_FOR = 10.0  # seconds for which what a member says of itself stays noted
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _id_of = lru_cache(maxsize=4096)(ID.from_string)  # decodes base58, which takes the library a tenth of a millisecond
 
@@ -222,3 +225,56 @@ async def _resolve(address: str) -> list[str]:
         for family in dict.fromkeys(family for family, *_ in found if family in kinds)
     ]
     return [address for turn in itertools.zip_longest(*by_family) for address in turn if address is not None][:4]
+
+
+class Libp2pProviderRecords:
+    """Implements `ProviderRecords`. group_of: the network group that a peer's connection comes from. note: as in `Libp2pConnections`."""
+
+    def __init__(self, stack: Stack, group_of: Callable[[Any], str], note: Callable[[PeerId, Sequence[str]], None]) -> None:
+        self._stack, self._group_of, self._note = stack, group_of, note
+
+    async def provide(self, topic: Topic) -> None:
+        await _in_time(self._stack.dht.provider_store.provide(topic.provider_key))
+
+    async def providers(self, topic: Topic) -> list[AddressRecord]:
+        return await _in_time(self._providers(topic.provider_key))
+
+    async def _providers(self, key: bytes) -> list[AddressRecord]:
+        dht, host = self._stack.dht, self._stack.host
+        for peer, connections in host.get_network().get_connections_map().items():
+            if direct(connections):
+                await dht.add_peer(peer)
+        # A store of its own to look with: the DHT's answers from itself as soon as it holds one record, and that may be ours.
+        lookup = _Lookup(host=host, peer_routing=dht.peer_routing)
+        await lookup.find_providers(key)
+        told = [*lookup.told, *((host.get_id(), info) for info in dht.provider_store.get_providers(key))]
+        records = [
+            AddressRecord(PeerId(str(info.peer_id)), [str(a) for a in bounded(info.addrs)], PeerId(str(teller)), self._group_of(teller))
+            for teller, info in told
+        ]
+        for record in records:
+            self._note(record.peer, record.addresses)
+        return records
+
+
+async def _in_time(call: Awaitable[T]) -> T:
+    """Raises Unanswered."""
+    with trio.move_on_after(DHT_TIMEOUT):
+        try:
+            return await call
+        except Exception as error:  # any of the library's many
+            raise Unanswered(f"the DHT failed: {error!r}") from None
+    raise Unanswered(f"the DHT did not answer in {DHT_TIMEOUT:.0f} s")
+
+
+class _Lookup(ProviderStore):  # type: ignore[misc]  # the library is not typed for us
+    """Remembers who told what."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.told: list[tuple[Any, Any]] = []  # peer id, PeerInfo
+
+    async def _get_providers_from_peer_with_closers(self, peer_id: Any, key: bytes) -> tuple[list[Any], list[Any]]:
+        providers, closer = await super()._get_providers_from_peer_with_closers(peer_id, key)
+        self.told += [(peer_id, info) for info in providers]
+        return providers, closer

@@ -7,10 +7,9 @@ import trio
 
 from p2p.address import parse_listen
 from p2p.engines.libp2p.circuits import Circuits
-from p2p.engines.libp2p.connections import Libp2pConnections
+from p2p.engines.libp2p.connections import Libp2pConnections, Libp2pProviderRecords
 from p2p.engines.libp2p.hole_punching import DCUTR
 from p2p.engines.libp2p.network_engine import NetworkEngine
-from p2p.engines.libp2p.provider_records import Libp2pProviderRecords
 from p2p.engines.libp2p.relay import GUEST_RATE, HOP, STOP, Relay, RelayLimits
 from p2p.engines.libp2p.stack import Host, Stack, open_stack
 from p2p.engines.libp2p.streams import PROTOCOL, Libp2pRequests, serve
@@ -70,7 +69,7 @@ class Libp2pEngine(NetworkEngine):
                 try:
                     async with trio.open_nursery() as nursery:
                         self._requests = Libp2pRequests(stack.host.get_network(), circuits.reach, nursery)
-                        nursery.start_soon(self._outbox.send_all, discovery.alone, self._send)
+                        nursery.start_soon(self._send_all, discovery.alone, self._send)
                         nursery.start_soon(discovery.run)
                         nursery.start_soon(connections.ping)
                         nursery.start_soon(circuits.keep)

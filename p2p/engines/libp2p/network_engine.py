@@ -1,9 +1,10 @@
-"""Base class of the network engines: construction, publishing, requests, bans, restarts."""
+"""Base class of the network engines: construction, publishing, requests, bans, restarts with back-off."""
 
 import logging
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,10 +13,9 @@ import trio
 from p2p.address import Endpoint, parse_listen
 from p2p.admission.host_bans import HostBans
 from p2p.engines.libp2p.discovery import Connections, Discovery, ProviderRecords
-from p2p.engines.libp2p.outbox import FrameOutbox
 from p2p.engines.libp2p.request_response import Responder
-from p2p.engines.libp2p.restart import Restarter
 from p2p.engines.traffic import Traffic
+from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.netgroup import LOCAL
 from p2p.peers.addressbook import NEARBY
@@ -26,6 +26,10 @@ from p2p.topic import Topic
 from p2p.types import Handlers, Peer, PeerId, Started, Unanswered, Verdict
 
 QUESTIONS, QUESTIONS_AT_ONCE = 100.0, 1000.0  # of one peer, a second: 25 rounds in it with a question for each rollout
+QUEUE = 64  # frames that wait to be sent
+HELD = 15.0  # seconds a frame waits for somebody to send it to
+RESTART_FIRST, RESTART_LAST = 1.0, 30.0  # seconds between a breakdown and the next start; doubling
+CALM = 120.0  # seconds without a breakdown after which the wait is short again
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +71,9 @@ class NetworkEngine:
         self._listen: Sequence[Endpoint] = [parse_listen(text) for text in listen]
         self._book = pinned_book(self.me, bootstrap)
         self._saver = AddressBookSaver(self._book, addressbook)
-        self._outbox = FrameOutbox(clock)
-        self._restarter = Restarter(clock)
+        self._waiting: deque[tuple[float, bytes]] = deque(maxlen=QUEUE)  # until when each frame is held, the oldest first
+        self._news = trio.Event()
+        self.restarts = 0
         self._rate_limit, self._host_bans = rate_limit, HostBans()
         self._questions = RateLimit(rate=QUESTIONS, burst=QUESTIONS_AT_ONCE)
         self._responder = Responder(handlers.answer, self._may_ask)
@@ -76,10 +81,40 @@ class NetworkEngine:
         self._discovery: Discovery | None = None
 
     async def run(self, task_status: Started = trio.TASK_STATUS_IGNORED) -> None:
-        """Be in the swarm until cancelled. Reports its addresses when it listens. Raises PortInUse or CannotListen at the start."""
+        """Be in the swarm until cancelled; start the network library again whenever it breaks. Report our addresses when it listens.
+
+        Raises PortInUse or CannotListen where it never listened.
+        """
         with_ports(self._listen)
         self._saver.load()
-        await self._restarter.run(self._live, self.addresses, task_status)
+        wait, started = RESTART_FIRST, False
+
+        def up() -> None:
+            nonlocal started
+            if not started:
+                task_status.started(self.addresses())
+            started = True
+
+        while True:
+            since = self._clock()
+            try:
+                await self._live(up)
+            except OperatorError:
+                if not started:
+                    raise
+                log.warning("the listen address is not free again yet", exc_info=True)
+            except BaseExceptionGroup as errors:
+                ours, broken = errors.split((trio.Cancelled, KeyboardInterrupt, SystemExit, OperatorError))
+                if ours is not None:
+                    raise _alone(ours) from None
+                log.exception("the p2p engine broke and starts again in %.0f s", wait, exc_info=broken)
+            except Exception:  # anything in a library of 100,000 lines; the log has it, and `restarts` counts it
+                log.exception("the p2p engine broke and starts again in %.0f s", wait)
+            self.restarts += 1
+            if self._clock() - since > CALM:
+                wait = RESTART_FIRST
+            await trio.sleep(wait)
+            wait = min(2 * wait, RESTART_LAST)
 
     @abstractmethod
     def addresses(self) -> Sequence[str]: ...
@@ -88,12 +123,9 @@ class NetworkEngine:
     async def _live(self, up: Callable[[], None]) -> None:
         """From a start of the library to its end. Calls `up` when it listens."""
 
-    @property
-    def restarts(self) -> int:
-        return self._restarter.restarts
-
     def publish(self, frame: bytes) -> None:
-        self._outbox.put(frame)
+        self._waiting.append((self._clock() + HELD, frame))
+        self._news.set()
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
         if self._requests is None:
@@ -131,6 +163,19 @@ class NetworkEngine:
     def _discover(self, connections: Connections, records: ProviderRecords) -> Discovery:
         return Discovery(connections, records, self._topics, self._book, self._banned, self._clock, self._rng)
 
+    async def _send_all(self, alone: Callable[[], bool], send: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send what is published, until cancelled. A frame waits while we are alone, but not for long: a rollout is worth something while
+        it is fresh.
+        """
+        while True:
+            if not self._waiting:
+                self._news = trio.Event()
+                await self._news.wait()
+            elif alone() and self._waiting[0][0] > self._clock():
+                await trio.sleep(0.1)
+            else:
+                await send(self._waiting.popleft()[1])
+
     def _on_frame(self, frame: bytes, via: PeerId | None, topics: Sequence[str]) -> Verdict:
         """What came in a message of these topics."""
         for topic, pass_on in self._handlers.also.items():
@@ -149,3 +194,11 @@ class NetworkEngine:
 
     def _banned(self, peer: PeerId) -> bool:
         return self._rate_limit.banned(peer, self._clock())
+
+
+def _alone(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception of a group of one, so that an operator's mistake reads as one."""
+    inner: BaseException = errors
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner

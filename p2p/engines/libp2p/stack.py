@@ -13,7 +13,7 @@ The library's defaults do not suit a daemon that talks to strangers. Each change
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.tools.anyio_service import TrioManager
 from libp2p.transport.upgrader import TransportUpgrader
 
 from p2p.address import Endpoint
@@ -37,7 +38,6 @@ from p2p.engines.libp2p.metering import Negotiation
 from p2p.engines.libp2p.network import MUXERS, CountedTcp, MuxerChoice, Network, circuit
 from p2p.engines.libp2p.peerstore import BoundedPeerStore
 from p2p.engines.libp2p.pubsub import OnFrame, Router, TopicPubsub, drain
-from p2p.engines.libp2p.services import keep_running, running
 from p2p.engines.traffic import Traffic
 from p2p.errors import CannotListen
 from p2p.identity import Identity
@@ -189,3 +189,47 @@ def make_host(identity: Identity, traffic: Traffic | None = None) -> Host:
     )
     network.traffic = traffic
     return Host(network, addrs_factory=lambda found: [multiaddr.Multiaddr(text) for text in dialable([str(address) for address in found])])
+
+
+class Tasks(TrioManager):  # type: ignore[misc]
+    """Runs a service whose one-off tasks may fail alone. Its daemon tasks may not: the engine then starts all anew."""
+
+    def run_task(
+        self, async_fn: Callable[..., Awaitable[Any]], *args: Any, daemon: bool = False, name: str | None = None, _internal: bool = False
+    ) -> None:
+        if daemon or _internal:
+            super().run_task(async_fn, *args, daemon=daemon, name=name, _internal=_internal)
+            return
+
+        async def alone() -> None:
+            try:
+                await async_fn(*args)
+            except Exception as error:  # one message or one peer that the library could not handle; the log hears of it
+                log.debug("%s failed: %r", name or async_fn, error)
+
+        if self._task_nursery is not None and not self.is_cancelled:  # straight into it: the library would look through all its tasks first
+            self._task_nursery.start_soon(alone, name=name)
+
+
+@contextlib.asynccontextmanager
+async def running(service: Any) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        manager = Tasks(service)
+        service._manager = manager
+        nursery.start_soon(manager.run)
+        await manager.wait_started()
+        try:
+            yield
+        finally:
+            await manager.stop()
+
+
+async def keep_running(dht: Any) -> None:
+    """The DHT is only for finding peers: when it breaks, it starts again by itself and nothing else stops."""
+    while True:
+        try:
+            async with running(dht):
+                await dht.manager.wait_finished()
+        except Exception as error:  # whatever broke in it; the log hears of it
+            log.warning("the DHT broke and starts again in a minute: %r", error)
+        await trio.sleep(60)
