@@ -43,14 +43,17 @@ WORDS = ("otter", "node 4", "12D3KooWA", "tin", "q")
 ORDERS = ("score", "seen", "reward", "new", "questions")
 
 
-def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A peer and its evaluations, as a judge would have them."""
-    swarm, model = number % 2 == 0, MODELS[number // 2 % len(MODELS)]
+def history(number: int, many: int, rng: random.Random, alive: bool = False) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A peer and its evaluations, as a judge would have them. `alive`: seen within minutes; one of eight is solo, and none has a name."""
+    swarm, model = number % 8 != 7 if alive else number % 2 == 0, MODELS[number // 2 % len(MODELS)]
     skill, every = rng.lognormvariate(0.0, 0.25), rng.choice((1, 1, 2, 3))
     peer = Identity.from_seed(number.to_bytes(32, "big")).peer_id
     said = {"name": f"node {number}", "sharing": "swarm" if swarm else "solo", "strategy": "uniform positive", "version": "0.2.0"}
     said |= {"hardware": rng.choice(("cpu", "cuda", "mps")), "local": 4 if swarm else 8, "external": 4 if swarm else 0}
     begun, pace = EPOCH + rng.uniform(0, 33 * 86_400), rng.uniform(20, 200)
+    if alive:
+        said.pop("name")
+        begun = time.time() - pace * every * many - rng.uniform(0, 600)
     total, answered, rewards, rows = 0.0, 0, [], []
     for place in range(1, many + 1):
         round_number = place * every
@@ -85,7 +88,7 @@ def history(number: int, many: int, rng: random.Random) -> tuple[dict[str, Any],
     }, rows
 
 
-def histories(many: int, of: int, seed: int) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+def histories(many: int, of: int, seed: int, alive: bool = False) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
     """Few peers have many evaluations, as in any crowd of volunteers."""
     rng = random.Random(seed)
     weights = [rng.lognormvariate(0.0, 0.8) for _ in range(of)]
@@ -93,16 +96,16 @@ def histories(many: int, of: int, seed: int) -> Iterator[tuple[dict[str, Any], l
     counts = [max(1, round(weight * scale)) for weight in weights]
     counts[0] = max(1, counts[0] + many - sum(counts))
     for number, count in enumerate(counts):
-        yield history(number, count, rng)
+        yield history(number, count, rng, alive)
 
 
-def fill(database: str, many: int, of: int, seed: int) -> dict[str, float]:
+def fill(database: str, many: int, of: int, seed: int, alive: bool = False) -> dict[str, float]:
     """Into a new database."""
     begun = time.process_time()
     Store(database, f"tiny-9 {TINY_9.digest}").close()
     with closing(Database(database)) as opened, opened.begin() as db:
         waiting: list[dict[str, Any]] = []
-        for peer, rows in histories(many, of, seed):
+        for peer, rows in histories(many, of, seed, alive):
             db.execute(insert(peers), peer)
             waiting += rows
             if len(waiting) >= AT_A_TIME:

@@ -18,6 +18,7 @@ from swarmd.lab.statistics import MU, Interval, interval
 
 # Paul Tol's "muted" qualitative scheme, for experiments of more settings than the first eight colours tell apart
 MORE_COLOURS = ("#332288", "#cc6677", "#117733", "#ddcc77", "#88ccee", "#882255", "#44aa99", "#999933")
+INTERVALS = 8  # of each line of the reward figure
 MEANS = 10  # a moving mean is over this share of the rounds, as in the paper: 100 of 1,000
 
 
@@ -155,15 +156,19 @@ def _colours(found: Sequence[Column]) -> Sequence[str]:
 
 
 def _reward_figure(found: Sequence[Column]) -> Any:
-    """SAPO's Figure 2: average reward by setting, moving mean, band from the least to the greatest node; mean over seeds."""
+    """SAPO's Figure 2: average reward by setting, moving mean over nodes and seeds, with the seeds' 95 % interval at a few rounds."""
     figure = _canvas(9, 5)
     axes = figure.subplots()
-    for column, colour in zip(found, _colours(found), strict=False):
-        mean, low, high = (moving_mean(column.curve(of), _window(column)) for of in ("curve", "lowest", "highest"))
-        rounds = range(_window(column), _window(column) + len(mean))
-        axes.plot(rounds, mean, color=colour, linewidth=2, label=column.name)
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.set(xlabel="round", ylabel="reward of own completions", title="Mean over nodes and seeds; band: least and greatest node")
+    for place, (column, colour) in enumerate(zip(found, _colours(found), strict=False)):
+        mean = moving_mean(column.curve(), _window(column))
+        axes.plot(range(_window(column), _window(column) + len(mean)), mean, color=colour, linewidth=2, label=column.name)
+        seeds = [moving_mean(run.curve, _window(column)) for run in column.runs.values()]
+        step = max(1, len(mean) // INTERVALS)
+        first = step * (place + 1) // (len(found) + 1)  # so that each setting's bars stand beside the others'
+        for at in range(first, len(mean) if len(seeds) > 1 else 0, step):
+            half = interval([seed[at] for seed in seeds]).half
+            axes.errorbar(_window(column) + at, mean[at], yerr=half, color=colour, capsize=3, linewidth=1.2)
+    axes.set(xlabel="round", ylabel="share of right answers", title="Mean over nodes and seeds; bars: 95 % interval over seeds")
     _finish(figure, axes)
     return figure
 
@@ -199,11 +204,8 @@ def _held(rewards: Sequence[float | None]) -> list[float]:
 
 
 def _judge_figure(found: Sequence[Mapping[str, Any]]) -> Any:
-    figure = _canvas(4.6 * len(found), 4.2)
-    for panel, comparison in zip(figure.subplots(1, len(found), squeeze=False).flatten(), found, strict=True):
-        judge_figure.draw(panel, comparison)
-    figure.supxlabel("normalised round", fontsize=10)
-    figure.supylabel("cumulative reward by the judge", fontsize=10)
+    figure = _canvas(4.2 * len(found) + 0.6, 4.4)
+    judge_figure.draw(figure, found)
     return figure
 
 

@@ -58,8 +58,6 @@ class RunFigures:
 
     cumulative: float  # reward, added up over nodes and rounds
     curve: tuple[float, ...]  # reward of a round, mean over nodes
-    lowest: tuple[float, ...]  # the same of the node with the least
-    highest: tuple[float, ...]
     late: float  # reward, last tenth of the rounds
     per_thousand: float  # reward earned for 1,000 own completions generated: cumulative over all completions, times 1,000
     mixed: float  # m: share of own rollouts that are informative
@@ -96,8 +94,6 @@ def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: 
     return RunFigures(
         cumulative=cumulative,
         curve=tuple(curve),
-        lowest=tuple(min(each) for each in rewards),
-        highest=tuple(max(each) for each in rewards),
         late=fmean(map(fmean, rewards[-late:])),
         per_thousand=1000 * cumulative / max(1, written),
         mixed=informative / max(1, generated),

@@ -1,0 +1,113 @@
+"""Draws the pictures of the documents anew.
+
+    python -m benchmarks.pictures judge docs/judge.png          the judge's front page, with made-up nodes; 10 s
+    python -m benchmarks.pictures page docs/page.png            the page of a real node that trains with two others; 3 minutes
+    python -m benchmarks.pictures long docs/long.png            lines of docs/data/long.csv
+    python -m benchmarks.pictures figure-3 docs/figure-3.png    lines of docs/data/figure-3.csv
+    swarmd demo --out demo && cp demo/rewards.png docs/demo.png
+
+The first two are screenshots: they need Chromium.
+"""
+
+import argparse
+import base64
+import csv
+import tempfile
+import time
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from benchmarks.judge_fill import fill
+from benchmarks.judge_load import serving
+from swarmd.daemon import control
+from swarmd.lab import judge_figure
+from swarmd.lab.demo.figures import COLOURS
+from swarmd.lab.demo.processes import local_judge, local_swarm
+from tests.page.chromium import Tab, chromium
+
+DATA = Path(__file__).parents[1] / "docs" / "data"
+AWAY = (("nobody", "nobody away", "better", 0.029, 160), ("a fifth", "a fifth away", "not known", 0.19, None),
+        ("half", "half away", "not known", 1.0, None))  # of docs/experiments.md: verdict, p, and from which round it stays significant
+NODES = 16  # of each kind in it
+
+ROUNDS = 150  # of the node whose page is shown
+
+
+def judge(to: Path, scratch: Path) -> None:
+    """The judge's front page, of 48 made-up nodes that were all seen within minutes."""
+    database = scratch / "judge.sqlite3"
+    fill(str(database), 16_000, 48, seed=3, alive=True)
+    with serving(str(database)) as (_, url), chromium(scratch / "profile") as tab:
+        tab.call("Emulation.setScrollbarsHidden", hidden=True)
+        tab.open(url, width=1080, height=860)
+        shoot(tab, to, 1080, 860)
+
+
+def page(to: Path, scratch: Path) -> None:
+    """The page of one of three real nodes."""
+    options = ["--model", "tiny-latent", "--pace", "0.8"]
+    with local_judge(scratch) as url, local_swarm(scratch, 3, [*options, "--judge", url]) as nodes:
+        for node in nodes:
+            node.start()
+        while len(nodes[0].lines()) < ROUNDS:
+            nodes[0].check()
+            time.sleep(1)
+        with chromium(scratch / "profile") as tab:
+            tab.call("Emulation.setScrollbarsHidden", hidden=True)
+            tab.open(control.call(nodes[0].folder, "ui")["address"], width=1000, height=1060)
+            tab.until("document.querySelector('#chart canvas')")
+            shoot(tab, to, 1000, 1060)
+
+
+def shoot(tab: Tab, to: Path, width: int, height: int) -> None:
+    """What is seen without scrolling."""
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+    to.write_bytes(base64.b64decode(tab.call("Page.captureScreenshot", clip=clip)["data"]))
+
+
+def long(to: Path, _scratch: Path) -> None:
+    """Share of right answers over 2,000 rounds, by setting."""
+    rounds, *settings = zip(*csv.reader((DATA / "long.csv").open(encoding="utf-8")), strict=True)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for (name, *shares), colour in zip(settings, COLOURS, strict=False):
+        axes.plot([int(number) for number in rounds[1:]], [float(share) for share in shares], color=colour, linewidth=2, label=name)
+    axes.set(xlabel="round", ylabel="share of right answers", title="Own / others' rollouts in a batch; mean of all nodes and three seeds")
+    axes.set_ylim(0, 0.8)
+    axes.grid(alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside lower center", ncols=6)
+    figure.savefig(to, dpi=120)
+
+
+def figure_3(to: Path, _scratch: Path) -> None:
+    """Swarm above solo, with nobody, a fifth and half of the nodes away."""
+    rows = list(csv.DictReader((DATA / "figure-3.csv").open(encoding="utf-8")))
+    figure = Figure(figsize=(12.6, 4.4), layout="constrained")
+    shown = []
+    for away, title, verdict, p, begins in AWAY:
+        found = {"model": title, "fewest_peers": 6, "significant_from": {"holm": begins}, "anytime": {"verdict": verdict, "p": p}}
+        for arm in ("swarm", "solo"):
+            mine = [row for row in rows if (row["away"], row["arm"]) == (away, arm)]
+            found[arm] = {name: [float(row[name]) for row in mine] for name in ("round", "reward", "low", "high")}
+            found[arm]["peers"] = [NODES] * len(mine)
+        shown.append(found)
+    judge_figure.draw(figure, shown)
+    figure.savefig(to, dpi=120)
+
+
+DRAW = {"judge": judge, "page": page, "long": long, "figure-3": figure_3}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", choices=DRAW)
+    parser.add_argument("to", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        DRAW[given.picture](given.to, Path(scratch))
+
+
+if __name__ == "__main__":
+    main()
