@@ -23,7 +23,8 @@ def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
         return refused
     scores = STRICT if tasks.curriculum.strict else SCORES
     score = scores.get(task.ref.specialty, _upstream)(tasks.dataset(task.ref.specialty), answer, task.entry)
-    return GradeReason.CORRECT if score >= PASS else GradeReason.WRONG
+    # Above 1: calendar_arithmetic divides a wrong answer's distance by the right one, which may be below 0.
+    return GradeReason.CORRECT if PASS <= score <= 1 else GradeReason.WRONG
 
 
 def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:

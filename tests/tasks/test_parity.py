@@ -165,3 +165,13 @@ def test_the_contained_process_marks_the_same(name: str) -> None:
         restarts = verifier.restarts
         assert [tuple(row) for row in verifier.judge(items)] == expected
         assert verifier.restarts == restarts
+
+
+def test_no_score_above_the_whole_one_counts() -> None:
+    """Upstream divides by the right number: where that is below 0, each wrong one scores above 1."""
+    tasks = tasks_of("sapo-9")
+    found = drawn(tasks, "calendar_arithmetic", random.Random(0), 1)[0]
+    entry = {**found.entry, "answer": "-1", "metadata": {**found.entry["metadata"], "task": "recurring_event_day"}}
+    task = Task(found.ref, found.question, entry)
+    assert tasks.dataset("calendar_arithmetic").score_answer("3", entry) > 1
+    assert [grade(tasks, task, answer) for answer in ("-1", "3", "0")] == [GradeReason.CORRECT, GradeReason.WRONG, GradeReason.WRONG]
