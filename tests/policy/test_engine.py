@@ -23,6 +23,7 @@ from swarmd.policy.inference.select import importance_cap, open_engine
 from swarmd.policy.inference.weights import NetworkWeights
 from swarmd.policy.models.device import seeded
 from swarmd.policy.models.load import load_model
+from swarmd.policy.models.lora import lora_layers
 from tests.policy.conftest import ALL_FAMILIES, config_of, external, network_of, open_policy, plain_logprobs
 
 CPU = torch.device("cpu")
@@ -155,6 +156,16 @@ def test_a_model_is_written_as_transformers_reads_it(family: str, lora: str, fol
     NetworkWeights(network, 3, 4 if lora == "on" else None, str(folders[family])).write_model(tmp_path)
     own = OwnEngine(network, MANY).generate(PROMPTS, 1, sampling(0.0), seeded(CPU, 0))
     check_logprobs(network_of(tmp_path), own, **EXACT["own"])
+
+
+def test_no_16_bit_base_swallows_an_adapter_that_is_folded_in(folders: dict[str, Path], tmp_path: Path) -> None:
+    network = moved(folders["qwen3"], lora="on", lora_rank=4, dtype="bfloat16").network
+    NetworkWeights(network, 3, 4, str(folders["qwen3"])).write_model(tmp_path)
+    written = load_file(tmp_path / "model.safetensors")
+    for name, layer in lora_layers(network):
+        delta = written[f"{name}.weight"] - layer.get_base_layer().weight.float()
+        torch.testing.assert_close(delta, layer.get_delta_weight("default"), atol=1e-6, rtol=0)
+    assert written["model.norm.weight"].dtype == torch.bfloat16
 
 
 # What the policy does with an engine.
