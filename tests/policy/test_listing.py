@@ -1,6 +1,8 @@
 """`swarmd models`: what is listed, and whether the arithmetic agrees with what was measured."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,7 +10,9 @@ import torch
 from transformers import AutoConfig
 
 from swarmd.config.config import NodeConfig
-from swarmd.policy.models.architecture import shape_of, skeleton_of
+from swarmd.policy.models.architecture import read_config, shape_of, skeleton_of
+from swarmd.policy.models.fit import NAMED
+from swarmd.policy.models.hub import locate
 from swarmd.policy.models.listing import DeviceSpeed, estimate, lines, list_models, measure_speed
 from swarmd.policy.models.memory_plan import Workload, make_plan
 from tests.cli.conftest import Run, run  # noqa: F401  a fixture
@@ -22,7 +26,7 @@ def listed(free: int, recorded: dict[str, list[float]] | None = None) -> dict[st
     config = NodeConfig.model_validate({"model": {"device": "cpu", "dtype": "float32"}})
     where, models = list_models(config, recorded or {}, lambda _: free, lambda *_: SPEED)
     assert where == "cpu"
-    assert len(lines(where, models)) == len(models) + 5
+    assert len(lines(where, models)) == len(models) + 6
     return {model.name: model for model in models}
 
 
@@ -41,6 +45,26 @@ def test_slow_is_said_as_slow_and_memory_grows_with_the_model() -> None:
     least = [model.plan.least for model in models]
     assert least == sorted(least)
     assert models[1].document()["rounds_an_hour"] == pytest.approx(3600 / models[1].seconds, rel=0.06)
+
+
+QWEN3 = {"model_type": "qwen3", "num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_key_value_heads": 8}
+NAMED_CONFIGS = {
+    "qwen2.5-0.5b": QWEN_05B | {"tie_word_embeddings": True},
+    "qwen2.5-1.5b": QWEN_05B
+    | {"num_hidden_layers": 28, "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "tie_word_embeddings": True},
+    "qwen3-0.6b": QWEN_05B | QWEN3 | {"num_attention_heads": 16, "head_dim": 128, "tie_word_embeddings": True},
+}
+
+
+def test_the_shapes_written_down_are_those_of_the_models() -> None:
+    tiny = read_config(locate("tiny", None))
+    configs = {name: AutoConfig.for_model(**settings) for name, settings in NAMED_CONFIGS.items()} | {"tiny": tiny}
+    assert {name: shape_of(skeleton_of(config, name), name) for name, config in configs.items()} == NAMED
+
+
+def test_the_command_loads_no_transformers() -> None:
+    program = "import sys, swarmd.policy.models.listing; print('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_a_recorded_round_counts_more_than_an_estimate() -> None:

@@ -8,32 +8,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig
 
 from swarmd.config.config import ModelConfig, NodeConfig
 from swarmd.errors import NoModel
 from swarmd.policy.models import hub
-from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
 from swarmd.policy.models.chat import SYSTEM_PROMPT, Chat
 from swarmd.policy.models.device import LORA_FROM, choose_device, choose_dtype, dtype_name, free_memory
 from swarmd.policy.models.memory_plan import Plan, Shape, Workload, make_plan
 from swarmd.policy.models.prompt_lengths import FRAME, estimated_tokens, longest_questions, prompt_tokens
 from swarmd.policy.models.tiny import WEIGHTS as TINY
-from swarmd.policy.models.tokenizer import load_tokenizer
 from swarmd.policy.training import optimizer
 
 NEW_TOKENS_TINY, NEW_TOKENS = 16, 256  # what generate.max_new_tokens = 0 stands for
 
-# The named models' own config.json, as far as it counts: so that one can be recommended without a network.
-_NAMED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+# What has a short name, largest first: as `shape_of` finds it, so that one can be recommended without a network and without transformers,
+# whose import takes longer than everything else that `swarmd models` does.
+NAMED: Mapping[str, Shape] = MappingProxyType(
     {
-        name: {"model_type": kind, "vocab_size": 151_936, "tie_word_embeddings": True, "num_hidden_layers": layers}
-        | {"hidden_size": width, "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": head}
-        for name, kind, layers, width, inner, heads, kv, head in (
-            ("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 128),
-            ("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128),
-            ("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 64),
-        )
+        "qwen2.5-1.5b": Shape(1_543_714_304, 28, 2, 1536, 1536, 256, 8960, 151_936, 32_768, 508_928, 645_120),
+        "qwen3-0.6b": Shape(596_049_920, 28, 2, 1024, 2048, 1024, 3072, 151_936, 32_768, 286_720, 344_064),
+        "qwen2.5-0.5b": Shape(494_032_768, 24, 2, 896, 896, 128, 4864, 151_936, 32_768, 245_760, 304_128),
+        "tiny": Shape(851_584, 4, 2, 128, 128, 64, 384, 492, 1024, 4608, 5120),
     }
 )
 
@@ -83,6 +78,10 @@ def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int]
 
     free: bytes free on a device.
     """
+    # Here, for they load transformers.
+    from swarmd.policy.models.architecture import is_tried, read_config, shape_of, skeleton_of
+    from swarmd.policy.models.tokenizer import load_tokenizer
+
     optimizer.require(work.optimizer)
     device = choose_device(config.device)
     place = hub.locate(config.name, config.revision)
@@ -166,16 +165,8 @@ def _alternatives(fit: Fit) -> Iterator[str]:
             changes += [f"generate.max_new_tokens = {length}"] * (length != work.new_tokens)
             changes += [f"model.dtype = '{dtype}'"] * (dtype != plan.dtype)
             yield f"this model with {' and '.join(changes)}"
-    for name, shape in named():
+    for name, shape in NAMED.items():
         its_work = replace(work, micro_batch_tokens=0, new_tokens=NEW_TOKENS_TINY if name in TINY else work.new_tokens)
         smaller = shape.parameters < fit.shape.parameters
         if smaller and make_plan(shape, plan.dtype, _lora_rank(ModelConfig(), shape), plan.free, its_work).fits:
             yield f"--model {name}"
-
-
-def named() -> Iterator[tuple[str, Shape]]:
-    """What has a short name, largest first."""
-    for name, settings in _NAMED.items():
-        yield name, shape_of(skeleton_of(AutoConfig.for_model(**settings), name))
-    tiny = hub.locate("tiny", None)
-    yield "tiny", shape_of(skeleton_of(read_config(tiny), tiny.source))

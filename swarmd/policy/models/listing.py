@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from transformers.utils import logging as transformers_logging
 
 from swarmd.config.config import NodeConfig
 from swarmd.policy.models.device import choose_device, dtype_name, free_memory, use_threads
-from swarmd.policy.models.fit import gigabytes, named, plan_on, work_of
+from swarmd.policy.models.fit import NAMED, gigabytes, plan_on, work_of
 from swarmd.policy.models.hub import REPOSITORIES
 from swarmd.policy.models.memory_plan import ITEMSIZE, Plan, Shape, Workload
 
@@ -68,12 +67,11 @@ def list_models(
 
     recorded: seconds of rounds that were played with a model, by its short name. free: bytes free on a device.
     """
-    transformers_logging.disable_progress_bar()
     device = choose_device(config.model.device)
     speed, there, speeds = speed or measure_speed, free(device), dict[tuple[torch.dtype, int], DeviceSpeed]()
     batch = config.round.local + config.round.wanted
     listed = []
-    for name, shape in named():
+    for name, shape in NAMED.items():
         work = work_of(config.model_copy(update={"model": config.model.model_copy(update={"name": name})}))
         dtype, plan = plan_on(config.model, shape, device, there, work)
         use_threads(config, device, shape.parameters)
@@ -141,7 +139,8 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
         plan, size = model.plan, model.parameters
         weights = f"{size / 1e9:.1f} B" if size >= 1e9 else f"{size / 1e6:.1f} M"
         seconds = f"{_two_digits(model.seconds):g}" + (" measured" if model.measured else " estimated")
-        slow = f"slow: {_two_digits(model.rounds_an_hour):g} rounds an hour" if model.seconds > SLOW else "yes"
+        hourly = f"{_two_digits(model.rounds_an_hour):g}"
+        slow = f"slow: {hourly} round{'s' * (hourly != '1')} an hour" if model.seconds > SLOW else "yes"
         here = slow + ", with LoRA" * bool(plan.lora_rank) if plan.fits else f"no, {gigabytes(plan.usable)} usable"
         rows.append((model.name, weights, gigabytes(plan.least), gigabytes(model.download + model.checkpoints), seconds, here))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
@@ -149,8 +148,8 @@ def lines(device: str, models: Sequence[ListedModel]) -> list[str]:
     return [
         *found,
         "",
-        f"On {device}. Memory: the least that training takes; where there is more, more is computed at once, and a round is quicker. Disk: "
-        "what is still to be downloaded, and two checkpoints.",
+        f"On {device}. Memory: the least that training takes; with more, rounds are quicker. Disk: what is still to be downloaded, and two",
+        "checkpoints.",
         "Seconds: measured is the median of this state folder's rounds; estimated is arithmetic from this machine's speed, with answers",
         "of full length. `swarmd doctor model --model NAME` shows the plan; other models: a repository of the hub, or a folder.",
     ]
