@@ -59,7 +59,8 @@ class PlainView:
         self._once("state", state_sentence(document))
         if (longer := so_far(document, time.time())) and self._clock() >= self._told + STARTING:
             self.talk(f"{document['state']}: {document['cause']}{longer}")
-        self._once("trouble", trouble_sentence(document) or "no problem with the swarm any more" * ("trouble" in self._said))
+        if document.get("state") != "stopped":
+            self._once("trouble", trouble_sentence(document) or "no problem with the swarm any more" * ("trouble" in self._said))
         if self._rounds.due():
             self._tell_rounds()
 
