@@ -18,7 +18,7 @@ from typing import Any
 import trio
 
 from p2p.engines.traffic import Traffic
-from p2p.errors import OperatorError, StateUnwritable
+from p2p.errors import OperatorError
 from p2p.identity import Identity, nickname
 from p2p.peers.introduction import PAUSED, TRAINING
 from p2p.types import Envelope, PeerId, PeerRequest, Reason, Started
@@ -34,6 +34,7 @@ from swarmd.daemon.isolation_watch import IsolationWatch
 from swarmd.daemon.judging import Judging
 from swarmd.daemon.membership import chosen_engine, introduce, nearby, run, sharing_member, topic_of
 from swarmd.daemon.page.opening import PageOpening
+from swarmd.daemon.publishing import Publisher
 from swarmd.daemon.reachability_survey import survey
 from swarmd.daemon.status import REWARDS_KEPT, StatusBoard
 from swarmd.daemon.status_words import many
@@ -100,8 +101,9 @@ class Daemon:
         traffic = Traffic(up, down)
         self.member = sharing_member(self.engine, self.identity, self.topic, config.swarm, folder, self._on_frame, traffic)
         rng = random.Random(secrets.randbits(64))
+        self.publisher = Publisher(self.member, curriculum.offers_a_second, config.round.max_age, rng, view.talk)
         self.gatherer, self.choice = gatherer_of(
-            self.member, curriculum, config.round, config.sharing.take, self._give_trainer, time.monotonic, rng
+            self.member, curriculum, config.round, config.sharing.take, self._give_trainer, time.monotonic, rng, self.publisher.heard.tried
         )
         self.given = self.member.answers[PeerRequest.USED] = Given()
         self.acknowledger = Acknowledger(self.member.engine.request, self.member.engine.connected, time.time)
@@ -117,7 +119,6 @@ class Daemon:
         self._folder = folder
         self._state_before = ("starting", "", "")  # state, cause and remedy before the trainer was stuck
         self._advised: set[str] = set()  # reasons whose remedy was shown
-        self._cannot_share = False  # it was said that nothing can be shared
         self._behind: int | None = None  # rounds the trainer has finished; None: not known yet
         self._nursery: trio.Nursery | None = None
         self._listens = trio.Event()  # set once others can reach us
@@ -164,6 +165,7 @@ class Daemon:
         nursery.start_soon(self.guest.run)
         nursery.start_soon(self.gatherer.run)
         nursery.start_soon(self._report_swarm)
+        nursery.start_soon(self.publisher.run)
         nursery.start_soon(self._refresh_view)
 
     async def serve(self) -> None:
@@ -196,6 +198,7 @@ class Daemon:
             if modality is None:
                 continue  # a kind of a later version
             self.status.roster.heard(envelope.author, time.time(), usable=modality == wire.TEXT)
+            self.publisher.hear(envelope)
             if modality != wire.TEXT:
                 self.member.ignore(Reason.OTHER_MODALITY)
             elif envelope.kind == offers.KIND:
@@ -230,7 +233,7 @@ class Daemon:
     def _on_trainer_message(self, message: link.ToDaemon) -> None:
         match message:
             case link.Publish(kind, body):
-                self._publish(kind, body)
+                self.publisher.publish(kind, body)
             case link.Hold(blob):
                 self.member.hold(blob)
             case link.ReportPeer(author, reason):
@@ -256,17 +259,6 @@ class Daemon:
                 more = "`swarmd join` with more rounds goes on" if done else "`swarmd join` goes on"
                 self.status.say("stopped", f"{many(rounds, 'round')}, saved", more)
 
-    def _publish(self, kind: str, body: bytes) -> None:
-        """Seal and send. On a full disk no sequence number can be reserved: nothing is sent, and that is said once."""
-        try:
-            self.member.publish(kind, body)
-        except StateUnwritable as error:
-            if not self._cannot_share:
-                self.view.talk(f"sharing is off for now: {error}")
-            self._cannot_share = True
-        else:
-            self._cannot_share = False
-
     def _on_trainer_ready(self, ready: link.TrainerReady) -> None:
         self._works()
         self.status.resumed(ready)
@@ -284,6 +276,7 @@ class Daemon:
         self.view.round(done.line)
         self.choice.begin(done.lead)
         self.gatherer.next_round()
+        self.publisher.next_round()
         for reason, count in done.line["rejected"].items():
             if reason not in self._advised:  # once is enough: the status counts them, and so does each round's line
                 self._advised.add(reason)

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 
@@ -42,8 +43,14 @@ class _Fetch:
     late: bool = False  # it holds no place in the round any more
 
 
+class Tried(Protocol):
+    """Called when an author was asked for what it offered: whether it served that."""
+
+    def __call__(self, author: PeerId, *, served: bool) -> None: ...
+
+
 class Gatherer:
-    """wanted: rollouts to fetch in a round. specialties: the curriculum's.
+    """wanted: rollouts to fetch in a round. specialties: the curriculum's. tried: told of each author that was asked.
 
     hand_on: called with an envelope of kind `rollouts` for each; its `heard` is the board's round in which the offer arrived.
     """
@@ -60,10 +67,11 @@ class Gatherer:
         rng: random.Random,
         choice: Choice = offers.uniform,
         serving: Serving | None = None,
+        tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
     ) -> None:
         self._member, self._board, self._wanted, self._specialties = member, board, wanted, specialties
         self._hand_on, self._clock, self._rng, self._choice = hand_on, clock, rng, choice
-        self._serving = serving or Serving(wanted)
+        self._serving, self._tried = serving or Serving(wanted), tried
         self._wanting = wanted  # rollouts of this round that are not here yet
         self._under_way: dict[bytes, _Fetch] = {}
         self._nursery: trio.Nursery | None = None
@@ -167,6 +175,7 @@ class Gatherer:
             # Without a reply of the author we had the blob, or others served it: no credit for the author.
             if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
                 self._serving.served(item.author, self._clock())
+                self._tried(item.author, served=True)
             self._wanting -= 1
             self._fill()
             return
@@ -183,6 +192,7 @@ class Gatherer:
         given = now - fetch.since  # seconds
         if said is None or (said is not HolderReply.NO and given < HEDGE):
             return  # the author had no time to answer
+        self._tried(author, served=False)
         patient = given >= AT_LEAST or not fetch.scope.cancelled_caught
         connected = patient and any(peer.id == author for peer in self._member.peers())
         cost = self._serving.cost(said, connected, now)
@@ -203,6 +213,7 @@ class Gatherer:
             found = Reason.MISLABELLED  # or a false label would draw those who lack a specialty
         if isinstance(found, Reason):
             self._member.report(item.author, found)
+            self._tried(item.author, served=False)
             return False
         self.gathered += 1
         self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body, heard=item.round))
@@ -211,7 +222,7 @@ class Gatherer:
 
 def gatherer_of(
     member: Member, curriculum: Curriculum, round: RoundConfig, take: str, hand_on: Callable[[Envelope], None],
-    clock: Callable[[], float], rng: random.Random,
+    clock: Callable[[], float], rng: random.Random, tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
 ) -> tuple[Gatherer, OfferChoice[Offered]]:  # fmt: skip
     """A node's gatherer, and the choice that it makes: to be told of each round's end before the gatherer is."""
     serving = Serving(round.wanted, member.has_standing)
@@ -231,5 +242,6 @@ def gatherer_of(
         rng=rng,
         choice=choice,
         serving=serving,
+        tried=tried,
     )
     return gatherer, choice

@@ -1,7 +1,7 @@
 """Offers of rollouts: the wire format, and the board of offers that we know. Pure.
 
 A rollout set too large to gossip is offered instead: each rollout is a blob of its own (`p2p.blobs.blobs`), and the offer lists their
-ids. docs/wire.md has the layout for other implementations.
+ids. `swarmd.exchange.pacing` says how often. docs/wire.md has the layout for other implementations.
 
     offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids]
 
@@ -33,6 +33,7 @@ _Index = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_BLOB)]
 _N = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _MANY = msgspec.Meta(min_length=1, max_length=MAX_ITEMS)
+_Item = tuple[int, int, int, bytes]  # index of the specialty, n, bytes of the blob, its id
 _Ids = Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES * MAX_ITEMS)]
 
 
@@ -67,22 +68,26 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialti
     Raises ValueError on a specialty that is not in the list.
     """
     blobs: list[bytes] = []
-    offers: list[bytes] = []
-    waiting: list[tuple[int, int, int, bytes]] = []
+    items: list[_Item] = []
     for rollout in rollouts:
         try:
             blob = pack(wire.encode([rollout], round_number, model))
         except ValueError:
             continue
-        item = (specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob))
+        items.append((specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob)))
         blobs.append(blob)
-        if waiting and (len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > MAX_OFFER):
-            offers.append(_body(round_number, waiting))
-            waiting = []
-        waiting.append(item)
-    if waiting:
-        offers.append(_body(round_number, waiting))
-    return offers, blobs
+    return _bodies(round_number, items), blobs
+
+
+def join(bodies: Sequence[bytes]) -> list[bytes]:
+    """Join offers of ours into as few as hold their items, in the same order. The round is the first one's."""
+    parsed = [_decoder.decode(body) for body in bodies]
+    items = [
+        (index, n, size, offer.ids[at * ID_BYTES : (at + 1) * ID_BYTES])
+        for offer in parsed
+        for at, (index, n, size) in enumerate(zip(offer.specialties, offer.ns, offer.sizes, strict=True))
+    ]
+    return _bodies(parsed[0].round, items)
 
 
 def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...] | Reason:
@@ -105,7 +110,19 @@ def decode(envelope: Envelope, specialties: Sequence[str]) -> tuple[Offered, ...
     return tuple(Offered(author, TaskRef(specialties[index], n), name, size, via) for index, n, name, size in items)
 
 
-def _body(round_number: int, items: Sequence[tuple[int, int, int, bytes]]) -> bytes:
+def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
+    """The items in their order, in offers of at most MAX_OFFER bytes."""
+    found: list[bytes] = []
+    waiting: list[_Item] = []
+    for item in items:
+        if waiting and (len(waiting) == MAX_ITEMS or len(_body(round_number, [*waiting, item])) > MAX_OFFER):
+            found.append(_body(round_number, waiting))
+            waiting = []
+        waiting.append(item)
+    return [*found, _body(round_number, waiting)] if waiting else found
+
+
+def _body(round_number: int, items: Sequence[_Item]) -> bytes:
     indices, ns, sizes, ids = zip(*items, strict=True)
     return _encoder.encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
 

@@ -9,7 +9,7 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 from types import MappingProxyType
@@ -33,6 +33,7 @@ class Curriculum:
     configs: Mapping[str, Mapping[str, Any]]  # specialty -> ReasoningGYM configuration
     strict: bool = False  # refuses wrong answers that ReasoningGYM accepts (strict.py)
     held_by_text: frozenset[str] = frozenset()  # specialties with enough texts to hold some of them out. In no digest
+    offers_a_second: float = 0.2  # that all nodes together send (`swarmd.exchange.pacing`); for rounds of seconds and more. In no digest
 
     # What runs the process that scores, behind `python -m`; and seconds that each answer may take there beyond what any does.
     command: ClassVar[Sequence[str]] = ("swarmd.tasks.verifier",)
@@ -137,10 +138,11 @@ TINY_9 = Curriculum(
         }
     ),
     held_by_text=frozenset(("arc_1d", "bf", "calendar_arithmetic", "decimal_arithmetic")),  # the others have a few hundred texts at most
+    offers_a_second=20.0,  # its rounds take a fraction of a second, on one machine or network
 )  # fmt: skip
 
-SAPO_9_STRICT = Curriculum("sapo-9-strict", SAPO_9.configs, strict=True, held_by_text=SAPO_9.held_by_text)
-TINY_9_STRICT = Curriculum("tiny-9-strict", TINY_9.configs, strict=True, held_by_text=TINY_9.held_by_text)
+SAPO_9_STRICT = replace(SAPO_9, name="sapo-9-strict", strict=True)
+TINY_9_STRICT = replace(TINY_9, name="tiny-9-strict", strict=True)
 
 CURRICULA: Mapping[str, Curriculum] = {c.name: c for c in (SAPO_9, TINY_9, SAPO_9_STRICT, TINY_9_STRICT)}
 

@@ -1,4 +1,3 @@
-
 import msgpack
 import pytest
 from hypothesis import given, settings
@@ -37,10 +36,7 @@ def test_what_was_encoded_decodes_to_itself(rollouts: list[Rollout], number: int
 def test_version_1_is_frozen() -> None:
     """Other implementations rely on these bytes. A change here is a new version."""
     rollouts = [Rollout(TaskRef("basic_arithmetic", 7), (Completion("<answer>3</answer>", True), Completion("¬", False)), ME)]
-    golden = bytes.fromhex(
-        "940103a474696e799193b062617369635f61726974686d657469630792"
-        "92b23c616e737765723e333c2f616e737765723ec392a2c2acc2"
-    )
+    golden = bytes.fromhex("940103a474696e799193b062617369635f61726974686d65746963079292b23c616e737765723e333c2f616e737765723ec392a2c2acc2")
     assert wire.encode(rollouts, 3, "tiny") == golden
     assert msgpack.unpackb(golden) == [1, 3, "tiny", [["basic_arithmetic", 7, [["<answer>3</answer>", True], ["¬", False]]]]]
     decoded = wire.decode(golden, ME)

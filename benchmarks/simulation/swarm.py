@@ -1,0 +1,236 @@
+"""A swarm on one topic in virtual time: who offers when, who fetches from whom, and what each node receives.
+
+Each node has the daemon's own `Outgoing` and `Pacing`; frames are signed and offers encoded by the real code. GossipSub is not played:
+an offer is heard by all DELAY seconds later, and costs each what was counted when it was (docs/simulation.md). In a swarm of more than
+OWN_EARS nodes all share one `Heard`, since all hear the same.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from p2p.envelope import seal
+from p2p.identity import Identity
+from p2p.peers.request_connections import IDLE
+from p2p.types import PeerId
+from swarmd.exchange import offers
+from swarmd.exchange.outgoing import Outgoing
+from swarmd.exchange.pacing import LONG, Heard, Pacing
+
+STEP = 0.25  # seconds of virtual time
+DELAY = 0.5  # seconds until everybody has heard an offer, and may have fetched
+OWN_EARS = 300
+MAX_AGE = 2  # `round.max_age`
+LOCAL_ROLLOUTS = 4  # of a round, all with an advantage
+WANTED = 4  # J
+CONNECTED = 20  # members that a node is connected to
+PLACES = 100  # inbound connections that are left for those who fetch (`p2p.engines.libp2p.network`: 112 in all)
+STRANGERS = 12  # authors heard of late that are dialled for a blob (`p2p.blobs.providers`)
+TRIES = 12  # rollouts that a node chooses for one place of a round, one after the other
+
+# Bytes received, IP headers included; of a simulation of the whole protocol that was here before (docs/simulation.md).
+COPIES = 5.4  # of a frame
+AROUND = 257  # of a copy: GossipSub, yamux and Noise, IP and TCP
+CONTROL = 1320  # of an offer: IHAVE, IWANT, GRAFT and PRUNE
+FETCH = 2500  # a rollout of 4 KiB, compressed, with the question and what is around both
+QUESTION = 300  # to one that has it not, or its answer
+DIAL = 1500  # of a connection made, on either side
+
+
+class Item(NamedTuple):
+    """A rollout on offer."""
+
+    id: bytes
+    author: int
+    heard_at: float
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    number: int
+    name: PeerId
+    outgoing: Outgoing
+    pacing: Pacing
+    heard: Heard
+    seconds: float  # of a round
+    round_ends: float
+    rounds: int = 0
+    since: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_AGE))  # when its last rounds began
+    took: set[bytes] = field(default_factory=set)
+    callers: dict[int, float] = field(default_factory=dict)  # who made a connection to it to fetch, and until when it stays
+
+
+@dataclass
+class Tally:
+    """Counted from some moment on."""
+
+    offers: int = 0
+    rounds: int = 0
+    full: int = 0  # with all J
+    bytes: Counter[str] = field(default_factory=Counter)  # received by all nodes together, by what for
+    served: Counter[int] = field(default_factory=Counter)  # rollouts, by node
+    refused: int = 0  # fetches that found no place at the author
+
+
+class Swarm:
+    """nodes: who is there from the start. seconds: shortest and longest round. Same seed, same run."""
+
+    def __init__(self, nodes: int, seconds: tuple[float, float], seed: int = 0, within: float = 60.0) -> None:
+        self._rng = random.Random(seed)
+        self._seconds, self._shared = seconds, Heard() if nodes > OWN_EARS else None
+        self._look = 1.0 if nodes <= OWN_EARS else 5.0  # seconds between two looks of a node whether it may send
+        self._identity = Identity.from_seed(bytes(32))
+        self._empty = len(seal(self._identity, bytes(16), 2**40, 1.7e9, offers.KIND, b""))
+        self.now, self._step = 0.0, 0
+        self.nodes: list[Node] = []
+        self._turns: list[list[Node]] = [[] for _ in range(int(self._look / STEP))]
+        self._flying: deque[tuple[float, int, bytes]] = deque()
+        self._board: deque[Item] = deque()  # what anybody may still fetch, the oldest first
+        self._holders: Counter[bytes] = Counter()
+        self.sent: list[float] = []  # when each offer was sent
+        self.tally = Tally()
+        self.join(nodes, within)
+
+    def join(self, count: int, within: float = 60.0) -> None:
+        """Let nodes come in over so many seconds."""
+        low, high = self._seconds
+        for number in range(len(self.nodes), len(self.nodes) + count):
+            rng = random.Random(f"{number} {self._rng.random()}")
+            heard = self._shared or Heard()
+            pacing = Pacing(heard, rng)
+            seconds = low * (high / low) ** rng.random()
+            ends = self.now + rng.uniform(0, within) + seconds * rng.uniform(0.9, 1.1)
+            node = Node(number, PeerId(str(number)), Outgoing(pacing, MAX_AGE), pacing, heard, seconds, ends)
+            node.since.append(self.now)
+            self.nodes.append(node)
+            self._turns[rng.randrange(len(self._turns))].append(node)
+
+    def leave(self, count: int) -> None:
+        """Let the first so many nodes go."""
+        gone = set(self.nodes[:count])
+        self.nodes = [node for node in self.nodes if node not in gone]
+        self._turns = [[node for node in turn if node not in gone] for turn in self._turns]
+
+    def play(self, seconds: float, *, fetch: bool = False) -> Tally:
+        """Play on. fetch: whether rollouts are fetched, too; what was counted in these seconds is returned."""
+        self.tally = tally = Tally()
+        ends = self.now + seconds
+        while self.now < ends:
+            self._step += 1
+            self.now = self._step * STEP
+            while self._flying and self._flying[0][0] <= self.now:
+                self._arrive(*self._flying.popleft()[1:])
+            for node in self._turns[self._step % len(self._turns)]:
+                while node.round_ends <= self.now:
+                    self._end_round(node, fetch)
+                while (message := node.outgoing.take(self.now)) is not None:
+                    self._send(node, message[1])
+        return tally
+
+    def _end_round(self, node: Node, fetch: bool) -> None:
+        node.rounds += 1
+        ids = [node.number.to_bytes(4) + node.rounds.to_bytes(4) + bytes([n]) * 4 for n in range(LOCAL_ROLLOUTS)]
+        node.outgoing.put(offers.KIND, _offer(node.rounds, ids))
+        node.outgoing.next_round()
+        if fetch:
+            self._gather(node)
+        node.since.append(node.round_ends)
+        node.round_ends += node.seconds * self._rng.uniform(0.9, 1.1)
+
+    def _send(self, node: Node, body: bytes) -> None:
+        self.sent.append(self.now)
+        self.tally.offers += 1
+        size = self._empty + len(body)
+        self.tally.bytes["offers"] += round(COPIES * (size + AROUND)) * len(self.nodes)
+        self.tally.bytes["control"] += CONTROL * len(self.nodes)
+        self._flying.append((self.now + DELAY, node.number, body))
+
+    def _arrive(self, author: int, body: bytes) -> None:
+        name = PeerId(str(author))
+        if self._shared is not None:
+            self._shared.offer(name, "", self.now)
+        else:
+            for node in self.nodes:
+                if node.number != author:
+                    node.heard.offer(name, "", self.now)
+        ids = msgspec.msgpack.decode(body)[5]
+        self._board.extend(Item(ids[at : at + 12], author, self.now) for at in range(0, len(ids), 12))
+        while self._board and self._board[0].heard_at < self.now - LONG:
+            self._holders.pop(self._board.popleft().id, None)
+
+    # Fetching.
+
+    def _gather(self, node: Node) -> None:
+        """What the node fetched in the round that is over, of what it heard in its last rounds."""
+        board, held = self._board, 0
+        first = _first_since(board, node.since[0])
+        for _ in range(WANTED):
+            for _ in range(TRIES):
+                if first == len(board):
+                    break
+                item = board[self._rng.randrange(first, len(board))]
+                if item.author != node.number and item.id not in node.took and self._fetch(node, item):
+                    held += 1
+                    break
+        if node.rounds % 8 == 0:
+            node.took.clear()
+        self.tally.rounds += 1
+        self.tally.full += held == WANTED
+
+    def _fetch(self, node: Node, item: Item) -> bool:
+        """Ask the author, then connected members, then strangers, as `p2p.blobs.providers` orders them."""
+        node.took.add(item.id)
+        count, there = self.tally.bytes, len(self.nodes)
+        author = self.nodes[item.author] if item.author < there and self.nodes[item.author].number == item.author else None
+        holding = self._holders[item.id] / there
+        chances = [*[(QUESTION, holding)] * (CONNECTED - 1), *[(QUESTION + 2 * DIAL, holding)] * min(STRANGERS, there - CONNECTED)]
+        if author is not None and self._reach(node, author):
+            self.tally.served[item.author] += 1
+        else:
+            self.tally.refused += 1
+            for cost, chance in chances:
+                count["fetches"] += cost
+                if self._rng.random() < chance:
+                    break
+            else:
+                return False
+        count["fetches"] += FETCH
+        self._holders[item.id] += 1
+        return True
+
+    def _reach(self, node: Node, author: Node) -> bool:
+        """Whether the author has a place for a connection; most often a new one."""
+        callers = author.callers
+        if node.number not in callers:
+            if self._rng.random() >= CONNECTED / len(self.nodes):
+                if len(callers) >= PLACES:
+                    for number in [number for number, until in callers.items() if until <= self.now]:
+                        del callers[number]
+                    if len(callers) >= PLACES:
+                        return False
+                self.tally.bytes["connections"] += 2 * DIAL
+                callers[node.number] = self.now + IDLE
+        else:
+            callers[node.number] = self.now + IDLE
+        return True
+
+
+def _offer(number: int, ids: Sequence[bytes]) -> bytes:
+    """The body of an offer, as `offers.encode` makes it."""
+    return msgspec.msgpack.encode([1, number, [3] * len(ids), [2**29] * len(ids), [1600] * len(ids), b"".join(ids)])
+
+
+def _first_since(board: deque[Item], since: float) -> int:
+    """The index of the first item that was heard then or later."""
+    low, high = 0, len(board)
+    while low < high:
+        middle = (low + high) // 2
+        if board[middle].heard_at < since:
+            low = middle + 1
+        else:
+            high = middle
+    return low

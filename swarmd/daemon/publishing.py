@@ -1,0 +1,56 @@
+"""Publishes what the trainer shares, when the node's pace allows it (`swarmd.exchange.pacing`)."""
+
+import random
+import time
+from collections.abc import Callable
+
+import trio
+
+from p2p.errors import StateUnwritable
+from p2p.member import Member
+from p2p.types import Envelope
+from swarmd.exchange.outgoing import Outgoing
+from swarmd.exchange.pacing import Heard, Pacing
+
+TURN_EVERY = 1.0  # seconds between two looks whether it is our turn to send what waits
+
+
+class Publisher:
+    """target: offers a second of the whole swarm. max_age: `round.max_age`. talk: told once when nothing can be sent."""
+
+    def __init__(self, member: Member, target: float, max_age: int, rng: random.Random, talk: Callable[[str], None]) -> None:
+        self._member, self._talk = member, talk
+        self.heard = Heard()
+        self._outgoing = Outgoing(Pacing(self.heard, rng, target), max_age)
+        self._cannot_share = False  # it was said that nothing can be shared
+
+    async def run(self) -> None:
+        """Send what waits, until cancelled."""
+        while True:
+            await trio.sleep(TURN_EVERY)
+            self._send()
+
+    def hear(self, envelope: Envelope) -> None:
+        """Count a frame of others."""
+        self.heard.offer(envelope.author, envelope.group, time.monotonic())
+
+    def publish(self, kind: str, body: bytes) -> None:
+        """Send it now, or when it is our turn while it is worth something."""
+        self._outgoing.put(kind, body)
+        self._send()
+
+    def next_round(self) -> None:
+        """A round of ours is over."""
+        self._outgoing.next_round()
+
+    def _send(self) -> None:
+        """Seal and send. On a full disk no sequence number can be reserved: nothing is sent, and that is said once."""
+        while (message := self._outgoing.take(time.monotonic())) is not None:
+            try:
+                self._member.publish(*message)
+            except StateUnwritable as error:
+                if not self._cannot_share:
+                    self._talk(f"sharing is off for now: {error}")
+                self._cannot_share = True
+            else:
+                self._cannot_share = False

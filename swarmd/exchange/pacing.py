@@ -1,0 +1,166 @@
+"""How often a node sends offers, so that what everybody hears does not grow with the swarm. Pure; `now` and `rng` are arguments.
+
+All nodes of a swarm are on one topic, and each trains on a few rollouts a round, so nobody needs everybody's. A node learns its pace
+from what it hears, as TCP does (slow start, additive increase, multiplicative decrease: Chiu and Jain, 1989), with the rate of offers
+heard in the place of losses. Nobody counts nodes or votes, so there is nothing to lie about.
+
+- **Free.** While a node hears few authors, or less than half of the target, it sends whenever it has something: once a round. A newcomer
+  has listened for its first round by then. When the topic becomes busy, it goes on at a pace of START.
+- **Paced.** Every EVERY seconds, at a moment of its own, the pace becomes: twice as large where few authors are heard; up to that where
+  far less than the target is; half where far more is; a little smaller where more is; else a step larger. The step is small beside
+  any pace, and goes with the logarithm of how slow the pace is, so that the slower catch up in swarms of any size.
+- **What counts.** An author counts for no more than SHARE times the median author, and a network group for no more than GROUP such
+  authors. An author that never served what it offered counts as much as those like it served of late, when we tried: so a crowd of free
+  keys that serves nothing, or a loud author, slows nobody. `tests/exchange/test_pacing.py` plays them.
+
+The constants are measured by `benchmarks.simulation`; docs/simulation.md has the figures.
+"""
+
+import math
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from statistics import median_low
+
+from p2p.netgroup import LOCAL
+from p2p.types import PeerId
+
+TARGET = 0.2  # offers a second, of the whole topic. One for all nodes: a node with a smaller one would silence itself alone
+FEW = 16  # authors; among so few each sends at its own rounds' pace
+EVERY = 60.0  # seconds between two corrections
+SHORT, LONG = 60.0, 300.0  # seconds of the two means of the rate; authors are counted over the second
+START = 1 / 240  # of the target: the first pace of a node on a busy topic
+STEP = 0.008  # of the pace, times the logarithm of target to pace
+LEAP = 10  # steps at once, but no more than the pace itself, where less than LOW of the target is heard
+GAIN = 0.3  # of the ratio of target and rate: a small one, as all hear it and answer, and it is of some 60 offers
+LEAST, MOST = 0.5, 2.0  # factors of one correction
+LOW, FAR = 0.75, 2.0  # times the target: below, the pace grows fast; above, it is halved
+SPREAD = 0.5  # of a gap between two offers: drawn from 1 - SPREAD to 1 + SPREAD of the mean
+OFFERS = 16_384  # remembered at most
+SHARE = 2.0
+GROUP = 8
+TRIES = 32  # fetches from authors that never served before; what is known of them fades with these
+PROVEN = 4096  # authors that served
+
+
+class Heard:
+    """Offers heard of late, by author, each weighed by what it is worth."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, PeerId]] = deque()  # of the SHORT seconds
+        self._past: deque[tuple[float, PeerId]] = deque()  # of the LONG ones
+        self._recent_of: Counter[PeerId] = Counter()
+        self._past_of: Counter[PeerId] = Counter()
+        self._group: dict[PeerId, str] = {}  # of those in _past_of
+        self._proven: OrderedDict[PeerId, None] = OrderedDict()
+        self._tried = self._served = 0.0  # of authors that never served before, fading
+
+    def offer(self, author: PeerId, group: str, now: float) -> None:
+        """Count an offer. group: the author's network group; "" where it is not known."""
+        for events, counts in ((self._recent, self._recent_of), (self._past, self._past_of)):
+            events.append((now, author))
+            counts[author] += 1
+        self._group[author] = group
+        self._forget(now)
+
+    def tried(self, author: PeerId, *, served: bool) -> None:
+        """Note that the author was asked for what it offered, and whether it served that."""
+        known = author in self._proven
+        if not known:
+            fade = 1 - 1 / TRIES
+            self._tried, self._served = self._tried * fade + 1, self._served * fade + served
+        if served:
+            self._proven[author] = None
+            self._proven.move_to_end(author)
+            if len(self._proven) > PROVEN:
+                self._proven.popitem(last=False)
+        elif known:
+            del self._proven[author]
+
+    def authors(self, now: float) -> float:
+        """How many authors are heard, each weighed."""
+        self._forget(now)
+        return sum(self._trust(author) for author in self._past_of)
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Offers a second over the last SHORT and LONG seconds, each author up to its share."""
+        self._forget(now)
+        if not self._past_of:
+            return 0.0, 0.0
+        most = SHARE * median_low(self._past_of.values())
+        groups: dict[str, float] = defaultdict(float)
+        for author, count in self._past_of.items():
+            groups[self._group[author]] += min(count, most)
+        short = long = 0.0
+        for author, count in self._past_of.items():
+            group = self._group[author]
+            within = 1.0 if group in ("", LOCAL) else min(1.0, GROUP * most / groups[group])
+            weight = min(1.0, most / count) * within * self._trust(author)
+            short += weight * self._recent_of[author]
+            long += weight * count
+        return short / SHORT, long / LONG
+
+    def _trust(self, author: PeerId) -> float:
+        return 1.0 if author in self._proven else (self._served + 1) / (self._tried + 1)
+
+    def _forget(self, now: float) -> None:
+        for events, counts, seconds in ((self._recent, self._recent_of, SHORT), (self._past, self._past_of, LONG)):
+            while events and (events[0][0] <= now - seconds or len(events) > OFFERS):
+                _, author = events.popleft()
+                counts[author] -= 1
+                if not counts[author]:
+                    del counts[author]
+                    if counts is self._past_of:
+                        del self._group[author]
+
+
+class Pacing:
+    """When a node may send its next offer. target: offers a second of the whole topic, the same for all nodes of a swarm."""
+
+    def __init__(self, heard: Heard, rng: random.Random, target: float = TARGET) -> None:
+        self._heard, self._rng, self.target = heard, rng, target
+        self.pace = math.inf  # offers a second; infinite: free
+        self._sent_at, self._gap = -math.inf, 1.0  # when the last one was sent; the next follows after _gap / pace
+        self._correct_at = 0.0
+        self._waited = False  # since the last correction an offer had to wait
+
+    def may_send(self, now: float) -> bool:
+        """Whether an offer that is there may be sent now. Asked again and again while there is one."""
+        self._correct(now)
+        if math.isinf(self.pace) or now >= self._sent_at + self._gap / self.pace:
+            return True
+        self._waited = True
+        return False
+
+    def sent(self, now: float) -> None:
+        """An offer was sent."""
+        self._sent_at, self._gap = now, self._rng.uniform(1 - SPREAD, 1 + SPREAD)
+
+    def _correct(self, now: float) -> None:
+        paced = not math.isinf(self.pace)
+        if paced and now < self._correct_at:
+            return
+        authors, (short, long) = self._heard.authors(now), self._heard.rates(now)
+        if paced:
+            self._correct_at = now + EVERY
+            self.pace *= self._factor(authors, short, long)
+            if authors <= 2 * FEW:  # or some could stay silent, unheard, beside FEW that are free
+                self.pace = max(self.pace, START * self.target)
+            self._waited = False
+        elif authors > FEW and max(short, long) > self.target / 2:
+            self.pace = START * self.target
+            self._correct_at = now + EVERY * self._rng.random()
+            self._sent_at, self._gap = now, 2 * self._rng.random()  # at a moment of its own: many may begin at once
+        if self.pace >= self.target:
+            self.pace = math.inf
+
+    def _factor(self, authors: float, short: float, long: float) -> float:
+        step = STEP * math.log(self.target / self.pace)
+        if authors > FEW and short > FAR * self.target:
+            return LEAST
+        if authors > FEW and min(short, long) > self.target:
+            return math.pow(self.target / min(short, long), GAIN)
+        if not self._waited:  # it was not the pace that made it wait, and it would grow without end (RFC 7661)
+            return 1.0
+        if authors <= FEW:
+            return MOST
+        return 1 + (min(MOST - 1, LEAP * step) if max(short, long) < LOW * self.target else step)

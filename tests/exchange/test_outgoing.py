@@ -1,0 +1,68 @@
+"""What waits for a node's turn: the newest of the last rounds, in one offer."""
+
+import random
+
+from p2p.types import Envelope, PeerId, Reason
+from swarmd.exchange import offers, wire
+from swarmd.exchange.outgoing import Outgoing
+from swarmd.exchange.pacing import FEW, START, TARGET, Heard, Pacing
+from swarmd.types import Completion, Rollout, TaskRef
+
+ME = PeerId("me")
+
+
+def offer(*ns: int) -> bytes:
+    rollouts = [Rollout(TaskRef("bf", n), (Completion(f"answer {n}", True),), ME) for n in ns]
+    (body,), _ = offers.encode(rollouts, ns[0], "tiny", ("bf",))
+    return body
+
+
+def offered(body: bytes) -> list[int]:
+    found = offers.decode(Envelope(ME, 1, 0.0, offers.KIND, body), ("bf",))
+    assert not isinstance(found, Reason)
+    return [item.ref.n for item in found]
+
+
+def busy() -> Pacing:
+    """Of a node that hears a busy topic at 0.0."""
+    heard = Heard()
+    for n in range(2 * FEW):
+        heard.offer(PeerId(str(n)), "", 0.0)
+    return Pacing(heard, random.Random(1))
+
+
+def test_what_nobody_hinders_goes_at_once_and_all_of_it() -> None:
+    outgoing = Outgoing(Pacing(Heard(), random.Random(1)), 2)
+    outgoing.put(offers.KIND, offer(1, 2))
+    outgoing.put(wire.KIND, b"a set")
+    assert outgoing.take(0.0) == (offers.KIND, offer(1, 2)) or outgoing.take(0.0) is None
+    outgoing.put(offers.KIND, offer(*range(100, 170)[:40]))
+    outgoing.put(offers.KIND, offer(*range(200, 240)))
+    sent = []
+    while (message := outgoing.take(1.0)) is not None:
+        sent += offered(message[1])
+    assert sent == [*range(100, 140), *range(200, 240)]
+
+
+def test_one_offer_has_the_last_rounds_the_newest_first_and_nothing_older() -> None:
+    outgoing = Outgoing(busy(), 2)
+    for n in range(1, 6):
+        outgoing.put(offers.KIND, offer(10 * n, 10 * n + 1))
+        assert outgoing.take(float(n)) is None
+        outgoing.next_round()
+    outgoing.put(offers.KIND, offer(60))
+    later = 2 / (START * TARGET)
+    message = outgoing.take(later)
+    assert message is not None and offered(message[1]) == [60, 50, 51]
+    assert outgoing.take(later + 1) is None
+    outgoing.put(offers.KIND, offer(70))
+    assert outgoing.take(later + 1) is None  # not its turn yet
+
+
+def test_of_sets_that_go_whole_the_newest_does() -> None:
+    outgoing = Outgoing(busy(), 2)
+    outgoing.put(wire.KIND, b"older")
+    assert outgoing.take(0.0) is None
+    outgoing.next_round()
+    outgoing.put(wire.KIND, b"newer")
+    assert outgoing.take(2 / (START * TARGET)) == (wire.KIND, b"newer")

@@ -1,0 +1,161 @@
+"""A node's pace: free among few, fair among many, and moved neither by a loud author nor by a crowd of free keys."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p.netgroup import LOCAL
+from p2p.types import PeerId
+from swarmd.exchange.pacing import FEW, GROUP, LONG, SHARE, SHORT, START, TARGET, Heard, Pacing
+
+HOUR = 3600
+
+# What an attacker sends in this second: authors and their network groups.
+Attack = Callable[[int], list[tuple[str, str]]]
+
+
+class Swarm:
+    """Nodes that always have something to send once their round of `seconds` is over, and hear each other at once."""
+
+    def __init__(self, nodes: int, seconds: float = 30.0, seed: int = 0, start_within: float = 60.0) -> None:
+        rng = random.Random(seed)
+        self.seconds, self.now = seconds, 0
+        self.heard = [Heard() for _ in range(nodes)]
+        self.pacing = [Pacing(heard, random.Random(f"{seed} {n}")) for n, heard in enumerate(self.heard)]
+        self.ready = [seconds + rng.uniform(0, start_within) for _ in range(nodes)]
+        self.sent = Counter[int]()
+
+    def play(self, seconds: int, attack: Attack = lambda _: [], tried: float = 0.0) -> float:
+        """Offers of honest nodes a second. tried: part of the attacker's offers that are fetched, in vain."""
+        self.sent.clear()
+        rng = random.Random(self.now)
+        for _ in range(seconds):
+            self.now += 1
+            for n, pacing in enumerate(self.pacing):
+                if self.ready[n] <= self.now and pacing.may_send(self.now):
+                    pacing.sent(self.now)
+                    self.ready[n] = self.now + self.seconds
+                    self.sent[n] += 1
+                    for other, heard in enumerate(self.heard):
+                        if other != n:
+                            heard.offer(PeerId(str(n)), "", self.now)
+                            if rng.random() < 0.2:  # fetched
+                                heard.tried(PeerId(str(n)), served=True)
+            for author, group in attack(self.now):
+                for heard in self.heard:
+                    heard.offer(PeerId(author), group, self.now)
+                    if rng.random() < tried:
+                        heard.tried(PeerId(author), served=False)
+        return self.sent.total() / seconds
+
+    @property
+    def fairness(self) -> float:
+        """Jain's index of the paces: 1 where all are equal."""
+        paces = [min(pacing.pace, 1 / self.seconds) for pacing in self.pacing]
+        return sum(paces) ** 2 / (len(paces) * sum(pace**2 for pace in paces))
+
+
+def test_few_nodes_send_in_each_of_their_rounds() -> None:
+    for nodes in (2, 8, FEW):
+        swarm = Swarm(nodes, seconds=5.0)
+        swarm.play(2 * 65)
+        assert swarm.play(300) == pytest.approx(nodes / 5, rel=0.02)
+    assert TARGET < 8 / 5  # though that is more than the target
+
+
+def test_many_nodes_share_the_target_and_each_has_the_same_part() -> None:
+    swarm = Swarm(60, start_within=1.0)
+    swarm.play(600)
+    assert 0.7 * TARGET < swarm.play(1800) < 1.3 * TARGET
+    assert swarm.fairness > 0.8
+
+
+def test_a_newcomer_to_a_busy_topic_begins_slowly_and_is_heard() -> None:
+    swarm = Swarm(60, start_within=1.0)
+    swarm.ready[0] = 1800
+    swarm.play(1810)
+    assert swarm.pacing[0].pace == START * TARGET and not swarm.sent[0]
+    mean = sum(pacing.pace for pacing in swarm.pacing) / 60
+    assert swarm.pacing[0].pace < mean / 2
+    swarm.play(HOUR)
+    assert 0 < swarm.sent[0] < 2 * mean * HOUR
+
+
+def test_those_who_stay_speed_up_when_most_have_left() -> None:
+    swarm = Swarm(60, start_within=1.0)
+    swarm.play(1800)
+    swarm.ready[8:] = [math.inf] * 52
+    swarm.play(900 + int(LONG))
+    assert swarm.play(300) == pytest.approx(8 / 30, rel=0.1)
+
+
+def test_a_node_that_has_little_to_send_does_not_speed_up_without_end() -> None:
+    heard, now = Heard(), 0.0
+    pacing = Pacing(heard, random.Random(1))
+    for now in range(0, HOUR, 4):
+        heard.offer(PeerId(str(now)), "", now)
+        if now % 1200 == 0:
+            pacing.may_send(now)
+    assert pacing.pace < TARGET / 4
+
+
+@pytest.mark.parametrize("group", ["", "11.0"])
+def test_a_loud_author_slows_the_others_by_its_part_alone(group: str) -> None:
+    calm, loud = Swarm(40, start_within=1.0), Swarm(40, start_within=1.0)
+    calm.play(1200)
+    loud.play(1200, lambda _: [("loud", group)])
+    before, beside = calm.play(1800), loud.play(1800, lambda _: [("loud", group)])
+    assert beside > before * (1 - (1 + SHARE) / 40) * 0.9
+
+
+def test_a_crowd_of_free_keys_that_serves_nothing_slows_others_far_less_than_its_part() -> None:
+    calm, beside = Swarm(40, start_within=1.0), Swarm(40, start_within=1.0)
+
+    def crowd(now: int) -> list[tuple[str, str]]:
+        return [(f"key {now % 300}", "")]  # five times what all honest nodes send
+
+    calm.play(1200)
+    beside.play(1200, crowd, tried=0.1)
+    assert beside.play(900, crowd, tried=0.1) > 0.7 * calm.play(900)  # an equal part would be 40 in 340
+
+
+def test_authors_of_one_network_group_count_together_for_eight() -> None:
+    heard = Heard()
+    for n in range(300):
+        heard.offer(PeerId(f"near {n}"), "11.0", 10.0)
+    assert heard.rates(10.0)[0] == pytest.approx(GROUP * SHARE / SHORT)
+    for n in range(20):
+        heard.offer(PeerId(f"home {n}"), LOCAL, 10.0)
+    assert heard.rates(10.0)[1] == pytest.approx((GROUP * SHARE + 20) / LONG)
+    assert heard.authors(10.0 + LONG) == heard.rates(10.0 + SHORT)[0] == 0
+
+
+def test_who_served_counts_whole_and_the_rest_as_those_like_it_did() -> None:
+    heard = Heard()
+    heard.offer(PeerId("known"), "", 0.0)
+    heard.tried(PeerId("known"), served=True)
+    for n in range(200):
+        heard.offer(PeerId(f"stranger {n}"), "", 0.0)
+        heard.tried(PeerId(f"stranger {n}"), served=False)
+    assert 1 < heard.authors(0.0) < 10
+    heard.tried(PeerId("known"), served=False)
+    assert heard.authors(0.0) < 10
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0, 50), st.booleans()), max_size=200))
+def test_what_is_counted_is_never_more_than_what_was_heard(events: list[tuple[int, int, float, bool]]) -> None:
+    heard, now, times = Heard(), 0.0, []
+    for author, group, gap, served in events:
+        now += gap
+        times.append(now)
+        heard.offer(PeerId(str(author)), ("", LOCAL, "11.0", "12.0")[group], now)
+        heard.tried(PeerId(str(author)), served=served)
+        for rate, seconds in zip(heard.rates(now), (SHORT, LONG), strict=True):
+            assert 0 < rate <= sum(then > now - seconds for then in times) / seconds + 1e-9
+        assert 0 < heard.authors(now) <= 6
