@@ -20,7 +20,7 @@ from p2p.envelope import seal
 from p2p.errors import OperatorError
 from p2p.identity import Identity
 from p2p.nat.dial_back import DialBack
-from p2p.netgroup import group_of
+from p2p.netgroup import share_group_of
 from p2p.peers.census import Census
 from p2p.peers.twins import MAX_CARD, NOTHING, Twin, TwinCards, TwinSession
 from p2p.topic import Topic
@@ -152,8 +152,7 @@ class Member:
         if via is not None:
             self.reputation.admitted(via)
         self._providers.note(outcome.author)
-        group, established = self.standing(outcome.author)
-        self.queue.put(dataclasses.replace(outcome, via=via, group=group, established=established))
+        self.queue.put(dataclasses.replace(outcome, via=via, group=self.group(outcome.author)))
         self._admitted()
         return Verdict.ACCEPT
 
@@ -161,14 +160,9 @@ class Member:
         """Our score of a peer (`p2p.admission.reputation`), for the engine's own choices."""
         return self.reputation.score(peer, self._clock())
 
-    def standing(self, author: PeerId) -> tuple[str, bool]:
-        """The author's network group, empty where we were never connected to it, and whether it is established."""
-        return self.reputation.group(author), self.reputation.established(author, self._clock())
-
-    def has_standing(self, author: PeerId) -> bool:
-        """Whether it is established by useful rollouts. False for all peers while none is."""
-        now = self._clock()
-        return self.reputation.settled(now) and self.reputation.established(author, now)
+    def group(self, author: PeerId) -> str:
+        """Return the author's network group, empty where we were never connected to it."""
+        return self.reputation.group(author)
 
     def answer(self, peer: PeerId, question: bytes) -> bytes:
         """Called by the engine for every question. Empty for an unknown one."""
@@ -215,7 +209,7 @@ class Member:
         """
         now = self._clock()
         connected = (peer.id for peer in self.peers())
-        holders = self._providers.likely(want.holders, connected, lambda peer: self.reputation.established(peer, now))
+        holders = self._providers.likely(want.holders, connected)
         good = [holder for holder in holders if not self.reputation.shunned(holder, now)]
         return await self.fetcher.fetch(dataclasses.replace(want, holders=good), replies)
 
@@ -228,9 +222,6 @@ class Member:
     def ignore(self, reason: Reason) -> None:
         """Count a frame that was admitted and that we cannot use. Nobody is to blame, and it was passed on."""
         self.inbox.counts[reason] += 1
-
-    def vouch(self, author: PeerId, useful: int) -> None:
-        self.reputation.vouch(author, useful, self._clock())
 
     def refused(self) -> Mapping[Reason, int]:
         refused = self.inbox.counts - self._returned
@@ -298,6 +289,6 @@ class Member:
             return
         self._noted_at = now
         for peer in self.peers():
-            group = group_of(peer.address) if "/p2p-circuit" not in peer.address else None  # a relay's address is not the peer's
+            group = share_group_of(peer.address) if "/p2p-circuit" not in peer.address else None  # a relay's address is not the peer's
             if group is not None:
                 self.reputation.met(peer.id, group, now)

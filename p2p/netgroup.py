@@ -29,6 +29,15 @@ def group_of(address: str) -> str | None:
     return group_of_host(endpoint.host) if endpoint.kind.startswith("ip") else NAME
 
 
+def share_group_of(address: str) -> str | None:
+    """Return the group by which shares of what arrives are counted: as `group_of`, but in local networks each machine is its own.
+
+    Somebody let a machine into a local network; the names on it are as many as it likes.
+    """
+    group, endpoint = group_of(address), parse_endpoint(address)
+    return f"{LOCAL} {machine_of_host(endpoint.host)}" if group == LOCAL and endpoint is not None else group
+
+
 @lru_cache(maxsize=1 << 14)
 def group_of_host(host: str) -> str | None:
     """The group of an IP address as text, or None where it is none that a peer can have (multicast, reserved, not an address)."""

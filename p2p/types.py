@@ -43,6 +43,7 @@ class Reason(Enum):
     UNDECODABLE = "not a rollout set"
     UNKNOWN_TASK = "no such task in this curriculum"
     MISLABELLED = "another task than its author offered"
+    NOT_ITS_OWN = "another author's rollout, offered as its own"
     TOO_LONG = "a completion is over the length limit"
     USELESS = "nothing to learn from in what an author sends"
     UNSERVED = "offers that their author does not serve"
@@ -95,7 +96,6 @@ class Envelope:
     body: bytes
     via: PeerId | None = None  # the peer that handed it to us; None: the engine does not know
     group: str = ""  # the author's network group (`p2p.netgroup`); empty where we never met it
-    established: bool = True  # no newcomer (`p2p.admission.reputation`)
     heard: int = 0  # when it came, in the receiver's rounds; 0: not known
 
 
@@ -126,9 +126,6 @@ class Transport(Protocol):
 
     def report(self, author: PeerId, reason: Reason) -> None:
         """A frame of this author was admitted, and its content proved bad."""
-
-    def vouch(self, author: PeerId, useful: int) -> None:
-        """So many rollouts of the author were regenerated, scored by our own verifier, and have an advantage."""
 
     def refused(self) -> Mapping[Reason, int]:
         """How many frames were refused at admission since the last call, by reason."""

@@ -43,8 +43,7 @@ class Received(_Message, frozen=True):
     sent_at: float
     kind: str
     body: bytes
-    group: str = ""  # the author's network group, and
-    established: bool = True  # whether it is no newcomer: `p2p.types.Envelope`
+    group: str = ""  # the author's network group: `p2p.types.Envelope`
     heard: int = 0  # the trainer's round in which it was heard, as a gossiped set or as an offer; 0: before there was one
 
 
@@ -100,13 +99,6 @@ class Hold(_Message, frozen=True):
 class ReportPeer(_Message, frozen=True):
     author: str
     reason: str
-
-
-class Vouch(_Message, frozen=True):
-    """Rollouts of an author that proved useful."""
-
-    author: str
-    useful: int
 
 
 class TrainerState(_Message, frozen=True):
@@ -166,7 +158,7 @@ class Stopped(_Message, frozen=True):
 
 ToTrainer = StartTrainer | Received | SwarmNews | JudgeQuestion | JudgeScore | Pause | Resume | Stop
 ToDaemon = (
-    Publish | Hold | ReportPeer | Vouch | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
+    Publish | Hold | ReportPeer | TrainerState | Alive | TrainerReady | RoundDone | Note | JudgeAnswer | TrainerFailed | Stopped
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -83,9 +83,6 @@ class Swarm(Protocol):
     def author(self, peer: PeerId) -> Author:
         """What this node knows of an author."""
 
-    def vouch(self, useful: Mapping[PeerId, int]) -> None:
-        """How many rollouts of each author proved useful (`experience.credit`): they earn it standing."""
-
     def charge(self, authors: Iterable[PeerId]) -> None:
         """For long there was nothing to learn from what these authors sent: less of it is admitted."""
 

@@ -51,11 +51,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Whose rollouts come, as our own node knows it: its network group (`p2p.netgroup`), and whether it is no newcomer."""
+    """Whose rollouts come, and its network group as our own node knows it (`p2p.netgroup`)."""
 
     id: PeerId
     group: str = ""  # empty: we were never connected to it
-    established: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,6 @@ class AdmissionLimits:
     via_bytes_burst: float = 32 * 1024 * 1024.0
     via_broken_per_second: float = 1.0
     via_broken_burst: float = 30.0
-    # Of all newcomers together, once somebody is established.
-    newcomers_per_second: float = 100.0
-    newcomers_burst: float = 1000.0
     # Remembered at once.
     authors: int = 8_192
     vias: int = 1_024
@@ -47,9 +44,6 @@ class Opinion(Protocol):
     """Our opinion of peers: `p2p.admission.reputation.Reputation`."""
 
     def shunned(self, peer: PeerId, now: float) -> bool: ...
-
-    def established(self, peer: PeerId, now: float) -> bool: ...
-
 
 class _Via:
     """The rate limit of one connection."""
@@ -99,7 +93,6 @@ class Inbox:
         self._frames = TokenBuckets[bytes](self.limits.frames_per_second, self.limits.frames_burst, self.limits.authors)  # by author's key
         self._bytes = TokenBuckets[bytes](self.limits.bytes_per_second, self.limits.bytes_burst, self.limits.authors)
         self._vias: OrderedDict[PeerId, _Via] = OrderedDict()  # least recently heard first
-        self._newcomers = TokenBucket(self.limits.newcomers_per_second, self.limits.newcomers_burst, 0.0)
 
     def receive(self, frame: bytes, now: float, via: PeerId | None = None) -> Envelope | Rejected:
         """The envelope, or why not. `now` in seconds since the epoch; via: the peer that handed it over, where that is known."""
@@ -149,18 +142,10 @@ class Inbox:
             return Rejected(reason)
         if not self._affords(parsed.author, len(frame), now):
             return Rejected(Reason.OVER_QUOTA)
-        newcomer = False
-        if self._opinion is not None:
-            name = peer_id_of(parsed.author)
-            if self._opinion.shunned(name, now):
-                return Rejected(Reason.SHUNNED)
-            newcomer = not self._opinion.established(name, now)
-            if newcomer and self._newcomers.refill(now) < 1:
-                return Rejected(Reason.CROWDED)
+        if self._opinion is not None and self._opinion.shunned(peer_id_of(parsed.author), now):
+            return Rejected(Reason.SHUNNED)
         envelope = self._verify(parsed, frame)
         if isinstance(envelope, Envelope):
-            if newcomer:
-                self._newcomers.take(1)
             self._frames.of(parsed.author, now).take(1)
             self._bytes.of(parsed.author, now).take(len(frame))
             self._replays.remember(trace, holder, now)

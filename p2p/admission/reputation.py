@@ -1,16 +1,13 @@
-"""Reputation: a score and a standing for each peer, from what it did to us. Pure; `now` is an argument. Figures: docs/admission.md.
+"""Reputation: a score for each peer, from what it did to us; and its network group. Pure; `now` is an argument. Figures: docs/admission.md.
 
-Theory of operation. What others say of a peer counts for nothing. Two things are kept of it:
+Theory of operation. What others say of a peer counts for nothing, and good conduct earns it nothing: anybody can have that for as long as
+it pays. Its score is 0 when it is clean. It falls with each offence, and half of it comes back in HALF_LIFE. Below SHUNNED its frames are
+ignored and nothing of it is chosen (GossipSub calls this graylisted). At SHUT_OUT it is banned, each time for twice as long, up to MAX_BAN.
+A forwarder is blamed only for what it could check itself (the REJECT checks) and for how much it sends; what only regeneration finds is
+the author's fault. A connection that brings bad frames is ended as soon as its peer is at SHUNNED, but for MAX_BAN_PASSED_ON at most,
+because some engines pass on frames before they are checked (docs/network.md).
 
-- A **score**, 0 when it is clean. It falls with each offence, and half of it comes back in HALF_LIFE. Below SHUNNED its frames are
-  ignored and nothing of it is chosen (GossipSub calls this graylisted). At SHUT_OUT it is banned, each time for twice as long, up to
-  MAX_BAN. A forwarder is blamed only for what it could check itself (the REJECT checks) and for how much it sends; what only
-  regeneration finds is the author's fault. A connection that brings bad frames is ended as soon as its peer is at SHUNNED, but for
-  MAX_BAN_PASSED_ON at most, because some engines pass on frames before they are checked (docs/network.md).
-- **Standing**: USEFUL rollouts that our own verifier found to have an advantage, over at least TENURE. It is earned slowly, and lost at
-  once by an own offence. While no peer with standing was useful for QUIET, all peers count as established, so that a swarm can start.
-
-Bounded: PEERS records. Peers with standing and banned peers are forgotten last.
+Bounded: PEERS records. Banned peers are forgotten last.
 """
 
 import math
@@ -28,10 +25,6 @@ BAN = 60.0  # seconds, the first time
 MAX_BAN = 24 * 3600.0
 MAX_BAN_PASSED_ON = 16 * 60.0
 BAN_MEMORY = 24 * 3600.0  # seconds without a new one after which a ban no longer counts
-USEFUL = 16  # rollouts
-TENURE = 600.0  # seconds between the first and the last of them
-QUIET = 3600.0  # seconds without a useful rollout of any peer with standing
-FADES = 30 * 24 * 3600.0  # seconds without a useful rollout after which a standing is gone
 PEERS = 8192
 REPEATS = 200.0  # frames that a peer may repeat to us; comes back at one a second, and with each that is new
 VERSION = 1
@@ -43,6 +36,7 @@ OWN: Mapping[Reason, float] = MappingProxyType(
         Reason.UNDECODABLE: 10.0,
         Reason.UNKNOWN_TASK: 5.0,
         Reason.MISLABELLED: 10.0,
+        Reason.NOT_ITS_OWN: 10.0,
         Reason.TOO_LONG: 5.0,
         Reason.UNSERVED: 2.0,  # counted by `swarmd.exchange.serving`; low, as a slow node can look like this
     }
@@ -68,9 +62,6 @@ class _Record(msgspec.Struct, array_like=True):
     at: float = 0.0
     bans: int = 0
     banned_until: float = 0.0
-    useful: int = 0
-    first_useful: float = 0.0
-    last_useful: float = 0.0
     group: str = ""  # of its network, since we were last connected to it
     repeats: float = REPEATS
     repeats_at: float = 0.0
@@ -87,7 +78,6 @@ class Reputation:
     def __init__(self, limit: int = PEERS) -> None:
         self._limit = limit
         self._peers: dict[PeerId, _Record] = {}
-        self._settled_until = 0.0
 
     def offence(self, peer: PeerId, reason: Reason, now: float) -> float | None:
         """The peer did this. Returns for how many seconds to ban it, where it is to be banned now."""
@@ -105,8 +95,6 @@ class Reputation:
                 return None
             record.repeats = 0.0
         record.score, record.at = self.score(peer, now) - cost, now
-        if own:
-            record.useful, record.first_useful = 0, 0.0
         if record.score > (SHUT_OUT if own or talks_on else SHUNNED) or now < record.banned_until:
             return None
         after = SHUT_OUT / 2 if own or talks_on else SHUNNED / 2  # shunned for a while still, or on probation
@@ -117,24 +105,6 @@ class Reputation:
         record = self._peers.get(via)
         if record is not None:
             record.repeats = min(REPEATS, record.repeats + 1)
-
-    def vouch(self, author: PeerId, useful: int, now: float) -> None:
-        """So many rollouts of this author were regenerated, scored and found to have an advantage."""
-        if useful <= 0:
-            return
-        record = self._record(author, now)
-        if now - record.last_useful > FADES:
-            record.useful, record.first_useful = 0, now
-        record.first_useful = record.first_useful or now
-        record.last_useful = max(record.last_useful, now)
-        record.useful += useful
-        if self._has_standing(record, now):
-            self._settled_until = max(self._settled_until, now + QUIET)
-
-    def proved(self, peer: PeerId) -> bool:
-        """Whether anything of it was useful to us, and no offence of its own since."""
-        record = self._peers.get(peer)
-        return record is not None and record.useful > 0
 
     def met(self, peer: PeerId, group: str, now: float) -> None:
         """We are connected to it, and it is in this network group (`p2p.netgroup`)."""
@@ -151,17 +121,6 @@ class Reputation:
         """Whether its frames are ignored and nothing of it is chosen."""
         record = self._peers.get(peer)
         return record is not None and (record.banned_until > now or (record.score < SHUNNED and self.score(peer, now) < SHUNNED))
-
-    def established(self, peer: PeerId, now: float) -> bool:
-        """Whether it is no newcomer: it has standing, or nobody has had of late."""
-        if now >= self._settled_until:
-            return True
-        record = self._peers.get(peer)
-        return record is not None and self._has_standing(record, now) and not self.shunned(peer, now)
-
-    def settled(self, now: float) -> bool:
-        """Whether anybody with standing was useful of late."""
-        return now < self._settled_until
 
     def group(self, peer: PeerId) -> str:
         """Its network group; empty where we never met it."""
@@ -187,9 +146,6 @@ class Reputation:
         for record in self._peers.values():  # where the clock was set back, no ban becomes longer
             record.at, record.repeats_at = min(record.at, now), min(record.repeats_at, now)
             record.banned_until = min(record.banned_until, now + MAX_BAN)
-            record.last_useful = min(record.last_useful, now)
-            if self._has_standing(record, now):
-                self._settled_until = max(self._settled_until, record.last_useful + QUIET)
         self._forget(now)
 
     def _ban(self, record: _Record, now: float, longest: float, after: float) -> float:
@@ -200,10 +156,6 @@ class Reputation:
         record.banned_until = now + seconds
         record.score = after
         return seconds
-
-    def _has_standing(self, record: _Record, now: float) -> bool:
-        tenure = record.last_useful - record.first_useful
-        return record.useful >= USEFUL and tenure >= TENURE and now - record.last_useful < FADES
 
     def _record(self, peer: PeerId, now: float) -> _Record:
         record = self._peers.get(peer)
@@ -218,10 +170,9 @@ class Reputation:
         if len(self._peers) <= self._limit:
             return
 
-        def worth(peer: PeerId) -> tuple[bool, bool, bool, float]:
+        def worth(peer: PeerId) -> tuple[bool, bool, float]:
             record = self._peers[peer]
-            last = max(record.at, record.last_useful)
-            return peer == sparing, self._has_standing(record, now), record.bans > 0 or self.shunned(peer, now), last
+            return peer == sparing, record.bans > 0 or self.shunned(peer, now), record.at
 
         for peer in sorted(self._peers, key=worth)[: len(self._peers) - self._limit * 9 // 10]:
             del self._peers[peer]

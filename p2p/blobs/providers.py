@@ -4,7 +4,7 @@ In a swarm of more than about a dozen no node is connected to all others: the on
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from p2p.types import PeerId
 
@@ -24,11 +24,11 @@ class Providers:
         if len(self._heard) > HEARD:
             self._heard.popitem(last=False)
 
-    def likely(self, named: Iterable[PeerId], connected: Iterable[PeerId], established: Callable[[PeerId], bool]) -> Sequence[PeerId]:
-        """The order in which to ask: the named, the connected, then strangers. Of these the established come first, as new keys cost
-        nothing, and then the latest. HOLDERS at most, of which the last STRANGERS are strangers where there are so many.
+    def likely(self, named: Iterable[PeerId], connected: Iterable[PeerId]) -> Sequence[PeerId]:
+        """Return the order in which to ask: the named, the connected, then strangers, the latest heard first.
+
+        HOLDERS at most, of which the last STRANGERS are strangers where there are so many.
         """
         near = list(dict.fromkeys([*named, *connected]))
-        far = [peer for peer in reversed(self._heard) if peer not in set(near)]
-        far = sorted(far, key=established, reverse=True)[:STRANGERS]
+        far = [peer for peer in reversed(self._heard) if peer not in set(near)][:STRANGERS]
         return [*near[: HOLDERS - len(far)], *far]

@@ -207,10 +207,10 @@ class Daemon:
                 self._give_trainer(envelope)
 
     def _give_trainer(self, envelope: Envelope) -> None:
-        e, (group, established) = envelope, self.member.standing(envelope.author)
+        e, group = envelope, self.member.group(envelope.author)
         age = self.gatherer.round - (e.heard or self.gatherer.round)  # rounds since it was heard: of what is gossiped whole none
         heard = max(1, self._behind + 1 - age) if self._behind is not None else 0
-        self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, established, heard))
+        self.child.tell(link.Received(e.author, e.sequence, e.sent_at, e.kind, e.body, group, heard))
 
     async def _report_swarm(self) -> None:
         connected: set[PeerId] = set()
@@ -239,9 +239,6 @@ class Daemon:
             case link.ReportPeer(author, reason):
                 self.member.report(PeerId(author), Reason[reason])
                 self.status.roster.bad(PeerId(author))
-            case link.Vouch(author, useful):
-                self.member.vouch(PeerId(author), useful)
-                self.status.roster.useful(PeerId(author))
             case link.TrainerState():
                 self.status.trainer_says(message)
             case link.TrainerReady():
@@ -272,6 +269,8 @@ class Daemon:
         self.status.round_done(done)
         self._behind = done.line["round"]
         self.given.rollouts += done.shared if self.member.peers() else 0
+        for author in map(PeerId, done.used):
+            self.status.roster.useful(author)
         self.acknowledger.used(map(PeerId, done.used))
         self.view.round(done.line)
         self.choice.begin(done.lead)
@@ -325,7 +324,7 @@ class Daemon:
     async def _on_peers(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         document = self.status.peers_document(self.member.peers(), time.time())
         for row in document["peers"]:
-            row |= {"score": round(self.member.score(row["id"]), 1), "newcomer": not self.member.standing(row["id"])[1]}
+            row |= {"score": round(self.member.score(row["id"]), 1)}
         return document
 
     async def _on_network(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:

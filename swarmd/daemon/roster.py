@@ -58,7 +58,7 @@ class Roster:
             self._others.popitem(last=False)
 
     def useful(self, peer: PeerId) -> None:
-        """The trainer found its rollouts useful."""
+        """The trainer trained on a rollout of it."""
         if (author := self._others.pop(peer, None)) is not None:
             self._useful[peer] = author
             if len(self._useful) > self._kept * 3 // 4:  # room for newcomers

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import trio
 
-from p2p.blobs.blobs import BadBlob, unpack
 from p2p.blobs.fetch import HEDGE, HolderReplies, HolderReply, Want
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason
@@ -95,7 +94,7 @@ class Gatherer:
             return
         if self._board.add(offered) < len(offered):
             self._member.report(envelope.author, Reason.UNKNOWN_TASK)
-        if envelope.established and self._places() > 0:  # a newcomer's waits for the next choice: crowds cannot keep us choosing
+        if self._places() > 0:
             self._fill()
 
     def next_round(self) -> None:
@@ -171,17 +170,16 @@ class Gatherer:
                 blob = await self._member.fetch(Want(item.id, item.size, holders), fetch.replies)
         finally:
             del self._under_way[item.id]
+        if fetch.replies.get(item.author) is HolderReply.NO or blob is None:
+            self._unserved(fetch)  # whoever else has it: an offer without the blob behind it is a failure
         if blob is not None and self._take(item, blob):
-            # Without a reply of the author we had the blob, or others served it: no credit for the author.
-            if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:
+            if fetch.replies.get(item.author, HolderReply.NO) is not HolderReply.NO:  # else others had it, and it may not have been asked
                 self._serving.served(item.author, self._clock())
                 self._tried(item.author, served=True)
             self._wanting -= 1
             self._fill()
             return
         self.missed += 1
-        if blob is None:
-            self._unserved(fetch)
         if not fetch.scope.cancelled_caught:
             self._fill()
 
@@ -202,19 +200,16 @@ class Gatherer:
             self._member.report(author, Reason.UNSERVED)
 
     def _take(self, item: Offered, blob: bytes) -> bool:
-        """Hand on the rollout that was offered; return whether it was. The blob has the offered id, so its author is to blame for it."""
-        try:
-            body = unpack(blob)
-            found = wire.decode(body, item.author)
-        except BadBlob as error:
-            log.info("a blob of %s: %s", item.author, error)
-            found = Reason.UNDECODABLE
-        if not isinstance(found, Reason) and [rollout.ref for rollout in found.rollouts] != [item.ref]:
-            found = Reason.MISLABELLED  # or a false label would draw those who lack a specialty
+        """Hand on the rollout that was offered; return whether it was."""
+        found = offers.decode_blob(blob, item)
         if isinstance(found, Reason):
+            log.info("a blob of %s: %s", item.author, found.value)
             self._member.report(item.author, found)
             self._tried(item.author, served=False)
+            if found is Reason.NOT_ITS_OWN:
+                self._board.reopen(item)  # for its author
             return False
+        body, _ = found
         self.gathered += 1
         self._hand_on(Envelope(item.author, 0, self._clock(), wire.KIND, body, heard=item.round))
         return True
@@ -225,23 +220,16 @@ def gatherer_of(
     clock: Callable[[], float], rng: random.Random, tried: Tried = lambda _author, *, served: None,  # noqa: ARG005
 ) -> tuple[Gatherer, OfferChoice[Offered]]:  # fmt: skip
     """A node's gatherer, and the choice that it makes: to be told of each round's end before the gatherer is."""
-    serving = Serving(round.wanted, member.has_standing)
-
-    def is_newcomer(author: PeerId) -> bool:
-        """Whether the author has no standing, or never served us a blob."""
-        return not member.standing(author)[1] or not serving.serves(author)
-
-    choice = OfferChoice[Offered](take, round.wanted, lambda author: Author(author, *member.standing(author)), rng)
+    choice = OfferChoice[Offered](take, round.wanted, lambda author: Author(author, member.group(author)))
     gatherer = Gatherer(
         member,
-        Board(curriculum.trains_on, kept_rounds=round.max_age, newcomer=is_newcomer),
+        Board(curriculum.trains_on, kept_rounds=round.max_age, group_of=member.group),
         wanted=round.wanted,
         specialties=curriculum.specialties,
         hand_on=hand_on,
         clock=clock,
         rng=rng,
         choice=choice,
-        serving=serving,
         tried=tried,
     )
     return gatherer, choice

@@ -6,7 +6,11 @@ ids. `swarmd.exchange.pacing` says how often. docs/wire.md has the layout for ot
     offer = msgpack [version = 1, round, [specialty, …], [n, …], [size, …], ids]
 
 specialty is the index in the curriculum's list, which all peers of a swarm share; size is the blob's, in bytes; ids are concatenated.
-Every member receives every offer several times, so bytes matter. A blob holds the body of a `rollouts` frame with this one rollout.
+Every member receives every offer several times, so bytes matter. A blob is of one author and one rollout:
+
+    blob = msgpack [author's public key, the body of a `rollouts` frame with this one rollout], packed
+
+so a copy of another's offer leads to that author's blob, and earns nothing.
 """
 
 import random
@@ -17,7 +21,9 @@ from typing import Annotated
 
 import msgspec
 
-from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, content_id, pack
+from p2p.admission.holders import Holders
+from p2p.blobs.blobs import ID_BYTES, MAX_BLOB, BadBlob, content_id, pack, unpack
+from p2p.identity import public_key_of
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import wire
 from swarmd.types import Rollout, TaskRef
@@ -46,7 +52,13 @@ class _Offer(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     ids: _Ids
 
 
+class _Blob(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    author: bytes
+    body: bytes
+
+
 _encoder = msgspec.msgpack.Encoder()
+_blob_decoder = msgspec.msgpack.Decoder(_Blob)
 _decoder = msgspec.msgpack.Decoder(_Offer)
 
 
@@ -71,7 +83,7 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialti
     items: list[_Item] = []
     for rollout in rollouts:
         try:
-            blob = pack(wire.encode([rollout], round_number, model))
+            blob = pack(_encoder.encode(_Blob(public_key_of(rollout.author), wire.encode([rollout], round_number, model))))
         except ValueError:
             continue
         items.append((specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob)))
@@ -122,6 +134,28 @@ def _bodies(round_number: int, items: Sequence[_Item]) -> list[bytes]:
     return [*found, _body(round_number, waiting)] if waiting else found
 
 
+def decode_blob(blob: bytes, item: "Offered") -> tuple[bytes, Rollout] | Reason:
+    """Return the body of a `rollouts` frame and the rollout in it, or why this is not the blob that was offered. Never raises.
+
+    blob: what has the offered id, so whoever offered it is to blame for it.
+    """
+    try:
+        content = unpack(blob)
+        parsed = _blob_decoder.decode(content)
+    except (BadBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Reason.UNDECODABLE
+    if _encoder.encode(parsed) != content:
+        return Reason.UNDECODABLE
+    if parsed.author != public_key_of(item.author):
+        return Reason.NOT_ITS_OWN
+    found = wire.decode(parsed.body, item.author)
+    if isinstance(found, Reason):
+        return found
+    if [rollout.ref for rollout in found.rollouts] != [item.ref]:
+        return Reason.MISLABELLED  # or a false label would draw those who lack a specialty
+    return parsed.body, found.rollouts[0]
+
+
 def _body(round_number: int, items: Sequence[_Item]) -> bytes:
     indices, ns, sizes, ids = zip(*items, strict=True)
     return _encoder.encode(_Offer(VERSION, round_number, indices, ns, sizes, b"".join(ids)))
@@ -136,14 +170,12 @@ def uniform(offered: Sequence[Offered], count: int, rng: random.Random) -> Seque
 
 
 class Board:
-    """The offers we know. Bounded per author and in all; the oldest go first.
+    """The offers we know. Bounded per author and in all; where it is full, whoever holds most loses the oldest (`p2p.admission.holders`).
 
-    newcomer: if the board is full and newcomers hold more than a quarter of it, their oldest offers go first. If an established author
-    offers the same id as a newcomer, it replaces the newcomer's: so nobody can hide rollouts behind a name that does not serve them.
-    There is one offer for each author and task, as in the pool; a chosen offer does not come back.
+    The first who offers an id keeps it. There is one offer for each author and task, as in the pool; a chosen offer does not come back.
 
-    kept_rounds: `round.max_age`. Age is counted in our rounds, from the round in which the offer arrived. Offers are chosen before they
-    are that old, because a fetched rollout may not be trained on before the next round.
+    group_of: an author's network group. kept_rounds: `round.max_age`. Age is counted in our rounds, from the round in which the offer
+    arrived. Offers are chosen before they are that old, because a fetched rollout may not be trained on before the next round.
     """
 
     def __init__(
@@ -153,34 +185,29 @@ class Board:
         kept_rounds: int,
         per_author: int = MAX_ITEMS,
         in_all: int = 8192,
-        newcomer: Callable[[PeerId], bool] = lambda _: False,
+        group_of: Callable[[PeerId], str] = lambda _: "",
     ) -> None:
-        self._trainable, self._newcomer = trainable, newcomer
+        self._trainable, self._group_of = trainable, group_of
         self._kept_rounds, self._per_author, self._in_all = kept_rounds, per_author, in_all
         self.round = 1  # our rounds, counted by `next_round`
         self._offered: OrderedDict[bytes, Offered] = OrderedDict()  # by id, oldest first
         self._authors: dict[PeerId, OrderedDict[bytes, None]] = {}  # ids of each author, oldest first
-        self._crowd: OrderedDict[bytes, None] = OrderedDict()  # ids of newcomers
+        self._holders: Holders[bytes] = Holders()
         self._taken: OrderedDict[bytes, None] = OrderedDict()  # chosen ids, oldest first
 
     def add(self, offered: Sequence[Offered]) -> int:
         """Put up those that are for training. Returns how many they are."""
         good = [item for item in offered if self._trainable(item.ref)]
         for item in good:
-            if item.id in self._taken:
+            if item.id in self._taken or item.id in self._offered:
                 continue
-            if item.id in self._offered:
-                if item.id not in self._crowd or self._newcomer(item.author):
-                    continue
-                self._drop(item.id)
             if len(mine := self._authors.get(item.author, ())) >= self._per_author:
                 self._drop(next(iter(mine)))
-            elif len(self._offered) >= self._in_all:
-                self._drop(next(iter(self._crowd if len(self._crowd) > self._in_all // 4 else self._offered)))
             self._offered[item.id] = replace(item, round=self.round)
             self._authors.setdefault(item.author, OrderedDict())[item.id] = None
-            if self._newcomer(item.author):
-                self._crowd[item.id] = None
+            self._holders.add(item.id, item.author, self._group_of(item.author))
+            if len(self._offered) > self._in_all:
+                self._drop(self._holders.excess())
         return len(good)
 
     def choose(self, count: int, rng: random.Random, choice: Choice = uniform) -> Sequence[Offered]:
@@ -193,6 +220,10 @@ class Board:
         while len(self._taken) > TAKEN:
             self._taken.popitem(last=False)
         return chosen
+
+    def reopen(self, item: Offered) -> None:
+        """Let the id of a chosen offer be offered again: it was not the offerer's."""
+        self._taken.pop(item.id, None)
 
     def take_down(self, author: PeerId) -> None:
         """Remove all offers of this author."""
@@ -211,7 +242,7 @@ class Board:
 
     def _drop(self, name: bytes) -> None:
         item = self._offered.pop(name)
-        self._crowd.pop(name, None)
+        self._holders.remove(name)
         del self._authors[item.author][name]
         if not self._authors[item.author]:
             del self._authors[item.author]

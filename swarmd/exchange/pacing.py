@@ -21,7 +21,6 @@ import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from statistics import median_low
 
-from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 
 TARGET = 0.2  # offers a second, of the whole topic. One for all nodes: a node with a smaller one would silence itself alone
@@ -93,7 +92,7 @@ class Heard:
         short = long = 0.0
         for author, count in self._past_of.items():
             group = self._group[author]
-            within = 1.0 if group in ("", LOCAL) else min(1.0, GROUP * most / groups[group])
+            within = 1.0 if not group else min(1.0, GROUP * most / groups[group])
             weight = min(1.0, most / count) * within * self._trust(author)
             short += weight * self._recent_of[author]
             long += weight * count

@@ -63,7 +63,7 @@ class RolloutExchange:
                 self.transport.report(envelope.author, decoded)
                 continue
             self.authors[envelope.author] = (decoded.round, decoded.model)
-            self._know(Author(envelope.author, envelope.group, envelope.established))
+            self._know(Author(envelope.author, envelope.group))
             good = [replace(r, heard=envelope.heard) for r in decoded.rollouts if self.curriculum.trains_on(r.ref)]
             if len(good) < len(decoded.rollouts):
                 refused[Reason.UNKNOWN_TASK.value] += len(decoded.rollouts) - len(good)
@@ -74,10 +74,6 @@ class RolloutExchange:
 
     def author(self, peer: PeerId) -> Author:
         return self._known.get(peer) or Author(peer)
-
-    def vouch(self, useful: Mapping[PeerId, int]) -> None:
-        for author, count in useful.items():
-            self.transport.vouch(author, count)
 
     def charge(self, authors: Iterable[PeerId]) -> None:
         for author in authors:

@@ -7,10 +7,10 @@ twice as long. One served rollout ends that.
 - HARD failure: the author answered that it does not have the rollout; or it is connected and did not answer although others did of late,
   so the fault is not our line. SOFT failure: it could not be reached. It may have left, or be behind NAT.
 - Fetches that ran at the same time count once: a node that restarts has failed once, not four times.
-- An author that served, or has standing, and then failed is on trial until it serves again. It gets no place of the round. It is tried
+- An author that served and then failed is on trial until it serves again. It gets no place of the round. It is tried
   beside them, once a round, and more often only if places stay free. So its failures cost nobody a place, and a restarted node is back
   after one rollout.
-- An author without standing that never served us is a stranger. New names cost nothing, so strangers also share one common credit. When
+- An author that never served us is a stranger. New names cost nothing, so strangers also share one common credit. When
   that is gone, and somebody serves, all strangers together get a quarter of a round, one rollout each. If everybody serves, none of this
   changes the choice.
 """
@@ -18,7 +18,7 @@ twice as long. One served rollout ends that.
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2p.blobs.fetch import HolderReply
@@ -48,10 +48,10 @@ class _Record:
 
 
 class Serving:
-    """wanted: rollouts in a round. has_standing: whether an author has it (`p2p.admission.reputation`): then it has served before."""
+    """wanted: rollouts in a round."""
 
-    def __init__(self, wanted: int, has_standing: Callable[[PeerId], bool] = lambda _: False) -> None:
-        self._wanted, self._has_standing = wanted, has_standing
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
         self._served_at = -math.inf  # when any author last served
         self._share = max(1, int(PLACES * wanted))
         self._places = self._share  # for strangers, in this round
@@ -93,9 +93,9 @@ class Serving:
         return record.serves
 
     def serves(self, author: PeerId) -> bool:
-        """It has served us, or has standing, and has not been set aside since."""
+        """It has served us, and has not been set aside since."""
         record = self._authors.get(author)
-        return record.serves and record.credit > 0 if record is not None else self._has_standing(author)
+        return record is not None and record.serves and record.credit > 0
 
     def doubtful(self, author: PeerId) -> bool:
         """Whether a fetch from it gets little time."""
@@ -103,7 +103,7 @@ class Serving:
         return (record is not None and record.failing) or (self._strangers == 0 and not self.serves(author))
 
     def on_trial(self, author: PeerId) -> bool:
-        """It served, or has standing, and failed since."""
+        """It served, and failed since."""
         record = self._authors.get(author)
         return record is not None and record.serves and record.failing
 
@@ -149,7 +149,7 @@ class Serving:
     def _record(self, author: PeerId) -> _Record:
         record = self._authors.get(author)
         if record is None:
-            record = self._authors[author] = _Record(CREDIT, serves=True) if self._has_standing(author) else _Record()
+            record = self._authors[author] = _Record()
         self._authors.move_to_end(author)
         if len(self._authors) > AUTHORS:
             self._authors.popitem(last=False)

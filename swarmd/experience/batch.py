@@ -66,7 +66,7 @@ class SharingSampler:
 
     def _capped(self, candidates: Sequence[Scored], n: int, rng: random.Random, *, in_order: bool) -> list[Scored]:
         choose = caps.first if in_order else caps.choose
-        return choose(candidates, n, lambda scored: self.author_of(scored.author), rng)
+        return choose(candidates, n, lambda scored: self.author_of(scored.author), rng, lambda scored: scored.ref.specialty)
 
 
 class Filter(Protocol):
@@ -118,9 +118,9 @@ class BatchBuilder:
 class OfferChoice(Generic[C]):
     """What to fetch of what is on offer, by `[sharing] take`. A round's choice is made in several calls, under caps for all together."""
 
-    def __init__(self, take: str, n: int, author_of: Callable[[PeerId], Author], rng: random.Random) -> None:
+    def __init__(self, take: str, n: int, author_of: Callable[[PeerId], Author]) -> None:
         self._weights, self._lead = TAKES[take].weights, Lead(elsewhere=SMALLEST)
-        self._ration = caps.Ration[C](n, lambda candidate: author_of(candidate.author), rng)
+        self._ration = caps.Ration[C](n, lambda candidate: author_of(candidate.author), lambda candidate: candidate.ref.specialty)
 
     def begin(self, lead: Lead) -> None:
         """Another round begins. lead: as the trainer found it in the one before."""

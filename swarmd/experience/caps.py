@@ -1,138 +1,140 @@
-"""Share caps: choose some of many so that one owner of many peers cannot fill the batch. Pure.
+"""Share caps: choose some of many so that no owner of many peers, and no loud peer, fills the batch. Pure.
 
 Theory of operation. The choice is SAPO's (section 5), uniform over rollouts without replacement, and as long as no cap binds the
-result is exactly that choice, `rng` draws included. Candidates are visited in that random order; one that has no room under a cap is
-skipped.
+result is exactly that choice, `rng` draws included. Candidates are visited in that random order; one that has no room under a cap waits.
 
-- Newcomers (`Author.established` is False) get a tenth together, hard: where it is less than one, one in some of the choices. Room
-  that is left is left empty. Their places go to network groups in turn, in a group to authors in turn, so that a hundred in one
-  data centre do not keep an honest newcomer out. While nobody has earned standing, everybody counts as established: a new swarm
-  starts freely. (`p2p.admission.reputation` decides it; what is said of an author here is what the daemon says of each envelope.)
-- One author gets half, one network group a quarter, rounded up, softly: where the others have too few to fill what was asked for,
-  these caps are raised together, step by step. So two nodes alone, or a swarm in one group, are as free as without.
-- A network group's count is capped at the median group's: its candidates beyond that come after all others. So many peers in few
-  groups count as few.
-- The local network has no such caps: nobody can cheaply buy places in it. Authors whose group is unknown get half together.
+- **The middle.** A network group counts for no more than the median group, and in it an author for no more than its median author: their
+  candidates beyond that come after all others. So many peers in few groups count as few, and a loud author counts as one.
+- **Places.** One author gets at most twice what each would get of an even choice, and at most half; one network group a quarter. Authors
+  whose group is not known get half together. Rounded up.
+
+- **Variety.** Of one author's rollouts of one specialty no more than an even share is considered at all, rounded up: so two loud authors of
+  easy questions do not make the rest of the batch of them, either.
+
+All caps but the last are soft: where the others have too few to fill what was asked for, they are raised together, step by step. So two
+nodes alone, or a swarm in one group, are as free as without. Whether an author is new, or was useful before, does not matter: anybody can
+send right answers, so what limits an attacker is how many addresses he has (docs/admission.md).
 """
 
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from statistics import median_low
 from typing import Generic, TypeVar
 
-from p2p.netgroup import LOCAL
-from p2p.types import PeerId
 from swarmd.types import Author
 
-__all__ = ["OF_NEWCOMERS", "UNKNOWN", "Author", "Ration", "choose", "first"]
+__all__ = ["UNKNOWN", "Author", "Ration", "choose", "first"]
 
 UNKNOWN = ""  # group of authors that we were never connected to
 
 # Shares of one choice.
-OF_NEWCOMERS = 0.10  # all together
 OF_AUTHOR = 0.5
+OF_EVEN = 2.0  # times what each author would get of an even choice
 OF_GROUP = 0.25
 OF_UNKNOWN = 0.5  # all authors together whose group is not known
 
 T = TypeVar("T")
 
 
-def choose(candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random) -> list[T]:
-    """At most `n` of them, uniformly among what the caps allow. Draws from `rng` only where there is something to decide.
+AuthorOf = Callable[[T], Author | None]
+KindOf = Callable[[T], Hashable]
 
-    author_of: None for our own, which no cap concerns.
+
+def choose(candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.Random, kind_of: KindOf[T] | None = None) -> list[T]:
+    """Return at most `n` of them, uniformly among what the caps allow. Draws from `rng` only where there is something to decide.
+
+    author_of: None for our own, which no cap concerns. kind_of: the specialty; None: variety does not matter.
     """
-    return _fill(candidates, n, author_of, rng, in_order=False)
+    return _fill(candidates, n, author_of, rng, kind_of, in_order=False)
 
 
-def first(candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random) -> list[T]:
-    """`choose`, but the first that the caps allow: for candidates that are in a random order already."""
-    return _fill(candidates, n, author_of, rng, in_order=True)
+def first(candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.Random, kind_of: KindOf[T] | None = None) -> list[T]:
+    """As `choose`, but return the first that the caps allow: for candidates that are in a random order already."""
+    return _fill(candidates, n, author_of, rng, kind_of, in_order=True)
 
 
 class Ration(Generic[T]):
     """A choice of `n` made in several calls, as candidates come in: each cap applies to all calls together."""
 
-    def __init__(self, n: int, author_of: Callable[[T], Author | None], rng: random.Random) -> None:
-        self._n, self._author_of, self._rng = n, author_of, rng
+    def __init__(self, n: int, author_of: AuthorOf[T], kind_of: KindOf[T] | None = None) -> None:
+        self._n, self._author_of, self._kind_of = n, author_of, kind_of
         self.begin()
 
     def begin(self) -> None:
-        """Another choice begins."""
-        self._had: list[Author] = []  # whose were chosen so far; no newcomers
-        self._places = _rounded(OF_NEWCOMERS * self._n, self._rng)
+        """Begin another choice."""
+        self._had: list[T] = []  # chosen so far
 
     def __call__(self, candidates: Sequence[T], n: int, rng: random.Random, *, in_order: bool = False) -> list[T]:
-        """At most `n` more. in_order: of candidates in a random order, the first that the caps allow (`first`)."""
-        had = (self._n, self._had)
-        chosen = _fill(candidates, n, self._author_of, rng, in_order=in_order, places=self._places, had=had)
-        for author in map(self._author_of, chosen):
-            if author is not None and author.established:
-                self._had.append(author)
-            elif author is not None:
-                self._places -= 1
+        """Return at most `n` more. in_order: of candidates in a random order, the first that the caps allow (`first`)."""
+        chosen = _fill(candidates, n, self._author_of, rng, self._kind_of, in_order=in_order, in_all=self._n, had=self._had)
+        self._had += chosen
         return chosen
 
 
 def _fill(
-    candidates: Sequence[T], n: int, author_of: Callable[[T], Author | None], rng: random.Random,
-    *, in_order: bool, places: int | None = None, had: tuple[int, Sequence[Author]] | None = None,
+    candidates: Sequence[T], n: int, author_of: AuthorOf[T], rng: random.Random, kind_of: KindOf[T] | None,
+    *, in_order: bool, in_all: int | None = None, had: Sequence[T] = (),
 ) -> list[T]:  # fmt: skip
-    """places: for newcomers; None: their share of `n`.
-
-    had: of a choice in several goes, how many it is of in all, and whose were chosen before."""
+    """in_all, had: of a choice in several calls, how many it is of in all, and what was chosen before."""
     if n <= 0 or not candidates:
         return []
+    if kind_of is not None:
+        candidates = _varied(candidates, in_all or n, author_of, kind_of, had, rng, in_order=in_order)
+    if len(candidates) <= n:
+        return list(candidates)  # all caps would be raised until these fit
     authors = [author_of(candidate) for candidate in candidates]
-    new = {i for i, a in enumerate(authors) if a is not None and not a.established}
-    if len(candidates) <= n and not new:
-        return list(candidates)  # all caps but the newcomers' would be raised until these fit
-    beyond = _beyond_the_middle(authors, new, rng, in_order=in_order)
+    beyond = _beyond_the_middle(authors, rng, in_order=in_order)
     heard = sorted(set(range(len(candidates))) - set(beyond))
     order = chain(heard if in_order or len(heard) <= n else (heard[i] for i in _at_random(len(heard), n, rng)), beyond)
-    in_all, before = had or (n, ())
-    room = _Room(in_all, [a for i, a in enumerate(authors) if i not in new], before)
-    if places is None:
-        places = _rounded(OF_NEWCOMERS * n, rng) if new else 0
-    in_turn = _in_turn(new, authors, rng)
+    room = _Room(in_all or n, authors, [author for author in map(author_of, had) if author is not None])
     chosen: list[int] = []
     waiting: list[int] = []
     for i in order:
-        if i in new:
-            if places:
-                places -= 1
-                chosen.append(next(in_turn))
-        elif room.take(authors[i]):
-            chosen.append(i)
-        else:
-            waiting.append(i)
+        (chosen if room.take(authors[i]) else waiting).append(i)
         if len(chosen) == n:
             break  # before the next is drawn
     while len(chosen) < n and waiting:
         room.raised = 1 + min(room.over(authors[i]) for i in waiting)
-        still = []
+        still: list[int] = []
         for i in waiting:
-            if len(chosen) < n and room.take(authors[i]):
-                chosen.append(i)
-            else:
-                still.append(i)
+            (chosen if len(chosen) < n and room.take(authors[i]) else still).append(i)
         waiting = still
     return [candidates[i] for i in chosen]
+
+
+def _varied(
+    candidates: Sequence[T], n: int, author_of: AuthorOf[T], kind_of: KindOf[T], had: Sequence[T], rng: random.Random, *, in_order: bool
+) -> Sequence[T]:
+    """Of each author's candidates of one kind no more than an even share of the choice; which ones is drawn."""
+    owners = [(author.id, kind_of(each)) if (author := author_of(each)) is not None else None for each in candidates]
+    before = Counter((author.id, kind_of(each)) for each in had if (author := author_of(each)) is not None)
+    even = math.ceil(n / max(1, len({owner[0] for owner in [*owners, *before] if owner is not None})))
+    count = before + Counter(owner for owner in owners if owner is not None)
+    if max(count.values(), default=0) <= even:
+        return candidates
+    order = range(len(candidates)) if in_order else rng.sample(range(len(candidates)), len(candidates))
+    kept = []
+    for i in order:
+        owner = owners[i]
+        if owner is None or before[owner] < even:
+            kept.append(i)
+            if owner is not None:
+                before[owner] += 1
+    return [candidates[i] for i in (kept if in_order else sorted(kept))]
 
 
 class _Room:
     """How much each author and each group has had of one choice."""
 
-    def __init__(self, n: int, authors: Iterable[Author | None], before: Iterable[Author]) -> None:
-        before = list(before)
-        others = {a for a in authors if a is not None}
-        many, groups = len({a.id for a in others}) > 1, len({a.group for a in others}) > 1
-        self._each = math.ceil(OF_AUTHOR * n) if many else n
-        self._group = math.ceil(OF_GROUP * n) if groups else n
-        self._unknown = math.ceil(OF_UNKNOWN * n) if groups else n
+    def __init__(self, n: int, authors: Iterable[Author | None], before: Sequence[Author]) -> None:
+        others = {a for a in authors if a is not None} | set(before)
+        many, groups = len({a.id for a in others}), len({a.group for a in others})
+        self._each = math.ceil(min(OF_AUTHOR, OF_EVEN / many) * n) if many > 1 else n
+        self._group = math.ceil(OF_GROUP * n) if groups > 1 else n
+        self._unknown = math.ceil(OF_UNKNOWN * n) if groups > 1 else n
         self._authors = Counter(a.id for a in before)
         self._groups = Counter(a.group for a in before)
         self.raised = 0
@@ -142,8 +144,7 @@ class _Room:
         if author is None:
             return -1
         group = self._unknown if author.group == UNKNOWN else self._group
-        of_author = self._authors[author.id] - self._each
-        return of_author if author.group == LOCAL else max(of_author, self._groups[author.group] - group)
+        return max(self._authors[author.id] - self._each, self._groups[author.group] - group)
 
     def take(self, author: Author | None) -> bool:
         if author is None:
@@ -155,21 +156,42 @@ class _Room:
         return True
 
 
-def _beyond_the_middle(authors: Sequence[Author | None], new: set[int], rng: random.Random, *, in_order: bool) -> list[int]:
-    """Candidates of network groups beyond the median group's count; which ones is drawn. Authors of unknown group count one by one."""
-    voices: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _beyond_the_middle(authors: Sequence[Author | None], rng: random.Random, *, in_order: bool) -> list[int]:
+    """Candidates of groups beyond the median group's count, and in a group of authors beyond its median author's, in the order they come.
+
+    Which ones are beyond is drawn. First come those of whoever has least of them, one of each in turn, so that who has a few more than
+    the middle is not crowded out by who has many. Authors of unknown group are groups of their own. Authors are compared within their
+    group alone, so that many names in one group make no other's share smaller.
+    """
+    groups: dict[str, list[tuple[int, Hashable]]] = defaultdict(list)
     for i, author in enumerate(authors):
-        if author is not None and i not in new:
-            voices[(author.group, author.id if author.group in (LOCAL, UNKNOWN) else "")].append(i)
-    if len(voices) < 2:
-        return []
-    middle = median_low(map(len, voices.values()))
-    loud = [own for (group, _), own in voices.items() if group not in (LOCAL, UNKNOWN) and len(own) > middle]
-    beyond: list[int] = []
-    for own in loud:
-        heard = set(own[:middle] if in_order else rng.sample(own, middle))
-        beyond += [i for i in own if i not in heard]
-    return sorted(beyond) if in_order else rng.sample(beyond, len(beyond))
+        if author is not None:
+            groups[author.group or author.id].append((i, author.id))
+    of_groups = _above([(i, group) for group, own in groups.items() for i, _ in own], rng, in_order=in_order)
+    of_authors: dict[int, int] = {}
+    for own in groups.values():
+        of_authors |= _above([(i, author) for i, author in own if i not in of_groups], rng, in_order=in_order)
+    beyond = sorted(of_authors.keys() | of_groups.keys())
+    if not in_order:
+        rng.shuffle(beyond)
+    return sorted(beyond, key=lambda i: (of_groups.get(i, 0), of_authors.get(i, 0)))
+
+
+def _above(candidates: Sequence[tuple[int, Hashable]], rng: random.Random, *, in_order: bool) -> dict[int, int]:
+    """Of each owner of more candidates than the median owner, those beyond that number, and by how many."""
+    owners: dict[Hashable, list[int]] = defaultdict(list)
+    for i, owner in candidates:
+        owners[owner].append(i)
+    if len(owners) < 2:
+        return {}
+    middle = median_low(map(len, owners.values()))
+    above: dict[int, int] = {}
+    for own in owners.values():
+        if len(own) > middle:
+            if not in_order:
+                rng.shuffle(own)
+            above |= {i: place for place, i in enumerate(own[middle:], 1)}
+    return above
 
 
 def _at_random(count: int, n: int, rng: random.Random) -> Iterator[int]:
@@ -181,32 +203,3 @@ def _at_random(count: int, n: int, rng: random.Random) -> Iterator[int]:
         yield from rng.sample(left, len(left))
 
     return chain(begun, rest())
-
-
-def _rounded(share: float, rng: random.Random) -> int:
-    """`share` on the mean: so a tenth of four is one in four of ten choices."""
-    whole = math.floor(share)
-    return whole + (share > whole and rng.random() < share - whole)
-
-
-def _in_turn(new: Iterable[int], authors: Sequence[Author | None], rng: random.Random) -> Iterator[int]:
-    """All of `new`, one of each group in turn, and in a group one of each author in turn; who comes first is drawn."""
-    groups: dict[str, dict[PeerId, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for i in rng.sample(ordered := sorted(new), len(ordered)):
-        if (author := authors[i]) is not None:
-            groups[author.group][author.id].append(i)
-    yield from _turns([_turns(list(of_group.values())) for of_group in groups.values()], rng)
-
-
-def _turns(queues: Iterable[Iterable[int]], rng: random.Random | None = None) -> Iterator[int]:
-    """One of each in turn, until all are empty."""
-    waiting = [iter(queue) for queue in queues]
-    if rng is not None:
-        rng.shuffle(waiting)  # a large group must not come first more often than a small one
-    while waiting:
-        for queue in list(waiting):
-            item = next(queue, None)
-            if item is None:
-                waiting.remove(queue)
-            else:
-                yield item

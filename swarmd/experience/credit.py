@@ -1,4 +1,4 @@
-"""Credit: which authors' rollouts were useful (they earn standing, `p2p.admission.reputation`) and whom useless ones are charged to."""
+"""Which authors' rollouts were useful, and whom useless ones are charged to. Pure."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,8 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from p2p.admission.holders import Holders
 from p2p.types import PeerId
-from swarmd.experience.caps import OF_NEWCOMERS
 from swarmd.types import Author, Scored, TaskRef, Tokens
 
 CAPACITY = 1024  # rollouts; a swarm that publishes faster than this in max_age rounds loses its oldest here
@@ -136,10 +136,8 @@ class Pool:
         returns, so walking at each arrival leaves what one walk over everything would, shares apart.
         """
         limits = self.limits
-        self._trim_newcomers()
         if limits is None:
-            while len(self._kept) > self.capacity:
-                self._kept.popitem(last=False)
+            self._drop_excess()
             return
         older = math.floor(limits.positive_bias * self.capacity)
         fresh = self.capacity - older
@@ -159,13 +157,17 @@ class Pool:
                 authors[author] += 1
                 crowd -= 1
 
-    def _trim_newcomers(self) -> None:
-        """All newcomers together get a tenth of what others can have here; over it their oldest go."""
-        share = OF_NEWCOMERS * (self.limits.external_share if self.limits is not None else 1.0)
-        own = self.limits.own if self.limits is not None else None
-        theirs = [key for key in self._kept if key[0] != own and not self._author_of(key[0]).established]
-        for key in theirs[: max(0, len(theirs) - math.ceil(share * self.capacity))]:
-            del self._kept[key]
+    def _drop_excess(self) -> None:
+        """Over the capacity: drop from whoever holds most."""
+        if len(self._kept) <= self.capacity:
+            return
+        holders: Holders[Key] = Holders()
+        for key in self._kept:
+            holders.add(key, key[0], self._author_of(key[0]).group)
+        while len(holders) > self.capacity:
+            excess = holders.excess()
+            holders.remove(excess)
+            del self._kept[excess]
 
     def __contains__(self, key: Key) -> bool:
         """Whether it is here, or was trained on and is gone."""

@@ -89,4 +89,4 @@ def draw(
 ) -> Sequence[Scored]:  # fmt: skip
     """At most `batch` of them, each of those that come first as likely; see Strategy. Others' under the caps of `caps`."""
     in_order = sorted(rng.sample(kept, len(kept)), key=lambda k: waits(k, before))
-    return [k.scored for k in first(in_order, batch, author_of, rng)]
+    return [k.scored for k in first(in_order, batch, author_of, rng, lambda k: k.scored.ref.specialty)]

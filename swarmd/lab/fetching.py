@@ -52,8 +52,7 @@ class FetchingMember:
     def _hand_on(self, envelope: Envelope) -> None:
         """The board counts rounds in which the node is there; the experiment counts all."""
         age = self._gatherer.round - (envelope.heard or self._gatherer.round)
-        group, established = self._member.standing(envelope.author)
-        self._here.append(replace(envelope, group=group, established=established, heard=max(1, self.round - age)))
+        self._here.append(replace(envelope, group=self._member.group(envelope.author), heard=max(1, self.round - age)))
 
     # The rest is the member's.
 
@@ -65,9 +64,6 @@ class FetchingMember:
 
     def report(self, author: PeerId, reason: Reason) -> None:
         self._member.report(author, reason)
-
-    def vouch(self, author: PeerId, useful: int) -> None:
-        self._member.vouch(author, useful)
 
     def refused(self) -> Mapping[Reason, int]:
         return self._member.refused()

@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,6 @@ class NotedExchange(RolloutExchange):
         self._said = Said(rollouts)
         super().share(rollouts, round_number)
 
-    def vouch(self, useful: Mapping[PeerId, int]) -> None:
-        self._said.vouched = useful
-        super().vouch(useful)
-
     def charge(self, authors: Iterable[PeerId]) -> None:
         self._said.charged = list(authors)
         super().charge(self._said.charged)
@@ -79,7 +75,6 @@ class NotedExchange(RolloutExchange):
         """As `round.run_round` does."""
         self.share(said.shared, number)
         self.collect()
-        self.vouch(said.vouched)
         self.charge(said.charged)
 
 

@@ -12,7 +12,7 @@ gave it, round by round, which takes a few milliseconds each.
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -38,7 +38,6 @@ class Said(msgspec.Struct, array_like=True):
     """What a node gave to the network in one round."""
 
     shared: Sequence[Rollout] = ()
-    vouched: Mapping[PeerId, int] = {}
     charged: Sequence[PeerId] = ()
     informative: int = 0  # of its own rollouts
     lead: Lead = Lead()  # of others over it, after the round

@@ -32,7 +32,6 @@ def run_round(t: int, parts: RoundParts) -> RoundReport:
     parts.sharing.saw(local, theirs, t)
     parts.pool.forget(t)
     earned = useful(theirs, [*parts.pool, *local])
-    parts.swarm.vouch(earned)
     parts.swarm.charge(parts.useless.charge(theirs, earned))
     fresh = parts.pool.add(theirs)
     parts.pool.add_own(local)  # nothing, unless replay is on

@@ -55,9 +55,6 @@ class TrainerLink:
     def report(self, author: PeerId, reason: Reason) -> None:
         self.tell(link.ReportPeer(author, reason.name))
 
-    def vouch(self, author: PeerId, useful: int) -> None:
-        self.tell(link.Vouch(author, useful))
-
     def refused(self) -> Mapping[Reason, int]:
         with self._changed:
             refused, self._refused = self._refused, Counter()
@@ -143,8 +140,8 @@ class TrainerLink:
 
     def _take(self, message: link.ToTrainer) -> None:
         match message:
-            case link.Received(author, sequence, sent_at, kind, body, group, established, heard):
-                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, None, group, established, heard))
+            case link.Received(author, sequence, sent_at, kind, body, group, heard):
+                self._envelopes.put(Envelope(PeerId(author), sequence, sent_at, kind, body, None, group, heard))
             case link.SwarmNews(peers, refused):
                 self.peers = peers
                 self._refused.update({Reason[name]: count for name, count in refused.items()})

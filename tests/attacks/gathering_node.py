@@ -2,13 +2,12 @@
 
 `Node` runs over any engine. As a program, `python -m tests.attacks.gathering_node`, JSON lines out: {"up": [addresses], "id": peer id},
 {"peers": [ids]} when they change, and after each round {"round": n, "at": seconds since the epoch, "got": external rollouts in it,
-"set_aside": authors, "standing": [ids that have it], "cpu": seconds}. End of input: leave.
+"set_aside": authors, "cpu": seconds}. End of input: leave.
 """
 
 import argparse
 import contextlib
 import itertools
-import json
 import random
 import time
 from collections.abc import Callable
@@ -55,9 +54,9 @@ class Node:
         self.member = Member(
             identity, topic, build_engine, sequence=itertools.count(int(clock() * 1000)), clock=clock, admitted=self._sorted, folder=folder
         )
-        self.serving = Serving(WANTED, self.member.has_standing)
-        self.ration: Ration[Offered] = Ration(WANTED, lambda item: Author(item.author, *self.member.standing(item.author)), rng)
-        self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE, newcomer=self._unproven)
+        self.serving = Serving(WANTED)
+        self.ration: Ration[Offered] = Ration(WANTED, lambda item: Author(item.author, self.member.group(item.author)))
+        self.board = Board(TINY_9.trains_on, kept_rounds=MAX_AGE, group_of=self.member.group)
         self.gatherer = Gatherer(
             self.member, self.board, wanted=WANTED, specialties=TINY_9.specialties, hand_on=self._take,
             clock=trio.current_time, rng=rng, choice=self.ration, serving=self.serving,
@@ -97,22 +96,16 @@ class Node:
         decoded = wire.decode(envelope.body, envelope.author)
         if isinstance(decoded, wire.RolloutSet):
             self.got += len(decoded.rollouts)
-            self.member.vouch(envelope.author, len(decoded.rollouts))
-
-    def _unproven(self, author: PeerId) -> bool:
-        return not self.member.standing(author)[1] or not self.serving.serves(author)
 
 
 async def run(given: argparse.Namespace) -> None:
     identity = Identity.load_or_create(given.folder / "key")
-    suspects = json.loads(given.suspects)
     topic = Topic(given.swarm, given.digest)
     node = Node(identity, topic, partial(build_engine, given, identity), time.time, random.Random(identity.peer_id), given.folder)
 
     def ended(node: Node) -> None:
-        standing = [peer for peer in suspects if node.member.has_standing(peer)]
         aside = node.gatherer.document()["set_aside"]
-        say(round=node.round, at=time.time(), got=node.got, set_aside=aside, standing=standing, cpu=time.process_time())
+        say(round=node.round, at=time.time(), got=node.got, set_aside=aside, cpu=time.process_time())
 
     async def tell() -> None:
         peers: list[PeerId] = []
@@ -135,7 +128,6 @@ async def run(given: argparse.Namespace) -> None:
 def main() -> None:
     parser = options("tests.attacks.gathering_node", "a node that trains nothing")
     parser.add_argument("--every", type=float, default=5.0, help="seconds of a round")
-    parser.add_argument("--suspects", default="[]", help="peer ids whose standing is told, as JSON")
     trio.run(run, parser.parse_args())
 
 

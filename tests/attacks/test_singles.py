@@ -61,10 +61,10 @@ SINGLES = ("right", "wrong", "easy", "copies")
 
 
 class Crowd:
-    """Keys that share single answers, or groups, each as many as an honest node asks questions."""
+    """Keys that share single answers, or groups. each: of a key in a round; an honest node asks LOCAL questions."""
 
-    def __init__(self, swarm: Swarm, manner: Manner, keys: int) -> None:
-        self.manner, self.rng, self.tasks = manner, random.Random(swarm.seed), CurriculumTasks(TINY_9, manner.specialties)
+    def __init__(self, swarm: Swarm, manner: Manner, keys: int, each: int = LOCAL) -> None:
+        self.each, self.manner, self.rng, self.tasks = each, manner, random.Random(swarm.seed), CurriculumTasks(TINY_9, manner.specialties)
         members = [swarm.member(100 + key) for key in range(keys)]
         self.names = {member.identity.peer_id for member in members}
         self.exchanges = {member.identity.peer_id: OneByOne(member, MODEL, TINY_9) for member in members}
@@ -76,8 +76,8 @@ class Crowd:
 
     def asked(self, heard: Sequence[TaskRef]) -> Sequence[Task]:
         if not self.manner.copies:
-            return self.tasks.draw(LOCAL, self.rng)
-        return [task for ref in heard[:LOCAL] if (task := self.tasks.task(ref)) is not None]
+            return self.tasks.draw(self.each, self.rng)
+        return [task for ref in heard[: self.each] if (task := self.tasks.task(ref)) is not None]
 
     def rollout(self, task: Task, author: PeerId) -> Rollout:
         return Rollout(task.ref, tuple(Completion(text, True) for text in self.manner.answers(task, self.tasks)), author)
@@ -92,12 +92,14 @@ class Result:
     external: float  # rollouts of others in a batch
 
 
-def play(verifier: Verifier, manner: str, rounds: int, seed: int, honest: int = 3, keys: int = 3, questions: int = 216) -> Result:
+def play(
+    verifier: Verifier, manner: str, rounds: int, seed: int, honest: int = 3, keys: int = 3, questions: int = 216, each: int = LOCAL
+) -> Result:
     swarm = Swarm(verifier, seed)
     for number in range(honest):
         swarm.join(number, settings(MODEL))
     of = MANNERS[manner]
-    crowd = None if of is None else Crowd(swarm, of, keys)
+    crowd = None if of is None else Crowd(swarm, of, keys, each)
     swarm.play(rounds, [crowd.act] if crowd else [])
     authors = [author for n in swarm.learners for r in n.reports for author in r.external_authors]
     marks = [answered(n.policy, verifier, questions) for n in swarm.learners]

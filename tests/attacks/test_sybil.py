@@ -4,11 +4,11 @@ The code is the real one: `p2p.member` with inbox, reputation and queue, the exc
 Played are the policy (it learns nothing), the rewards (a text that says it is right is) and where peers are. The rules are the
 attacker's: every Sybil is connected to the victim, never breaks a rule that could be seen, and sends more than the honest do. His texts
 are correct and new (he has the answers: ReasoningGYM is open), copies of what honest nodes sent, or garbage; his network groups few or
-many. He comes when the honest have trained together for CALM rounds; or he is patient, and was there from the first round as if honest.
+many, or one machine on the honest nodes' local network; or the victim never learns where the Sybils are.
 
-Where it breaks, and the figures say so: patient Sybils earn standing with rollouts that really were useful. Then they are as good as
-anyone, and what is left is the cap of a quarter of the choice for each network group: in one group they get one in eight of a batch,
-with many groups what their number is worth. What they then send is still scored by us, and looked at by the gate.
+What he gets is what his addresses are worth: as much as an honest node for each network group, and never more than a quarter of a choice
+for one. Where it breaks, and the figures say so: who has as many network groups as the honest has half of what is taken from others. What
+they send is still scored by us, and looked at by the gate.
 """
 
 import itertools
@@ -40,8 +40,8 @@ from tests.attacks.harness import Attack, Shares, show, worst
 
 HONEST, SYBILS = 10, 100
 ROUND = 30.0  # seconds
-CALM = 25  # rounds
-ATTACKED = 30  # rounds
+ROUNDS = 30
+LAN, HIDDEN = "lan", "unknown"  # where the Sybils are: on one machine of the honest nodes' local network; the victim never learns it
 COMPLETIONS = 4
 
 
@@ -80,7 +80,6 @@ class Result(Shares):
     external: list[int] = field(default_factory=list)  # rollouts of others in it
     sent: int = 0  # by honest nodes
     delivered: int = 0
-    standing: int = 0  # Sybils that have earned it, at the end
 
     @property
     def delivery(self) -> float:
@@ -88,13 +87,15 @@ class Result(Shares):
 
 
 class World:
-    def __init__(self, groups: int, text: str, rate: int, seed: int, hidden: bool) -> None:
+    def __init__(self, groups: int | str, text: str, rate: int, seed: int) -> None:
         self.rng, self.text, self.rate, self.clock = random.Random(seed), text, rate, Clock()
         self.honest = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(HONEST)]
         self.sybils = [Identity.from_seed(self.rng.randbytes(32)) for _ in range(SYBILS)]
-        where = {peer.peer_id: f"/ip4/{20 + n}.1.1.1/tcp/4001" for n, peer in enumerate(self.honest)}
-        if not hidden:
-            where |= {peer.peer_id: f"/ip4/{100 + n % groups}.1.1.1/tcp/4001" for n, peer in enumerate(self.sybils)}
+        home = "192.168.1.{}" if groups == LAN else "{}.1.1.1"
+        where = {peer.peer_id: f"/ip4/{home.format(20 + n)}/tcp/4001" for n, peer in enumerate(self.honest)}
+        if groups != HIDDEN:
+            many = groups if isinstance(groups, int) else 1
+            where |= {peer.peer_id: f"/ip4/{home.format(100 + n % many)}/tcp/4001" for n, peer in enumerate(self.sybils)}
         self.numbers, self.swarm, me = itertools.count(1), MemorySwarm(), Identity.from_seed(b"v" * 32)
         self.victim = memory_member(self.swarm, me, self.clock, engine=partial(Placed, self.swarm, where, me.peer_id))
         config = NodeConfig.model_validate({"round": {"completions": COMPLETIONS}, "gate": {"mode": "off"}})
@@ -112,10 +113,10 @@ class World:
         if result is not None:
             result.sent += 1
 
-    def round(self, number: int, *, sybils: bool, result: Result) -> None:
+    def round(self, number: int, result: Result) -> None:
         """All send, in a random order; then the victim's round."""
         made = [(task.ref, texts(next(self.numbers), useful=self.rng.random() < 0.5)) for task in self.tasks.draw(40, self.rng)]
-        sending = [(self.honest[n % HONEST], n) for n in range(40)] + [(s, -1) for s in self.sybils * self.rate if sybils]
+        sending = [(self.honest[n % HONEST], n) for n in range(40)] + [(s, -1) for s in self.sybils * self.rate]
         refs = iter(self.tasks.draw(len(sending), self.rng))
         for author, n in self.rng.sample(sending, len(sending)):
             if n >= 0:
@@ -133,58 +134,50 @@ class World:
         self.clock.now += ROUND
 
 
-def crowd(
-    groups: int = 100, text: str = "correct", rate: int = 8, *, patient: bool = False, hidden: bool = False, seed: int = 1,
-    calm: int = CALM, attacked: int = ATTACKED,
-) -> Result:  # fmt: skip
-    """rate: rollouts that each Sybil sends in a round; the honest send four. hidden: the victim never learns where the Sybils are."""
-    world = World(groups, text, 4 if patient else rate, seed, hidden)
-    for number in range(1, calm + 1):
-        world.round(number, sybils=patient, result=Result())
-    world.rate, result = rate, Result()
-    for number in range(calm + 1, calm + attacked + 1):
-        world.round(number, sybils=True, result=result)
-    reputation = world.victim.reputation
-    result.standing = sum(reputation.settled(world.clock()) and reputation.established(s.peer_id, world.clock()) for s in world.sybils)
-    whence = "unknown" if hidden else groups
-    show(f"sybil, {SYBILS} against {HONEST} honest, {text} text, {rate} rollouts a round each, groups {whence}, patient {patient}", result)
+def crowd(groups: int | str = 100, text: str = "correct", rate: int = 8, *, seed: int = 1, rounds: int = ROUNDS) -> Result:
+    """groups: of the Sybils; LAN or HIDDEN. rate: rollouts that each Sybil sends in a round; the honest send four."""
+    world, result = World(groups, text, rate, seed), Result()
+    for number in range(1, rounds + 1):
+        world.round(number, result)
+    show(f"sybil, {SYBILS} against {HONEST} honest, {text} text, {rate} rollouts a round each, groups {groups}", result)
     return result
 
 
+def fair(groups: int) -> float:
+    """The share of a batch, half of which is others', that so many groups have among those of the honest."""
+    return groups / (HONEST + groups) / 2
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("groups, text, rate", [(100, "correct", 8), (4, "copied", 8), (1, "garbage", 8), (100, "correct", 40)])
-def test_a_crowd_that_comes_gets_no_more_than_a_sixth_of_any_batch_and_crowds_nobody_out(groups: int, text: str, rate: int) -> None:
-    result = crowd(groups, text, rate, calm=CALM, attacked=6)
-    assert result.most <= 0.15 and result.mean <= 0.125
+@pytest.mark.parametrize("groups, text, rate", [(1, "correct", 8), (LAN, "correct", 40), (4, "copied", 8), (1, "garbage", 8)])
+def test_a_crowd_gets_what_its_addresses_are_worth_and_crowds_nobody_out(groups: int | str, text: str, rate: int) -> None:
+    result = crowd(groups, text, rate, rounds=8)
+    assert result.mean <= fair(groups if isinstance(groups, int) else 1) + 0.06
     assert result.delivery >= 0.99
     assert fmean(result.external) > 3  # and the batch is no smaller for it
 
 
-@pytest.mark.slow
-def test_a_patient_crowd_in_one_group_gets_no_more_than_its_share() -> None:
-    result = crowd(1, "correct", 8, patient=True, attacked=6)
-    assert result.standing == SYBILS and result.most <= 0.15 and result.delivery >= 0.99
+def test_who_hides_where_he_is_gets_no_more_than_half_of_what_is_taken() -> None:
+    assert crowd(HIDDEN, rounds=6).most <= 0.25
 
 
 def test_the_same_seed_is_the_same_run() -> None:
-    runs = [crowd(2, "correct", 2, calm=2, attacked=2) for _ in range(2)]
+    runs = [crowd(2, "correct", 2, rounds=2) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
-def attack(folder: Path, seed: int = 1, attacked: int = ATTACKED) -> dict[str, float]:
-    """attacked: rounds of the attack."""
-    play = partial(crowd, seed=seed, attacked=attacked)
-    came = {f"{kind}, groups {many}": play(many, kind) for many in (1, 4, 100) for kind in ("correct", "copied", "garbage")}
-    came["correct, 40 rollouts a round"] = play(100, "correct", 40)
-    patient = {f"patient, groups {many}": play(many, patient=True) for many in (1, 4, 100)}
-    patient["patient, groups unknown"] = play(100, patient=True, hidden=True)
-    offers = {f"offers of {many}": test_sybil_offers.crowd(many, seed=seed) for many in (100, 300)}
+def attack(folder: Path, seed: int = 1, rounds: int = ROUNDS) -> dict[str, float]:
+    few = {(groups, text): crowd(groups, text, seed=seed, rounds=rounds) for groups in (1, 4) for text in ("correct", "copied", "garbage")}
+    few[LAN, "correct"] = crowd(LAN, "correct", 40, seed=seed, rounds=rounds)
+    many = {groups: crowd(groups, seed=seed, rounds=rounds) for groups in (64, HIDDEN)}
+    offers = {f"offers of {count}": test_sybil_offers.crowd(count, seed=seed) for count in (100, 300)}
+    over = {f"{groups} {text}": result.mean - fair(groups if isinstance(groups, int) else 1) for (groups, text), result in few.items()}
     return {
-        "share_of_a_batch": max(worst(came, "most"), worst(offers, "most")),
-        "share_mean": max(worst(came, "mean"), worst(offers, "mean")),
-        "honest_lost": 1 - min(result.delivery for result in came.values()),
-        **{f"share_of_a_batch, {name}": result.most for name, result in patient.items()},
+        "share_over_fair": max(over.values()),
+        "share_of_offers": worst(offers, "mean"),
+        "honest_lost": 1 - min(result.delivery for result in few.values()),
+        **{f"share_of_a_batch, groups {groups}": result.mean for groups, result in many.items()},
     }
 
 
-ATTACK = Attack(attack, {"share_of_a_batch": 0.15, "honest_lost": 0.01}, about={"attacked": "rounds of the attack"})
+ATTACK = Attack(attack, {"share_over_fair": 0.06, "share_of_offers": 0.11, "honest_lost": 0.01})

@@ -1,5 +1,7 @@
 """The Sybil crowd again, where rollouts are offered and fetched: to be what a node fetches, or to push others' offers off its board.
 
+All Sybils are in one network group.
+
 The code is the real one: the victim's `p2p.member`, the board, the ration and the gatherer, over the memory swarm; offers are signed frames
 and blobs are fetched. The Sybils always offer first, and as much as an author may; of what they offer they hold every blob.
 `python -m benchmarks.attack sybil` plays it, too.
@@ -15,7 +17,6 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.admission.reputation import TENURE, USEFUL
 from p2p.blobs.blobs import BlobStore
 from p2p.blobs.fetch import BlobServer
 from p2p.engines.memory import MemorySwarm
@@ -66,9 +67,10 @@ class World:
         me = Identity.from_seed(b"v" * 32)
         self.victim = Victim(me, TOPIC, partial(self.swarm.join, me.peer_id), self.clock, self.rng)
         self.victim.authors = self.fetched = []
-        for who in self.honest:  # they have trained together for a while
-            self.victim.member.reputation.vouch(who.peer_id, USEFUL, self.clock() - TENURE)
-            self.victim.member.vouch(who.peer_id, 1)
+        for n, who in enumerate(self.honest):
+            self.victim.member.reputation.met(who.peer_id, f"{20 + n}.1", self.clock())
+        for who in self.sybils:
+            self.victim.member.reputation.met(who.peer_id, "99.1", self.clock())
 
     def offer(self, who: Identity, count: int) -> None:
         text = self.rng.randbytes(200).hex()
@@ -121,5 +123,5 @@ def crowd(sybils: int = 100, each: int = 32, rounds: int = ROUNDS, seed: int = 1
 @pytest.mark.slow
 def test_a_crowd_is_not_what_a_node_fetches() -> None:
     result = crowd(rounds=10)
-    assert result.most <= 0.15 and result.mean <= 0.10
+    assert result.mean <= 0.11  # at first nobody else has offered
     assert result.fetched.total() == 10 * WANTED and result.least_on_board >= 0.9 * HONEST * OFFERED - WANTED

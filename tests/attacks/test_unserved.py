@@ -5,7 +5,6 @@ memory engine time is a mock clock's and a question takes LATENCY; over libp2p a
 """
 
 import itertools
-import json
 import math
 import random
 import time
@@ -20,8 +19,6 @@ import trio
 import trio.testing
 
 from benchmarks.probes import ProbeProcess
-from p2p.admission.memory import REPUTATION, save_reputation
-from p2p.admission.reputation import TENURE, USEFUL, Reputation
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
 from p2p.identity import Identity
@@ -56,12 +53,11 @@ class Line(MemoryEngine):
         return await super().request(peer, question, limit)
 
 
-def in_memory(how: str, honest: int, standing: bool, seconds: float, seed: int = 1) -> dict[str, float]:
-    """One run over the memory engine: what honest nodes had of others before and under the attack, and how standing went."""
+def in_memory(how: str, honest: int, seconds: float, seed: int = 1) -> dict[str, float]:
+    """One run over the memory engine: what honest nodes had of others before and under the attack."""
     swarm, rng, silent = MemorySwarm(seed), random.Random(seed), set[PeerId]()
     suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
     got: list[tuple[float, int]] = []
-    lost_at: dict[tuple[PeerId, PeerId], float] = {}
     nodes: list[Node] = []
     missed: list[int] = []
 
@@ -70,18 +66,11 @@ def in_memory(how: str, honest: int, standing: bool, seconds: float, seed: int =
 
     def ended(node: Node) -> None:
         got.append((trio.current_time(), node.got))
-        for peer in suspects:
-            if not node.member.has_standing(peer):
-                lost_at.setdefault((node.id, peer), trio.current_time())
 
     async def play() -> None:
         for _ in range(honest):
             who = Identity.from_seed(rng.randbytes(32))
             nodes.append(Node(who, TOPIC, partial(Line, swarm, silent, who.peer_id), clock, random.Random(rng.random())))
-        for node in nodes if standing else ():
-            for peer in [*(other.id for other in nodes), *suspects]:
-                node.member.reputation.vouch(peer, USEFUL, START - TENURE)
-                node.member.vouch(peer, 1)
         async with trio.open_nursery() as nursery:
             for node in nodes:
                 nursery.start_soon(node.run, ROUND, ended)
@@ -101,38 +90,26 @@ def in_memory(how: str, honest: int, standing: bool, seconds: float, seed: int =
         missed.extend(node.gatherer.missed for node in nodes)
 
     trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0))
-    kept = [(node.id, peer) for node in nodes for peer in suspects if lost_at.get((node.id, peer), math.inf) - SETTLE > 120]
-    last = max((lost_at.get((node.id, peer), math.inf) for node in nodes for peer in suspects), default=SETTLE) - SETTLE
-    left, last = (len(kept), last) if standing else (0, 0.0)
-    return result("memory", how, honest, standing, _mean(got, 0, SETTLE), _mean(got, SETTLE, math.inf), left, last, fmean(missed))
+    return result("memory", how, honest, _mean(got, 0, SETTLE), _mean(got, SETTLE, math.inf), fmean(missed))
 
 
 def _mean(got: Sequence[tuple[float, int]], since: float, until: float) -> float:
     return fmean(min(count, WANTED) for at, count in got if since < at <= until)  # what came beside the places of a round fills no other
 
 
-def result(
-    engine: str, how: str, honest: int, standing: bool, before: float, under: float, left: int, last: float, missed: float
-) -> dict[str, float]:
-    found = {"before": before, "under": under, "lost": max(0.0, 1 - under / before), "standing": left, "standing_lost_after": last}
-    standing_of = "with" if standing else "without"
-    show(f"unserved, {engine}, {how}, {honest} honest, offerers {standing_of} standing", {**found, "missed": missed})
+def result(engine: str, how: str, honest: int, before: float, under: float, missed: float) -> dict[str, float]:
+    found = {"before": before, "under": under, "lost": max(0.0, 1 - under / before)}
+    show(f"unserved, {engine}, {how}, {honest} honest", {**found, "missed": missed})
     return found
 
 
-def in_processes(folder: Path, engine: str, how: str, honest: int, standing: bool, seconds: float) -> dict[str, float]:
+def in_processes(folder: Path, engine: str, how: str, honest: int, seconds: float) -> dict[str, float]:
     """The same with real nodes on loopback."""
     suspects = [key_of(SEED, n).peer_id for n in range(1, KEYS + 1)]
-    ids = [Identity.load_or_create(folder / str(n) / "key").peer_id for n in range(honest) if not (folder / str(n)).mkdir(parents=True)]
-    if standing:  # they have trained together before
-        known = Reputation()
-        for peer in [*ids, *suspects]:
-            known.vouch(peer, USEFUL, time.time() - TENURE - 60)
-            known.vouch(peer, 1, time.time() - 1)
-        for n in range(honest):
-            save_reputation(folder / str(n) / REPUTATION, known)
+    for n in range(honest):
+        (folder / str(n)).mkdir(parents=True)
     with ExitStack() as stack:
-        more = ["--every", str(ROUND), "--suspects", json.dumps(suspects)]
+        more = ["--every", str(ROUND)]
         start = partial(ProbeProcess, engine=engine, module="tests.attacks.gathering_node", more=more)
         nodes = [stack.enter_context(start(folder / "0"))]
         nodes += [stack.enter_context(start(folder / str(n), bootstrap=nodes[0].addresses[:1])) for n in range(1, honest)]
@@ -153,44 +130,34 @@ def in_processes(folder: Path, engine: str, how: str, honest: int, standing: boo
         over = time.time()
     said = [(node, line) for node in nodes for line in node.said("round")]
     got = [(line["at"], line["got"]) for _, line in said]
-    late = [(node.peer_id, peer) for node, line in said if line["at"] - begun > 120 for peer in line["standing"]]
-    last = max((line["at"] - begun for _, line in said if line["standing"]), default=0.0)
     before, under = _mean(got, begun - SETTLE + ROUND, begun), _mean(got, begun, over)
     offered = (bad.last("offered") or {"offered": 0})["offered"]
-    return {**result(engine, how, honest, standing, before, under, len(set(late)), last, -1), "offered": offered}
+    return {**result(engine, how, honest, before, under, -1), "offered": offered}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("honest, how, seconds", [(2, "deny", 40.0), (2, "gone", 40.0), (2, "fresh", 40.0), (10, "deny", 20.0)])
-def test_honest_nodes_keep_their_rollouts_where_nobody_has_standing(honest: int, how: str, seconds: float) -> None:
-    found = in_memory(how, honest, False, seconds)
+def test_honest_nodes_keep_their_rollouts(honest: int, how: str, seconds: float) -> None:
+    found = in_memory(how, honest, seconds)
     assert found["before"] == pytest.approx(WANTED, abs=0.3) and 0 <= found["lost"] < 0.2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how, seconds, lost", [("deny", 60.0, 0.05), ("silent", 120.0, 0.25)])
-def test_offerers_lose_their_standing_within_two_minutes(how: str, seconds: float, lost: float) -> None:
-    """A silent one takes longer to be told from a slow one: what is lost is lost in the first half minute."""
-    found = in_memory(how, 2, True, seconds)
-    assert 0 < found["standing_lost_after"] < seconds - 5 and 0 <= found["lost"] < lost
-
-
 def attack(
-    folder: Path, engine: str = "libp2p", honest: int = 2, standing: bool = False, how: str = "deny", minutes: float = 3.0, seed: int = 1
+    folder: Path, engine: str = "libp2p", honest: int = 2, how: str = "deny", minutes: float = 3.0, seed: int = 1
 ) -> dict[str, float]:
     if engine == "memory":
-        return in_memory(how, honest, standing, 60 * minutes, seed)
+        return in_memory(how, honest, 60 * minutes, seed)
     if how == "silent":
         raise SystemExit("silent is for the memory engine")
-    return in_processes(folder, engine, how, honest, standing, 60 * minutes)
+    return in_processes(folder, engine, how, honest, 60 * minutes)
 
 
 ATTACK = Attack(
     attack,
-    {"lost": 0.2, "standing": 0},
+    {"lost": 0.2},
     choices={"engine": ["memory", "libp2p", "hivemind"], "how": ["deny", "silent", "gone", "fresh"]},
     about={
         "how": "who is asked says no; says nothing (memory alone); nobody can be asked; and a new key for each offer",
-        "standing": "the offerers have earned it", "seed": "of the memory engine's run",
+        "seed": "of the memory engine's run",
     },
 )  # fmt: skip

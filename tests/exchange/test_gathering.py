@@ -15,6 +15,7 @@ import trio.testing
 from p2p.blobs.blobs import MAX_BLOB, pack
 from p2p.blobs.fetch import AGAIN
 from p2p.engines.memory import MemoryEngine, MemorySwarm
+from p2p.identity import public_key_of
 from p2p.member import Member
 from p2p.types import Envelope, PeerId, Reason, Unanswered
 from swarmd.config.config import RoundConfig
@@ -22,7 +23,6 @@ from swarmd.exchange import offers, wire
 from swarmd.exchange.gathering import AT_LEAST, LATE, Gatherer, gatherer_of
 from swarmd.exchange.offers import Board
 from swarmd.exchange.rollout_exchange import RolloutExchange
-from swarmd.exchange.serving import Serving
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.testing import Clock, memory_member
 from swarmd.types import Completion, Lead, Rollout, TaskRef
@@ -61,7 +61,6 @@ def join(swarm: MemorySwarm, number: int, wanted: int = 4, sequence: int = 1) ->
     gatherer = Gatherer(
         member, Board(TINY_9.trains_on, kept_rounds=2), wanted=wanted, specialties=TINY_9.specialties,
         hand_on=lambda envelope: party.got.append(envelope), clock=trio.current_time, rng=random.Random(number),
-        serving=Serving(wanted, member.has_standing),
     )  # fmt: skip
     party = Party(member, gatherer)
     return party
@@ -229,7 +228,7 @@ async def test_a_blob_of_another_task_than_was_offered_is_its_authors_fault_and_
 ) -> None:
     liar, honest, b = joined(1, 2, 3, wanted=1)
     rollouts = [Rollout(TaskRef(name, int(n)), (Completion("a", True),), liar.id) for name, n in map(str.split, packed)]
-    name = liar.member.blobs.put(blob := pack(wire.encode(rollouts, 1, "m")))
+    name = liar.member.blobs.put(blob := pack(msgspec.msgpack.encode((public_key_of(liar.id), wire.encode(rollouts, 1, "m")))))
     liar.member.publish(offers.KIND, msgspec.msgpack.encode([1, 1, [TINY_9.specialties.index(said[0])], [said[1]], [len(blob)], name]))
     async with running(b):
         shared = honest.share(7)

@@ -1,6 +1,7 @@
 """Offers: what is offered is what arrives, what is no offer is refused, and the board holds no more than it may."""
 
 import random
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -10,15 +11,15 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from p2p.blobs.blobs import MAX_BLOB, content_id, unpack
-from p2p.identity import Identity
+from p2p.blobs.blobs import MAX_BLOB, content_id, pack
+from p2p.identity import Identity, public_key_of
 from p2p.types import Envelope, PeerId, Reason
-from swarmd.exchange import offers, wire
+from swarmd.exchange import offers
 from swarmd.exchange.offers import MAX_OFFER, Board, Offered
 from swarmd.types import Completion, Rollout, TaskRef
 
 ME = Identity.from_seed(bytes(32)).peer_id
-OTHER, THIRD = PeerId("other"), PeerId("third")
+OTHER, THIRD = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2))
 SPECIALTIES = ("bf", "gcd")
 
 
@@ -42,9 +43,12 @@ def test_what_is_offered_is_what_the_blobs_hold() -> None:
     assert msgpack.unpackb(offer) == [1, 5, [0, 1] * 4, list(range(8)), sizes, names]
     for r, blob in zip(rollouts, blobs, strict=True):
         content = ["tiny", [[r.ref.specialty, r.ref.n, [[c.text, c.ended] for c in r.completions]]]]
-        assert msgpack.unpackb(zstandard.decompress(blob)) == [1, 5, *content]
-        body = wire.decode(unpack(blob), ME)
-        assert isinstance(body, wire.RolloutSet) and body.rollouts == (r,) and (body.round, body.model) == (5, "tiny")
+        author, body = msgpack.unpackb(zstandard.decompress(blob))
+        assert author == public_key_of(ME) and msgpack.unpackb(body) == [1, 5, *content]
+        item = Offered(ME, r.ref, content_id(blob), len(blob), None)
+        assert offers.decode_blob(blob, item) == (body, r)
+        assert offers.decode_blob(blob, replace(item, author=OTHER)) is Reason.NOT_ITS_OWN
+        assert offers.decode_blob(blob, replace(item, ref=TaskRef("bf", 99))) is Reason.MISLABELLED
 
 
 def test_golden_bytes() -> None:
@@ -198,13 +202,32 @@ def test_the_board_has_an_end() -> None:
     assert [o.ref.n for o in on_offer] == [4, 5, 6, 7, 8]
 
 
-def test_a_crowd_of_newcomers_does_not_push_out_the_others() -> None:
-    on_offer = Board(lambda _: True, kept_rounds=2, in_all=40, newcomer=lambda author: author.startswith("sybil"))
+def test_a_crowd_in_few_groups_does_not_push_out_the_others() -> None:
+    groups = {"sybil": "rack", "friend": ""}
+    on_offer = Board(lambda _: True, kept_rounds=2, in_all=40, group_of=lambda author: groups[author.split()[0]])
     on_offer.add([offered(PeerId(f"friend {n}"), n) for n in range(20)])
     on_offer.add([offered(PeerId(f"sybil {n}"), n, name=100 + n) for n in range(1000)])
     assert [o.ref.n for o in on_offer] == [*range(20), *range(980, 1000)]
     on_offer.add([offered(PeerId(f"friend {n}"), n, name=2000 + n) for n in range(20)])
-    assert sum(o.author.startswith("sybil") for o in on_offer) == 10  # a quarter is theirs
+    assert sum(o.author.startswith("sybil") for o in on_offer) < 3
+
+
+def test_the_first_who_offers_an_id_keeps_it_until_it_proves_to_be_anothers() -> None:
+    on_offer = board()
+    for author in (ME, OTHER):
+        on_offer.add([offered(author, 1)])
+    (item,) = on_offer.choose(9, random.Random(0))
+    on_offer.add([offered(OTHER, 1)])
+    assert item.author == ME and not len(on_offer)
+    on_offer.reopen(item)
+    on_offer.add([offered(OTHER, 1)])
+    assert [o.author for o in on_offer] == [OTHER]
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_blob_or_a_reason(content: bytes) -> None:
+    for blob in (content, pack(content)) if content else ():
+        assert isinstance(offers.decode_blob(blob, offered(ME, 1)), Reason)
 
 
 def test_the_choice_is_uniform_over_rollouts() -> None:

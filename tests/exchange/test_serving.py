@@ -6,14 +6,12 @@ from collections.abc import Sequence
 import trio
 import trio.testing
 
-from p2p.admission.reputation import TENURE, USEFUL
 from p2p.blobs.fetch import HolderReply
 from p2p.engines.memory import MemorySwarm
 from p2p.types import PeerId, Reason
 from swarmd.exchange import offers
-from swarmd.exchange.offers import Board, Offered, uniform
+from swarmd.exchange.offers import Offered, uniform
 from swarmd.exchange.serving import ASIDE, HARD, SOFT, STRANGERS, Serving
-from swarmd.testing import NOW
 from swarmd.types import TaskRef
 from tests.exchange.test_gathering import Party, engine_of, join, joined, running, settled
 
@@ -111,12 +109,6 @@ def test_while_nobody_serves_new_names_are_free() -> None:
     assert len(chosen(serving, [item for n in range(20, 30) for item in offered(PeerId(str(n)), 1)], 4, 2.0)) == 4
 
 
-def test_one_with_standing_is_no_stranger_after_our_restart() -> None:
-    serving = Serving(4, lambda author: author == A)
-    assert serving.serves(A) and not serving.serves(B)
-    assert fail(serving, B, 1, 1.0) == [False] and fail(serving, A, 3, 1.0)[-1]  # a stranger has nothing to lose
-
-
 def test_silence_is_held_against_an_author_only_where_others_answered_of_late() -> None:
     serving = Serving(4)
     assert serving.cost(HolderReply.NOTHING, True, 5.0) == SOFT and serving.cost(HolderReply.NO, False, 5.0) == HARD
@@ -126,65 +118,57 @@ def test_silence_is_held_against_an_author_only_where_others_answered_of_late() 
     assert serving.cost(HolderReply.NOTHING, True, 66.0) == SOFT
 
 
-def test_nobody_hides_what_another_offers_behind_a_name_that_does_not_serve() -> None:
-    board = Board(lambda _: True, kept_rounds=2, newcomer=lambda author: author != A)
-    board.add([Offered(B, TaskRef("bf", 1), b"id", 10, None)])
-    board.add([Offered(PeerId("c"), TaskRef("bf", 1), b"id", 10, None)])
-    assert [item.author for item in board] == [B]
-    board.add([Offered(A, TaskRef("bf", 1), b"id", 10, None)])
-    board.add([Offered(B, TaskRef("bf", 1), b"id", 10, None)])
-    assert [item.author for item in board] == [A]
-
-
 # Members of a swarm, over the memory engine.
 
 
-def give_standing(node: Party, *authors: PeerId) -> None:
-    for author in authors:
-        node.member.reputation.vouch(author, USEFUL, NOW - TENURE)
-        node.member.vouch(author, 1)
+async def serve(a: Party, b: Party) -> None:
+    """Have b fetch a round's rollouts of a."""
+    a.share(*range(900, 904))
+    await settled(1)
+    assert len(b.rollouts()) == 4
+    b.got.clear()
+    b.gatherer.next_round()
 
 
-async def test_a_restarted_author_has_failed_once_and_keeps_its_standing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_restarted_author_has_failed_once(autojump_clock: trio.testing.MockClock) -> None:
     swarm = MemorySwarm()
     a, b = join(swarm, 1), join(swarm, 2)
-    give_standing(b, a.id)
-    a.share(*range(12))
-    again = join(swarm, 1, sequence=100)  # the same key, and none of what it held
     async with running(b):
+        await serve(a, b)
+        a.share(*range(12))
+        again = join(swarm, 1, sequence=100)  # the same key, and none of what it held
         await settled(5)
         assert b.gatherer.missed == 4 and not b.rollouts() and b.gatherer.document()["on_offer"] == 0
         shared = again.share(*range(20, 28))
         await settled(1)
         assert len(b.rollouts()) == 4 and all(rollout in shared for rollout in b.rollouts())
-    assert b.member.has_standing(a.id) and not b.member.reports
+    assert b.member.score(a.id) == 0 and not b.member.reports
 
 
-async def test_an_author_that_is_gone_keeps_its_standing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_an_author_that_is_gone_is_not_blamed(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
-    give_standing(b, a.id)
-    a.share(*range(60))
-    engine_of(a).leave()
     async with running(b):
+        await serve(a, b)
+        a.share(*range(60))
+        engine_of(a).leave()
         await settled(100)
-    assert b.gatherer.missed > 20 and b.member.has_standing(a.id) and not b.member.reports
+    assert b.gatherer.missed > 20 and b.member.score(a.id) == 0 and not b.member.reports
 
 
-async def test_who_refuses_what_it_offers_loses_its_standing(autojump_clock: trio.testing.MockClock) -> None:
+async def test_who_served_and_then_refuses_what_it_offers_is_blamed_a_little(autojump_clock: trio.testing.MockClock) -> None:
     a, b = joined(1, 2)
-    give_standing(b, a.id)
     async with running(b):
+        await serve(a, b)
         for n in range(3):
             a.member.publish(offers.KIND, offers._body(1, [(0, 10 * n + i, 100, bytes([n, i]) * 6) for i in range(8)]))
             await settled(1)
-    assert b.member.reports == {Reason.UNSERVED: 1} and not b.member.has_standing(a.id)
+    assert b.member.reports == {Reason.UNSERVED: 1}
     assert -2 <= b.member.score(a.id) < 0  # and no more than that
 
 
 async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: trio.testing.MockClock) -> None:
     """He offers ids that an honest author offers, and sizes that are too small for them."""
     a, b, liar = joined(1, 2, 3)
-    give_standing(b, a.id, liar.id)
     async with running(b):
         shared = []
         for n in range(4):
@@ -195,5 +179,5 @@ async def test_naming_what_another_has_harms_the_namer_alone(autojump_clock: tri
             await settled(6)
             b.gatherer.next_round()
             await settled(6)
-    assert b.member.has_standing(a.id) and b.member.score(a.id) == 0 and not b.member.has_standing(liar.id)
+    assert b.member.score(a.id) == 0
     assert sum(rollout.author == a.id for rollout in b.rollouts()) >= 16 and all(rollout in shared for rollout in b.rollouts())

@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from p2p.admission.inbox import AdmissionLimits, Inbox
 from p2p.admission.replays import FRAMES
-from p2p.admission.reputation import TENURE, USEFUL, Reputation
 from p2p.envelope import MAX_FRAME, seal
 from p2p.identity import Identity
 from p2p.topic import Topic
@@ -120,26 +119,6 @@ def test_what_nobody_signed_is_charged_to_the_connection_before_another_signatur
     assert reason(box.receive(frame(A, 1), NOW, B.peer_id)) is Reason.FLOODING
     assert reason(box.receive(frame(A, 1), NOW, ME.peer_id)) is None
     assert reason(box.receive(frame(A, 2, NOW + 1), NOW + 1, B.peer_id)) is None
-
-
-def known(*friends: Identity) -> Reputation:
-    """With whom we have trained for a while."""
-    reputation = Reputation()
-    for friend in friends:
-        reputation.vouch(friend.peer_id, USEFUL, NOW - TENURE)
-        reputation.vouch(friend.peer_id, 1, NOW)
-    return reputation
-
-
-def test_a_crowd_of_newcomers_has_one_quota_together_and_forged_ones_do_not_use_it_up() -> None:
-    box, rng = Inbox(ME.peer_id, SWARM, AdmissionLimits(newcomers_burst=50, newcomers_per_second=1), opinion=known(A)), random.Random(0)
-    crowd = [Identity.from_seed(rng.randbytes(32)) for _ in range(60)]
-    assert all(reason(box.receive(forged(sybil, 1), NOW)) is Reason.BAD_SIGNATURE for sybil in crowd)
-    outcomes = [reason(box.receive(frame(sybil, 1), NOW)) for sybil in crowd]
-    assert outcomes == [None] * 50 + [Reason.CROWDED] * 10 and Reason.CROWDED.verdict is Verdict.IGNORE
-    assert reason(box.receive(frame(A, 1), NOW)) is None
-    box = Inbox(ME.peer_id, SWARM, AdmissionLimits(newcomers_burst=50, newcomers_per_second=1), opinion=known())  # a new swarm
-    assert all(reason(box.receive(frame(sybil, 1), NOW)) is None for sybil in crowd)
 
 
 EVENTS = st.lists(st.tuples(st.integers(0, 39), st.integers(-400, 400), st.integers(0, 2)), max_size=80)

@@ -11,7 +11,7 @@ from libp2p.peer.id import ID
 
 from p2p.admission.fair_queue import FairQueue
 from p2p.admission.memory import load_reputation, save_reputation
-from p2p.admission.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, QUIET, REPEATS, SHUNNED, TENURE, USEFUL, Reputation
+from p2p.admission.reputation import BAN, HALF_LIFE, MAX_BAN, MAX_BAN_PASSED_ON, REPEATS, SHUNNED, Reputation
 from p2p.blobs.fetch import Fetcher, Want
 from p2p.engines.memory import MemoryEngine, MemorySwarm
 from p2p.envelope import seal
@@ -23,13 +23,6 @@ from tests.p2p.real import real_engine
 
 NOW = 1_700_000_000.0
 A, B, C = (Identity.from_seed(bytes([n]) * 32).peer_id for n in (1, 2, 3))
-
-
-def earn(reputation: Reputation, peer: PeerId, now: float = NOW) -> float:
-    """Give a peer standing; returns when it has it."""
-    reputation.vouch(peer, USEFUL - 1, now)
-    reputation.vouch(peer, 1, now + TENURE)
-    return now + TENURE
 
 
 def test_a_score_falls_with_each_offence_and_comes_back_by_half() -> None:
@@ -99,36 +92,6 @@ def test_repeats_are_free_up_to_a_flood_of_them() -> None:
     assert not any(told[:-2]) and any(told[-2:])
 
 
-def test_standing_takes_useful_rollouts_and_time() -> None:
-    reputation = Reputation()
-    now = earn(reputation, A)
-    reputation.vouch(B, 1000, now)
-    reputation.vouch(B, 1, now + TENURE - 1)  # enough, but too soon
-    reputation.vouch(C, 1, NOW)
-    reputation.vouch(C, 1, now)  # long enough, but too few
-    assert [reputation.established(peer, now) for peer in (A, B, C)] == [True, False, False]
-    reputation.vouch(B, 1, now + TENURE)
-    assert reputation.established(B, now + TENURE)
-
-
-def test_while_nobody_has_standing_or_all_are_silent_everybody_is_as_good_as_established() -> None:
-    reputation = Reputation()
-    assert reputation.established(A, NOW) and not reputation.settled(NOW)
-    now = earn(reputation, A)
-    assert reputation.settled(now) and not reputation.established(B, now)
-    assert reputation.established(B, now + QUIET) and not reputation.settled(now + QUIET)
-    reputation.vouch(A, 1, now + 2 * QUIET)
-    assert not reputation.established(B, now + 2 * QUIET)
-
-
-def test_standing_is_lost_at_once_by_ones_own_offence_and_not_by_what_one_passed_on() -> None:
-    reputation = Reputation()
-    now = max(earn(reputation, peer) for peer in (A, B, C))
-    reputation.offence(A, Reason.UNKNOWN_TASK, now)
-    reputation.offence(B, Reason.BAD_SIGNATURE, now)
-    assert [reputation.established(peer, now) for peer in (A, B, C)] == [False, True, True]
-
-
 def test_its_file_is_private_and_a_damaged_one_is_set_aside(tmp_path: Path) -> None:
     path, reputation, clean = tmp_path / "reputation", Reputation(), Reputation()
     reputation.met(A, "11.0", NOW)
@@ -145,21 +108,19 @@ def test_its_file_is_private_and_a_damaged_one_is_set_aside(tmp_path: Path) -> N
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x92\x02\x80", b"\x92\x01\x81\xa1x\x91\xa1y", b"\x91" * 100_000])
 def test_what_is_no_file_changes_nothing(data: bytes) -> None:
     reputation = Reputation()
-    now = earn(reputation, A)
+    reputation.offence(A, Reason.UNDECODABLE, NOW)
     with pytest.raises(ValueError):
-        reputation.load(data, now)
-    assert reputation.established(A, now)
+        reputation.load(data, NOW)
+    assert reputation.score(A, NOW) < 0
 
 
-def test_a_flood_of_names_forgets_neither_friends_nor_the_banned() -> None:
+def test_a_flood_of_names_does_not_forget_the_banned() -> None:
     reputation, rng = Reputation(limit=500), random.Random(0)
-    now = earn(reputation, A)
     for _ in range(5):
-        reputation.offence(B, Reason.NOT_ASKED_FOR, now)
+        reputation.offence(B, Reason.NOT_ASKED_FOR, NOW)
     for n in range(5000):
-        reputation.offence(peer_id_of(rng.randbytes(32)), Reason.MALFORMED, now + n / 100)
-    assert len(reputation._peers) <= 500
-    assert reputation.established(A, now + 60) and reputation.shunned(B, now + 59)
+        reputation.offence(peer_id_of(rng.randbytes(32)), Reason.MALFORMED, NOW + n / 100)
+    assert len(reputation._peers) <= 500 and reputation.shunned(B, NOW + 59)
 
 
 class Placed(MemoryEngine):
@@ -208,12 +169,9 @@ async def test_a_member_says_of_each_envelope_whose_it_is_and_remembers_over_res
     life = Life(tmp_path, where={A: "/ip4/11.0.1.2/tcp/1", B: "/ip4/9.9.9.9/tcp/1/p2p/x/p2p-circuit"})
     assert life.hear(ALICE, 1) is Verdict.ACCEPT
     (first,) = life.member.received()
-    assert (first.group, first.established) == ("11.0", True)  # nobody has standing yet
-    for _ in range(2):
-        life.member.vouch(A, USEFUL)
-        life.now += TENURE
+    assert first.group == "11.0"
     assert life.hear(ALICE, 2) is Verdict.ACCEPT and life.hear(BOB, 1, via=A) is Verdict.ACCEPT
-    assert [(e.author, e.via, e.group, e.established) for e in life.member.received()] == [(A, None, "11.0", True), (B, A, "", False)]
+    assert [(e.author, e.via, e.group) for e in life.member.received()] == [(A, None, "11.0"), (B, A, "")]
     for _ in range(5):
         life.member.report(B, Reason.NOT_ASKED_FOR)
     assert life.told == [(B, BAN)]
@@ -222,7 +180,7 @@ async def test_a_member_says_of_each_envelope_whose_it_is_and_remembers_over_res
     again = Life(tmp_path, life.now + 5)
     await again.run(1)
     assert again.told == [(B, BAN - 5)]  # the engine begins anew, and is told again
-    assert again.member.standing(A) == ("11.0", True) and again.member.standing(C) == ("", False)
+    assert again.member.group(A) == "11.0" and again.member.group(C) == ""
     assert again.member.score(B) < SHUNNED and again.hear(BOB, 9) is Verdict.IGNORE
     assert again.hear(ALICE, 3, via=B) is Verdict.IGNORE and again.hear(ALICE, 2) is Verdict.IGNORE
     assert again.member.rejected == {Reason.SHUNNED: 2, Reason.DUPLICATE: 1}
@@ -276,27 +234,27 @@ async def test_the_mesh_hears_what_we_think(nursery: trio.Nursery) -> None:
     assert scorer.is_graylisted(ID.from_string(A), [str(TOPIC)]) and not scorer.is_graylisted(ID.from_string(B), [str(TOPIC)])
 
 
-def envelope(author: str, n: int, *, established: bool, size: int = 10) -> Envelope:
-    return Envelope(PeerId(author), n, NOW, "rollouts", bytes(size), established=established)
+def envelope(author: str, n: int, group: str = "", size: int = 10) -> Envelope:
+    return Envelope(PeerId(author), n, NOW, "rollouts", bytes(size), group=group)
 
 
-def test_a_crowd_pushes_out_its_own() -> None:
+def test_a_crowd_in_one_group_pushes_out_its_own() -> None:
     queue = FairQueue(frames=100)
     for n in range(80):
-        queue.put(envelope(f"honest {n % 10}", n, established=True))
+        queue.put(envelope(f"honest {n % 10}", n, f"home {n % 10}"))
         for k in range(20):
-            queue.put(envelope(f"sybil {n} {k}", k, established=False))
+            queue.put(envelope(f"sybil {n} {k}", k, "rack"))
     waiting = queue.drain()
-    assert sum(e.established for e in waiting) == 80 - 5 and len(waiting) == 100  # a quarter is the newcomers'
+    assert sum(e.group == "rack" for e in waiting) == 20 and len(waiting) == 100
     assert queue.dropped == 80 * 21 - 100 and queue.bytes == len(queue) == 0
 
 
-def test_where_all_have_standing_who_sends_most_loses_most() -> None:
+def test_who_sends_most_loses_most() -> None:
     queue = FairQueue(frames=1000, bytes_=10_000)
     for n in range(50):
-        queue.put(envelope("quiet", n, established=True, size=100))
+        queue.put(envelope("quiet", n, size=100))
         for k in range(20):
-            queue.put(envelope("loud", 20 * n + k, established=True, size=100))
+            queue.put(envelope("loud", 20 * n + k, size=100))
     waiting = queue.drain()
     assert [e.sequence for e in waiting if e.author == "quiet"] == list(range(50))
     assert [e.sequence for e in waiting if e.author == "loud"] == list(range(950, 1000))

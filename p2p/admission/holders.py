@@ -1,0 +1,86 @@
+"""Who holds how much of a bounded store, and what is dropped where it is full. Pure.
+
+Dropped is the oldest entry of the author that holds most in the network group that holds most. So a flood, or a crowd of names on few
+addresses, pushes out its own, and who holds little loses nothing. An author whose group is not known counts as a group of its own.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+from p2p.types import PeerId
+
+H = TypeVar("H", bound=Hashable)
+K = TypeVar("K", bound=Hashable)
+
+
+class _Tally(Generic[H]):
+    """Counts by holder; who has most is known at once, however many there are."""
+
+    def __init__(self) -> None:
+        self._counts: dict[H, int] = {}
+        self._by_count: dict[int, OrderedDict[H, None]] = {}
+        self._most = 0
+
+    def add(self, holder: H, change: int) -> None:
+        """change: 1 or -1."""
+        count = self._counts.pop(holder, 0)
+        if count:
+            self._by_count[count].pop(holder)
+        if count + change:
+            self._counts[holder] = count + change
+            self._by_count.setdefault(count + change, OrderedDict())[holder] = None
+        self._most = max(self._most, count + change)
+        while self._most and not self._by_count.get(self._most):
+            self._by_count.pop(self._most, None)
+            self._most -= 1
+
+    def most(self) -> H:
+        return next(iter(self._by_count[self._most]))
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+
+class Holders(Generic[K]):
+    """Entries by key, oldest first, and whose each is."""
+
+    def __init__(self) -> None:
+        self._owners: OrderedDict[K, tuple[str, PeerId]] = OrderedDict()
+        self._groups: _Tally[str] = _Tally()
+        self._authors: dict[str, _Tally[PeerId]] = {}
+        self._entries: dict[tuple[str, PeerId], OrderedDict[K, None]] = {}
+
+    def add(self, key: K, author: PeerId, group: str) -> None:
+        """Add an entry, the newest. group: "" where it is not known."""
+        owner = (group or author, author)
+        self._owners[key] = owner
+        self._groups.add(owner[0], 1)
+        self._authors.setdefault(owner[0], _Tally()).add(author, 1)
+        self._entries.setdefault(owner, OrderedDict())[key] = None
+
+    def remove(self, key: K) -> None:
+        """Remove an entry. Raises KeyError where there is none."""
+        owner = self._owners.pop(key)
+        self._groups.add(owner[0], -1)
+        self._authors[owner[0]].add(owner[1], -1)
+        if not len(self._authors[owner[0]]):
+            del self._authors[owner[0]]
+        del self._entries[owner][key]
+        if not self._entries[owner]:
+            del self._entries[owner]
+
+    def of(self, author: PeerId, group: str) -> list[K]:
+        """Return the keys of an author's entries, oldest first."""
+        return list(self._entries.get((group or author, author), ()))
+
+    def excess(self) -> K:
+        """Return the key of the entry to drop first. Raises KeyError where there is none."""
+        group = self._groups.most()
+        return next(iter(self._entries[(group, self._authors[group].most())]))
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._owners)

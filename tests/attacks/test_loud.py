@@ -1,0 +1,38 @@
+"""Two loud authors within every limit: ten right rollouts a round each, of the easiest specialty. `pytest -s` prints the figures.
+
+What they get of what honest nodes take, and what it does to what those learn. A swarm on one machine, so network groups tell nobody apart.
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+from swarmd.tasks.curriculum import TINY_9
+from swarmd.tasks.scoring import Verifier
+from tests.attacks.harness import Attack, show
+from tests.attacks.test_singles import NOBODY, play
+
+HONEST, LOUD, EACH = 4, 2, 10
+FAIR = LOUD / (HONEST - 1 + LOUD)  # of what an honest node takes of others
+
+
+def test_two_loud_authors_get_little_more_than_a_fair_share(verifier: Verifier) -> None:
+    """Of few rounds: without caps it is 0.9. What it does to who learns: `python -m benchmarks.attack loud`."""
+    assert play(verifier, "easy groups", 4, 1, honest=HONEST, keys=LOUD, questions=9, each=EACH).crowd <= FAIR + 0.2
+
+
+def attack(folder: Path, rounds: int = 40, seeds: int = 3) -> dict[str, float]:
+    found = []
+    with Verifier(TINY_9.name) as verifier:
+        for seed in range(1, seeds + 1):
+            for kind in (NOBODY, "easy groups"):
+                found.append(play(verifier, kind, rounds, seed, honest=HONEST, keys=LOUD, each=EACH))
+                show(f"loud, seed {seed}, {kind}", found[-1])
+    clean, attacked = found[::2], found[1::2]
+    return {
+        "share_over_fair": fmean(result.crowd for result in attacked) - FAIR,
+        "reward_lost": 1 - fmean(result.reward for result in attacked) / fmean(result.reward for result in clean),
+        "honest_taken": fmean(r.external * (1 - r.crowd) for r in attacked) / fmean(r.external for r in clean),
+    }
+
+
+ATTACK = Attack(attack, {"share_over_fair": 0.11}, about={"rounds": "of each run"})
