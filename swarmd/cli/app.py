@@ -142,6 +142,7 @@ def join(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON line per round on standard output.")] = False,
 ) -> None:
     """Join the swarm and train until stopped. Ctrl-C finishes the round, saves and exits; the next join resumes."""
+    tell("starting swarmd …")
     from swarmd.config.sources import resolve
 
     flags: dict[str, object] = {"model": model, "swarm": swarm, "bootstrap": bootstrap, "judge": judge, "rounds": rounds, "local": local}
@@ -166,12 +167,15 @@ def _join(resolved: "Resolved", accepted: "Invitation | None", folder: Path, as_
         invite.say_what_is_joined(accepted, resolved, node_config)
     preflight.check(node_config.model)
     with StateFolder.open(folder) as state:
+        state.require_room()
         from swarmd.cli.view_log import LogView
         from swarmd.cli.view_notify import NotifyView
-        from swarmd.daemon.daemon import run_node
+        from swarmd.cli.view_plain import StartView
 
-        view = NotifyView(LogView(_view(as_json)), _notifier(node_config.notify))
+        view = NotifyView(LogView(StartView(_view(as_json))), _notifier(node_config.notify))
         try:
+            from swarmd.daemon.daemon import run_node
+
             code = run_node(node_config, state, view, lambda: remember(resolved, folder))
             view.ended(None)
         except OperatorError as error:

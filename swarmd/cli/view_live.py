@@ -55,6 +55,8 @@ class LiveView:
 
     def talk(self, text: str) -> None:
         self._page.say(text)
+        if self._page.document is None:
+            self._live.refresh()
 
     def close(self) -> None:
         if not self._live.is_started:
@@ -80,7 +82,7 @@ class Page:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         document = self.document
         if document is None:
-            yield Text("starting …")
+            yield Text(self._events[-1][1] if self._events else "starting …")
             return
         width, height = options.max_width - 4, options.size.height
         header, facts = _header(document, self._clock(), width), _facts(document, width - _NAMES)

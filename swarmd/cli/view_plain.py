@@ -9,11 +9,13 @@ import json
 import os
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Final
 
 from swarmd.daemon.status_words import round_sentence, so_far, state_sentence, trouble_sentence, who
+from swarmd.protocols import View
 from swarmd.terminal import printable
 
 MINUTE: Final = 60.0  # seconds between two lines about rounds: a small model plays several a second
@@ -86,6 +88,36 @@ class PlainView:
         if text and self._said.get(what) != text:
             self._said[what] = text
             self.talk(text)
+
+
+class StartView:
+    """Says every few seconds, from a thread, that the node still starts, until its first status; passes everything else on.
+
+    Until then the process imports, and on a busy machine that takes half a minute.
+    """
+
+    def __init__(self, view: View, every: float = STARTING - 1) -> None:
+        self._view, self._every, self._begun = view, every, time.monotonic()
+        self._over = threading.Event()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        while not self._over.wait(self._every):
+            self._view.talk(f"starting: loading the network, for {time.monotonic() - self._begun:.0f} s")
+
+    def status(self, document: Mapping[str, Any]) -> None:
+        self._over.set()
+        self._view.status(document)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        self._view.round(line)
+
+    def talk(self, text: str) -> None:
+        self._view.talk(text)
+
+    def close(self) -> None:
+        self._over.set()
+        self._view.close()
 
 
 class JsonView:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from p2p import durable
-from swarmd.errors import ConfigError, StateFolderInUse
+from swarmd.errors import CannotRecord, ConfigError, StateFolderInUse
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ METRICS_FILE = "metrics.jsonl"
 SEED_FILE = "node.json"
 CHOICES_FILE = "choices.json"
 LOG_FILE = "swarmd.log"
+LEAST_ROOM = 24_000_000  # bytes free on the disk when a node starts: two checkpoints of the model tiny have 20 MB
 _LOCK_WAIT = 0.2  # seconds; `in_use` holds the lock for an instant, and is no owner:
 _NO_OWNER_WAIT = 5.0  # where the lock names no process that lives, on a busy machine
 
@@ -79,6 +81,14 @@ class StateFolder:
                 "or give this one another folder with --state-dir."
             )
         return cls(path, lock)
+
+    def require_room(self) -> None:
+        """Ask whether the disk has room for the smallest model's checkpoints, figures and logs. CannotRecord."""
+        if (free := shutil.disk_usage(self.path).free) < LEAST_ROOM:
+            raise CannotRecord(
+                f"{self.path}: the disk has {free / 1e6:.0f} MB free, and a node needs {LEAST_ROOM / 1e6:.0f} MB at least, for its "
+                "checkpoints, figures and logs. Free some space, or choose another folder with --state-dir."
+            )
 
     def close(self) -> None:
         if self._lock is not None:

@@ -47,7 +47,7 @@ DAY = 86_400.0  # seconds
 
 
 class DiskFull(SwarmdError):
-    """The disk is full. Free some space; the last checkpoint is whole."""
+    """The disk is full. Free some space; a checkpoint that was saved before is whole."""
 
 
 class CheckpointRefused(SwarmdError):
@@ -132,6 +132,15 @@ class Checkpoints:
         self._prune(keep=final)
         self.size = sum(line["bytes"] for line in written.values())
         return final
+
+    def require_room(self, size: int) -> None:
+        """Ask before there is anything to lose whether a checkpoint of `size` bytes would fit on the disk. DiskFull."""
+        there = self.folder if self.folder.is_dir() else self.folder.parent
+        if (free := shutil.disk_usage(there).free) < size:
+            raise DiskFull(
+                f"no room for a checkpoint in {self.folder}: it takes {size / 1e6:.0f} MB, and the disk has {free / 1e6:.0f} MB free. "
+                f"Free some space; {_what_is_saved(self.folder)}."
+            )
 
     def newest(self, take_up: Callable[[RunState, Path], None] | None = None) -> tuple[RunState, Path, list[str]] | None:
         """The newest whole checkpoint, its folder, and what had to be passed over to find it. None where there never was one.
@@ -331,7 +340,12 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _what_is_saved(folder: Path) -> str:
+    newest = saved_in(folder)[-1:]
+    return f"the last checkpoint, {newest[0].name}, is whole" if newest else "no checkpoint has been saved yet"
+
+
 def _explained(error: OSError, folder: Path) -> SwarmdError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"no room for a checkpoint in {folder}: {error.strerror}. Free some space; the last checkpoint is whole.")
+        return DiskFull(f"no room for a checkpoint in {folder}: {error.strerror}. Free some space; {_what_is_saved(folder)}.")
     return CheckpointRefused(f"no checkpoint can be written in {folder}: {error.strerror or error}. Check the folder's owner and mode.")

@@ -69,6 +69,7 @@ class Trainer:
     def run(self, after_first: Callable[[], None] = lambda: None) -> None:
         """Round after round, until the limit is reached or the daemon says stop; then save and leave. after_first: called after one."""
         limit, begun_at = self.config.round.rounds, self.round
+        self._insist(partial(self.checkpoints.require_room, self._checkpoint_bytes()))
         self.link.tell(link.TrainerState("training", "the first round since the start", "wait: it is often the longest"))
         while not self.link.stopping and not (limit and self.round >= limit):
             if self.link.paused:
@@ -84,6 +85,11 @@ class Trainer:
             self._rest(begun + self.config.round.pace)
         self._save_all()
         self.link.tell(link.Stopped(self.round))
+
+    def _checkpoint_bytes(self) -> int:
+        """About how large the first checkpoint will be: before the first update there are weights, and no moments of them."""
+        moments = 1 if self.config.train.optimizer == "adamw8bit" else 2
+        return self.policy.state_bytes * (1 + moments if self.round == 0 else 1)
 
     def _one_round(self) -> None:
         log_with(round=self.round + 1)

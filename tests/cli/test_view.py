@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from swarmd.cli.view_live import LiveView, Page, braille
 from swarmd.cli.view_log import LINES, LogView
-from swarmd.cli.view_plain import JsonView, PlainView
+from swarmd.cli.view_plain import JsonView, PlainView, StartView
 from swarmd.daemon.status_words import peer_lines, round_sentence, state_sentence, status_lines, workers_words
 from swarmd.testing import PATIENCE
 from tests.processes import killed_after
@@ -131,7 +132,7 @@ def test_one_of_a_thing_is_no_plural_and_what_is_unknown_is_a_dash() -> None:
 
 
 def test_the_page_draws_before_anything_is_known_and_from_little() -> None:
-    assert drawn(None, 60, 24) == ["starting …"]
+    assert drawn(None, 60, 24, events=0) == ["starting …"] and drawn(None, 60, 24)[0].startswith("event 1: ")
     for shown in ({}, {"state": "starting"}, document(rewards=[0.5], round=1), document(rewards=[None, 0.5], judge=None, swarm=None)):
         assert drawn(shown, 60, 24)
 
@@ -354,6 +355,22 @@ def test_a_start_that_takes_long_says_how_long_every_five_seconds() -> None:
     now[0] += 60
     view.status(document())
     assert out.getvalue().splitlines()[6:] == ["training"]
+
+
+def test_imports_before_the_first_status_are_no_blind_wait() -> None:
+    out, told = io.StringIO(), threading.Event()
+
+    class Told(PlainView):
+        def talk(self, text: str) -> None:
+            super().talk(text)
+            told.set()
+
+    view = StartView(Told(out), every=0.01)
+    assert told.wait(PATIENCE)
+    view.status(document())
+    view.close()
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("starting: loading the network, for ")]
+    assert lines and out.getvalue().splitlines()[-1] == "training"
 
 
 def test_a_paused_page_is_drawn_seldom_and_at_once_when_something_happens() -> None:

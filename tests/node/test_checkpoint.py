@@ -268,6 +268,16 @@ def test_when_none_is_whole_the_run_does_not_silently_start_anew(tmp_path: Path)
             checkpoints.newest()
 
 
+def test_room_is_asked_for_before_there_is_anything_to_lose_and_what_is_saved_is_said_as_it_is(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.require_room(1)
+    with pytest.raises(DiskFull, match=r"it takes 1000000000000 MB, and the disk has \d+ MB free\. Free some space; no checkpoint"):
+        checkpoints.require_room(10**18)
+    checkpoints.save(state(1), policy())
+    with pytest.raises(DiskFull, match=r"Free some space; the last checkpoint, round-00000001, is whole"):
+        checkpoints.require_room(10**18)
+
+
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_really_full_device(tmp_path: Path) -> None:
     with pytest.raises(DiskFull):

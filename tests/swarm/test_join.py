@@ -204,6 +204,18 @@ def test_a_full_disk_pauses_the_run_until_there_is_room(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(state)], check=False)
 
 
+def test_a_disk_that_is_full_at_the_start_is_told_at_once(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    if os.geteuid() != 0 or not mounted(state, 8):
+        pytest.skip("needs root, to mount a small disk")
+    try:
+        done = join(state, "--rounds", "1")
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=False)
+    assert done.returncode == 2 and "the disk has 8 MB free, and a node needs 24 MB at least" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and "round 1" not in done.stderr
+
+
 def test_sets_too_large_to_be_gossiped_are_offered_and_fetched_and_a_signal_saves(tmp_path: Path) -> None:
     """Sixty-four completions of four questions take some 3 KB; each node trains on what it chose of the other's."""
     engines = ("libp2p", "libp2p" if p2pd_missing() else "hivemind")
