@@ -82,8 +82,9 @@ def encode(rollouts: Sequence[Rollout], round_number: int, model: str, specialti
     blobs: list[bytes] = []
     items: list[_Item] = []
     for rollout in rollouts:
+        content = _encoder.encode(_Blob(public_key_of(rollout.author), wire.encode([rollout], round_number, model)))
         try:
-            blob = pack(_encoder.encode(_Blob(public_key_of(rollout.author), wire.encode([rollout], round_number, model))))
+            blob = pack(content)
         except ValueError:
             continue
         items.append((specialties.index(rollout.ref.specialty), rollout.ref.n, len(blob), content_id(blob)))

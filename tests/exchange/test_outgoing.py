@@ -2,13 +2,14 @@
 
 import random
 
+from p2p.identity import Identity
 from p2p.types import Envelope, PeerId, Reason
 from swarmd.exchange import offers, wire
 from swarmd.exchange.outgoing import Outgoing
 from swarmd.exchange.pacing import FEW, START, TARGET, Heard, Pacing
 from swarmd.types import Completion, Rollout, TaskRef
 
-ME = PeerId("me")
+ME = Identity.from_seed(bytes(32)).peer_id
 
 
 def offer(*ns: int) -> bytes:

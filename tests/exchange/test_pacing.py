@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p.netgroup import LOCAL
 from p2p.types import PeerId
 from swarmd.exchange.pacing import FEW, GROUP, LONG, SHARE, SHORT, START, TARGET, Heard, Pacing
 
@@ -130,7 +129,7 @@ def test_authors_of_one_network_group_count_together_for_eight() -> None:
         heard.offer(PeerId(f"near {n}"), "11.0", 10.0)
     assert heard.rates(10.0)[0] == pytest.approx(GROUP * SHARE / SHORT)
     for n in range(20):
-        heard.offer(PeerId(f"home {n}"), LOCAL, 10.0)
+        heard.offer(PeerId(f"home {n}"), "", 10.0)
     assert heard.rates(10.0)[1] == pytest.approx((GROUP * SHARE + 20) / LONG)
     assert heard.authors(10.0 + LONG) == heard.rates(10.0 + SHORT)[0] == 0
 
@@ -154,7 +153,7 @@ def test_what_is_counted_is_never_more_than_what_was_heard(events: list[tuple[in
     for author, group, gap, served in events:
         now += gap
         times.append(now)
-        heard.offer(PeerId(str(author)), ("", LOCAL, "11.0", "12.0")[group], now)
+        heard.offer(PeerId(str(author)), ("", "10.0", "11.0", "12.0")[group], now)
         heard.tried(PeerId(str(author)), served=served)
         for rate, seconds in zip(heard.rates(now), (SHORT, LONG), strict=True):
             assert 0 < rate <= sum(then > now - seconds for then in times) / seconds + 1e-9
