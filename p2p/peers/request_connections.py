@@ -1,31 +1,48 @@
 """Connections made for one question, and which of them to end. Pure; `now` is an argument."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from p2p.types import PeerId
 
-IDLE = 60.0  # seconds without a question after which a connection made to ask is ended
+IDLE = 2.0  # seconds without a question after which a connection made to ask is ended: in a large swarm many wait for its place
+DHT_IDLE = 60.0  # the same for those that the library's DHT made
 VISITS = 32  # connections made to ask somebody, at most
 
 
 class RequestConnections:
-    """Connections made for a question, and when they were used last."""
+    """Connections made for a question, and when each may end."""
 
     def __init__(self) -> None:
-        self._used: dict[PeerId, float] = {}
+        self._until: dict[PeerId, float] = {}
+        self._asked: Counter[PeerId] = Counter()  # questions that run
 
-    def begin(self, peer: PeerId, now: float) -> None:
-        """We dialled it for a question."""
-        self._used[peer] = now
+    def begin(self, peer: PeerId, now: float, idle: float = IDLE) -> None:
+        """It was dialled for a question."""
+        self._until[peer] = now + idle
 
     def used(self, peer: PeerId, now: float) -> None:
-        if peer in self._used:
-            self._used[peer] = now
+        """It is asked, or has answered."""
+        if peer in self._until:
+            self._until[peer] = max(self._until[peer], now + IDLE)
+
+    @contextmanager
+    def asking(self, peer: PeerId) -> Iterator[None]:
+        """While a question to it runs, its connection does not end."""
+        self._asked[peer] += 1
+        try:
+            yield
+        finally:
+            self._asked[peer] -= 1
+            if not self._asked[peer]:
+                del self._asked[peer]
 
     def prune(self, connected: Collection[PeerId], now: float) -> list[PeerId]:
         """Those to hang up on: idle, or more than we keep."""
-        self._used = {peer: at for peer, at in sorted(self._used.items(), key=lambda item: item[1]) if peer in connected}
-        idle = [peer for n, (peer, at) in enumerate(self._used.items()) if now - at > IDLE or n < len(self._used) - VISITS]
+        self._until = {peer: at for peer, at in sorted(self._until.items(), key=lambda item: item[1]) if peer in connected}
+        idle = [peer for n, (peer, until) in enumerate(self._until.items()) if now > until or n < len(self._until) - VISITS]
+        idle = [peer for peer in idle if peer not in self._asked]
         for peer in idle:
-            del self._used[peer]
+            del self._until[peer]
         return idle

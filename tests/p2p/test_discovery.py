@@ -11,7 +11,7 @@ from p2p.engines.libp2p.discovery import FORGOTTEN, AddressRecord, Dialled, Disc
 from p2p.identity import Identity
 from p2p.peers.addressbook import CONNECTED_EVERY, AddressBook
 from p2p.peers.outbound import STRANGER, TARGET
-from p2p.peers.request_connections import IDLE
+from p2p.peers.request_connections import DHT_IDLE
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
@@ -138,11 +138,11 @@ async def test_what_the_library_dialled_ends_when_nobody_asks_there_and_what_cam
         library.connect(peer, "inbound")
     library.connect(PEERS[12], "outbound")
     library.connect(PEERS[14], "inbound")
-    await trio.sleep(IDLE / 2)
+    await trio.sleep(DHT_IDLE / 2)
     assert await discovery.reach(PEERS[12])
-    await trio.sleep(IDLE - 2)
+    await trio.sleep(DHT_IDLE / 2 - 4)
     assert not library.hung_up
-    await trio.sleep(5)
+    await trio.sleep(8)
     assert library.hung_up == [PEERS[12]]
 
 

@@ -8,7 +8,7 @@ is behind two ports, `Connections` and `ProviderRecords`.
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -17,7 +17,7 @@ import trio
 
 from p2p.peers.addressbook import AddressBook
 from p2p.peers.outbound import TARGET, Outbound
-from p2p.peers.request_connections import RequestConnections
+from p2p.peers.request_connections import DHT_IDLE, RequestConnections
 from p2p.topic import Topic
 from p2p.types import Peer, PeerId, Unanswered
 
@@ -154,6 +154,13 @@ class Discovery:
         self._request_connections.used(peer, self._clock())
         return True
 
+    @contextlib.contextmanager
+    def asking(self, peer: PeerId) -> Iterator[None]:
+        """While a question to it runs, its connection does not end."""
+        with self._request_connections.asking(peer):
+            yield
+        self._request_connections.used(peer, self._clock())
+
     def hang_up_soon(self, peer: PeerId) -> None:
         if self._nursery is not None:
             self._nursery.start_soon(self.hang_up, peer)
@@ -186,7 +193,7 @@ class Discovery:
         for peer in connected.keys() - self._connected:
             self._book.succeeded(peer, None, now)
             if connected[peer].direction == "outbound" and peer not in self._dialled:
-                self._request_connections.begin(peer, now)  # the library's DHT dialled it, to ask it something: it would stay for good
+                self._request_connections.begin(peer, now, DHT_IDLE)  # the DHT dialled it, to ask it something: it would stay for good
         self._book.still_connected(connected, now)
         self._connected = frozenset(connected)
         self._dialled &= self._connected | self._dialling

@@ -128,9 +128,10 @@ class NetworkEngine:
         self._news.set()
 
     async def request(self, peer: PeerId, question: bytes, limit: int) -> bytes:
-        if self._requests is None:
+        if self._requests is None or self._discovery is None:
             raise Unanswered(f"{peer}: the engine is not up")
-        return await self._requests.ask(peer, question, limit)
+        with self._discovery.asking(peer):
+            return await self._requests.ask(peer, question, limit)
 
     def shut_out(self, peer: PeerId, seconds: float) -> None:
         self._rate_limit.ban(peer, self._clock(), seconds)
