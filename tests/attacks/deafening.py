@@ -27,7 +27,7 @@ from p2p.identity import Identity
 from p2p.topic import Topic
 from tests.attacks.nodes import key_of, subscribe, swallow
 
-KEYS, RATE, CONNECTIONS = 120, 1500.0, 8
+KEYS, RATE, CONNECTIONS = 120, 1500.0, 15
 SKEW = 300.0  # seconds
 SPAN = 0.1  # seconds between two writes
 BODY = 100  # bytes
@@ -74,7 +74,7 @@ async def run(given: Any) -> None:
     async with trio.open_nursery() as nursery:
         lines = []
         for number, victim in enumerate(victim for victim in given.bootstrap for _ in range(given.connections)):
-            send, receive = trio.open_memory_channel[bytes](50)
+            send, receive = trio.open_memory_channel[bytes](10)
             await nursery.start(lambda n, v, r, task_status: connection(given.seed, n, v, topic, r, task_status), number, victim, receive)
             lines.append(send)
         say(ready=True)

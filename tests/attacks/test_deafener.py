@@ -24,6 +24,7 @@ from swarmd.testing import NOW, PATIENCE, TOPIC, identity
 from tests.attacks.deafening import KEYS, RATE, crowd, skews
 from tests.attacks.harness import ENGINES, Attack, show
 from tests.attacks.nodes import cpu, probe_swarm
+from tests.attacks.test_flooder import lost
 from tests.attacks.test_replayer import without_power
 
 CONNECTIONS = 8  # of the attacker: each below what one may send
@@ -191,12 +192,7 @@ def attack(
             probe.order(publish=600, count=count, every=every)
         for probe in probes:
             probe.wait_for("sent", count, seconds + PATIENCE)
-        time.sleep(5)
-        due, missing = 0, 0
-        for probe, other in itertools.permutations(probes):
-            got = {said["got"] for said in probe.said("got") if said["author"] == other.peer_id}
-            sent = {said["sent"] for said in other.said("sent")}
-            due, missing = due + len(sent), missing + len(sent - got)
+        due, missing = lost(probes)
         first = [said["at"] for said in probes[1].said("got") if said["author"] == probes[0].peer_id]
         admitted = max(len({(said["author"], said["got"]) for said in probe.said("got")}) - count for probe in probes)
         for life in lives:
