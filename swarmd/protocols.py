@@ -13,7 +13,7 @@ class TaskSource(Protocol):
         """`count` tasks: specialties uniform with replacement, one question each (SAPO section 5)."""
 
     def task(self, ref: TaskRef) -> Task | None:
-        """The task this reference names; None if the curriculum has no such task."""
+        """Return the task that `ref` names, or None if the curriculum has no such task."""
 
     def trains_on(self, task: Task) -> bool:
         """Whether a node may train on it: neither its number nor its text is held out for the judge."""
@@ -81,7 +81,7 @@ class Swarm(Protocol):
         """Rollouts that came since the last call, and how many were refused for which reason. Never waits."""
 
     def author(self, peer: PeerId) -> Author:
-        """What this node knows of an author."""
+        """Return what this node knows of an author."""
 
     def charge(self, authors: Iterable[PeerId]) -> None:
         """For long there was nothing to learn from what these authors sent: less of it is admitted."""
@@ -89,12 +89,12 @@ class Swarm(Protocol):
 
 class View(Protocol):
     def status(self, document: Mapping[str, Any]) -> None:
-        """The status document, whenever it may have changed; at most a few times a second."""
+        """Show the status document; called when it may have changed, at most a few times a second."""
 
     def round(self, line: Mapping[str, Any]) -> None:
         """One finished round: its line of metrics.jsonl."""
 
     def talk(self, text: str) -> None:
-        """An event, for people."""
+        """Show an event to the operator."""
 
     def close(self) -> None: ...

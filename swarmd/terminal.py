@@ -30,8 +30,10 @@ def tell(text: str, stream: TextIO | None = None) -> None:
 
 
 def run_program(name: str, program: Callable[[], int]) -> int:
-    """Run a command line until all of its output is written; its exit code. Output that nobody reads on, or without room, is no fault
-    of ours: it shows no traceback."""
+    """Run a command line until all of its output is written, and return its exit code.
+
+    Output that nobody reads any more, or that finds the disk full, ends it without a traceback.
+    """
     try:
         try:
             return program()

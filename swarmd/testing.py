@@ -57,7 +57,7 @@ class PlayedPolicy:
 
 
 def identity(number: int) -> Identity:
-    """The same key for the same number."""
+    """Return an identity that is the same for the same number."""
     return Identity.from_seed(number.to_bytes(32, "big"))
 
 
@@ -70,7 +70,10 @@ def memory_member(
     engine: Callable[[Handlers], P2pEngine] | None = None,
     **options: Any,
 ) -> Member:
-    """A real `Member` over the memory engine. options: those of `Member`. engine: another one, where the test needs its own."""
+    """Build a real `Member` over the memory engine.
+
+    engine: used instead, if given. options: passed on to `Member`.
+    """
     me = identity(who) if isinstance(who, int) else who
     options.setdefault("sequence", itertools.count(1))
     return Member(me, topic, engine or (lambda handlers: swarm.join(me.peer_id, handlers)), clock=clock, **options)

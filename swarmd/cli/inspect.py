@@ -20,7 +20,7 @@ def default_config_file() -> Path:
 
 
 def config_file(given: Path | None) -> Path | None:
-    """The file to read: the given one, which must exist; else the user's, if it exists."""
+    """Return the configuration file to read: `given`, which must exist, else the user's, if it exists."""
     if given is not None:
         return given.expanduser()
     return path if (path := default_config_file()).exists() else None

@@ -42,7 +42,7 @@ def invite(
 
 
 def _document(folder: Path, file: Path | None) -> dict[str, Any]:
-    """What the node that runs in the folder says; where none does, what a node there would be configured to join."""
+    """Return the invitation of the node that runs in `folder`, else of one configured like it."""
     from swarmd.config.sources import resolve
     from swarmd.daemon import control
     from swarmd.daemon.choices import recalled

@@ -78,7 +78,7 @@ def check_evaluation(url: str, id: str, folder: Path, curriculum: str | None, as
 
 
 def judges_of(given: list[str] | None, config: Path | None, folder: Path) -> list[str]:
-    """The judges to ask: the given ones, else the running node's, else the one that the next join would have."""
+    """Return the judges to ask: `given`, else the running node's, else the next join's."""
     from swarmd.config.sources import resolve
     from swarmd.daemon.choices import recalled
     from swarmd.daemon.control import call
@@ -125,7 +125,7 @@ def _ago(seconds: float) -> str:
 
 
 def _own_receipt(folder: Path, id: str) -> dict[str, str] | None:
-    """The receipt of this evaluation that the node of this folder has kept."""
+    """Return the receipt of evaluation `id` that this folder's node has kept, or None."""
     from swarmd.daemon.evaluation import RECEIPTS_FILE
 
     try:
@@ -155,7 +155,7 @@ def _curriculum(digest: str, given: str | None) -> "Curriculum":
 
 
 def _question(fields: Any, tasks: Any) -> dict[str, Any]:
-    """The question that the receipt names, and a right answer to it, as everyone makes them."""
+    """Regenerate the question that a receipt names, with a right answer to it."""
     from swarmd.tasks.grading import solution
     from swarmd.tasks.source import CurriculumTasks
     from swarmd.types import TaskRef

@@ -99,7 +99,10 @@ def report(folder: Annotated[Path, typer.Argument(help="A results folder.")], as
 
 @app.command("list", epilog="Example: swarmd lab list")
 def list_experiments(as_json: AsJson = False) -> None:
-    """The experiments that come with swarmd, and what each asks. With --json their settings, too, and what is expected of them."""
+    """List the experiments that come with swarmd, and what each asks.
+
+    With --json, list their settings and what is expected of them, too.
+    """
     from swarmd.lab.experiment import read_experiment
 
     found = [read_experiment(path) for path in sorted(_shipped().glob("*.toml"))]

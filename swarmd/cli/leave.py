@@ -70,7 +70,7 @@ def _names(paths: Any) -> str:
 
 
 def _refuse_a_service(folder: Path) -> None:
-    """A service would start the node again, in the default swarm."""
+    """Raise ConfigError if a service is installed: it would start the node again, in the default swarm."""
     from swarmd.cli.service import installed_for
 
     if (file := installed_for(folder)) is not None:
@@ -126,7 +126,7 @@ def bug_report(
 
 
 def _said(folder: Path, config: Path | None) -> dict[str, str]:
-    """What swarmd says of itself here: versions, settings, and the status where a node runs."""
+    """Collect versions, settings and, where a node runs, its status, as files by name."""
     import platform
 
     from swarmd.config.sources import flatten, resolve

@@ -86,7 +86,7 @@ def doctor_network(
 
 
 def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> "tuple[Diagnosis, Mapping[str, Any]]":
-    """The running node's survey; if none runs, a survey made now, with the folder's key if it has one."""
+    """Return the running node's survey; if none runs, make one with the folder's key, if it has one."""
     from p2p.errors import CannotListen, PortInUse
     from p2p.identity import Identity
     from swarmd.config.sources import load

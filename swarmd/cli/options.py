@@ -62,12 +62,12 @@ def without_flag_types(app: typer.Typer) -> None:
 
 
 def as_state_dir(given: Path | None) -> Path:
-    """The state folder: --state-dir, else SWARMD_STATE_DIR (typer reads it), else the user's."""
+    """Return the state folder: --state-dir, else SWARMD_STATE_DIR (typer reads it), else the user's."""
     return (given or default_state_dir()).expanduser().absolute()
 
 
 def answer(document: Mapping[str, Any], text: str, as_json: bool) -> None:
-    """What a command found, on standard output: for programs or for people."""
+    """Print what a command found to standard output, as JSON for programs or as text for people."""
     if as_json:
         print_json(document)
     else:

@@ -112,7 +112,10 @@ class Dialogue:
         print(f"{_told(shared, self._peer.present)} {self._given} answered, {self._right} right, {self._peer.shared} shared.", flush=True)
 
     def _read(self, tried: int) -> str | None:
-        """An answer; None where the question is given up. EOFError at the end."""
+        """Read an answer; return None if the person gives the question up.
+
+        Raises EOFError at the end of input and for /quit.
+        """
         while True:
             text = _line("answer> " if not tried else f"again, {self._tries - tried} left, Enter gives up> ")
             if text == "/quit":
@@ -131,7 +134,7 @@ class Dialogue:
 
 
 def _line(prompt: str) -> str:
-    """What was typed, on one line or several, without the spaces around it."""
+    """Read one line, or several joined by a trailing backslash, without the spaces around it."""
     text = _typed(prompt)
     while text.endswith("\\"):
         text = text[:-1] + "\n" + _typed("> ")
@@ -154,7 +157,7 @@ def _talk(text: str) -> None:
 
 
 def _asked(config: "NodeConfig", specialties: list[str] | None) -> "NodeConfig":
-    """The configuration with the specialties that flags name; whoever opens them checks the names."""
+    """Return `config` with the specialties that flags name; opening the tasks checks the names."""
     if not specialties:
         return config
     return config.model_copy(update={"tasks": config.tasks.model_copy(update={"specialties": tuple(specialties)})})

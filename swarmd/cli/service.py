@@ -62,7 +62,7 @@ def status(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 
 def installed_for(folder: Path) -> Path | None:
-    """The file of a service that starts the node of this state folder; None where there is none."""
+    """Return the file of the service that starts this state folder's node, or None."""
     from swarmd.errors import ConfigError
     from swarmd.state.folder import default_state_dir
     from swarmd.state.service import service_word

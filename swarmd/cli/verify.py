@@ -116,7 +116,10 @@ def _uploaded(node: "NodeConfig", folder: Path, weights: "UploadedWeights", *, w
 
 
 def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int, lora_rank: int | None) -> "UploadedWeights":
-    """What to upload, or to name. Raises ConfigError, SwarmdError."""
+    """Build the description of the weights to upload or to name.
+
+    Raises ConfigError and SwarmdError.
+    """
     import msgspec
 
     from swarmd.daemon.weights_upload import UploadedWeights

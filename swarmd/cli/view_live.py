@@ -51,7 +51,7 @@ class LiveView:
             self._live.refresh()
 
     def round(self, line: Mapping[str, Any]) -> None:
-        """The status document carries the last round and the curve."""
+        """Ignore the round: the status document carries the last one and the curve."""
 
     def talk(self, text: str) -> None:
         self._page.say(text)
@@ -115,7 +115,7 @@ class Page:
         )
 
     def _newest_events(self, width: int, most: int) -> list[Text]:
-        """The last events, in at most so many lines; one that is too long for a line goes on in the next ones."""
+        """Return the newest events in at most `most` lines, wrapped to `width` columns."""
         lines: list[Text] = []
         for at, text in reversed(self._events):
             first, *others = wrap(text, max(1, width - 10)) or [""]
@@ -174,7 +174,7 @@ def _facts(document: Mapping[str, Any], width: int) -> list[tuple[str, list[Text
 
 
 def _address(addresses: Sequence[str], width: int) -> list[Text]:
-    """What others dial, peer id included, the one that reaches farthest; the further ones are counted. Broken before the peer id."""
+    """Return the farthest-reaching address, broken before the peer id, and a count of the others."""
     best = min(addresses, key=lambda address: PLACES.index(place(address)))
     where, found, peer_id = best.partition("/p2p/")
     more = [Text(f"{len(addresses) - 1} more: swarmd status", "dim")] if len(addresses) > 1 else []
@@ -187,7 +187,7 @@ def _parts(words: str, between: str, style: str = "") -> list[Text]:
 
 
 def _wrapped(facts: Sequence[tuple[str, Sequence[Text]]], width: int, more: int) -> list[tuple[str, Text]]:
-    """The facts as lines: what does not fit goes on in a further line, at most `more` of those; what is too long then is cut."""
+    """Wrap facts into lines of `width` columns, with at most `more` extra lines; cut what is longer still."""
     lines: list[tuple[str, Text]] = []
     for name, parts in facts:
         first, *others = (piece for part in parts for piece in _pieces(part, width))
@@ -224,7 +224,7 @@ def _batch(last: Mapping[str, Any]) -> list[Text]:
 
 
 def _split(seconds: Mapping[str, float]) -> list[Text]:
-    """The round's seconds as a bar of 20 blocks, coloured by stage, and in figures, the longest first."""
+    """Draw the round's seconds by stage as a bar of 20 blocks and as figures, the longest first."""
     total = sum(seconds.values())
     colours = dict(zip(seconds, _COLOURS, strict=False))
     bar = Text.assemble((f"{total:.1f} ", "bold"))
@@ -270,7 +270,7 @@ _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode brai
 
 
 def braille(values: Sequence[float], width: int, rows: int, low: float, high: float) -> list[str]:
-    """A curve through `values`, spread over the width, as `rows` lines of `width` characters: 2 x 4 dots each."""
+    """Draw a curve through `values` as `rows` lines of `width` braille characters, 2 x 4 dots each."""
     if not values or width < 1 or rows < 1:
         return [" " * max(0, width)] * rows
     columns, levels = 2 * width, 4 * rows

@@ -50,7 +50,10 @@ class NotifyView:
         self._view.close()
 
     def ended(self, error: str | None) -> None:
-        """The node has ended; error: why, where it failed. Waits until that is shown."""
+        """Notify that the node has ended, and wait until the notification is shown.
+
+        error: why it failed; None if it did not.
+        """
         rounds, sent = self._document.get("rounds"), None
         if error is not None:
             sent = self._send("swarmd stopped with an error", error)
@@ -61,7 +64,7 @@ class NotifyView:
 
 
 def notifier() -> Send | None:
-    """Shows a notification, in a thread; None where the desktop has no program for it."""
+    """Return a function that shows a desktop notification in a thread; None if no program can."""
     linux, mac = shutil.which("notify-send"), shutil.which("osascript")
     if linux:
         return lambda title, text: _start([linux, "--app-name=swarmd", "--", title, html.escape(printable(text), quote=False)])
@@ -72,7 +75,7 @@ def notifier() -> Send | None:
 
 
 def nothing(_title: str, _text: str) -> None:
-    """Shows nothing."""
+    """Show nothing."""
 
 
 def _start(command: Sequence[str]) -> threading.Thread:

@@ -37,7 +37,7 @@ class MinuteOfRounds:
         return self._round is not None and self._clock() >= self._last + MINUTE
 
     def take(self) -> list[str]:
-        """The sentences to write now: of the newest round, and how many rounds came since the last line. [] where there was none."""
+        """Return the lines to write now: the newest round and how many came since the last line; else []."""
         if self._round is None:
             return []
         said = [round_sentence(self._round)] + [f"{self._count} rounds since the last line"] * (self._count > 1)
@@ -158,7 +158,7 @@ class JsonView:
 
 
 def _full(stream: IO[str]) -> bool:
-    """A pipe with less than PIPE_BUF (4 KiB) free, or a stopped terminal: a write would hold the node up until somebody reads."""
+    """Return whether a write would block: a pipe with under PIPE_BUF (4 KiB) free, or a stopped terminal."""
     try:
         return not select.select([], [stream], [], 0)[1]
     except (OSError, ValueError):  # it is closed, or no file: writing will tell

@@ -64,7 +64,10 @@ def _checked(parse: Callable[[str], object], text: str) -> str:
 
 
 def _is_host(host: str) -> bool:
-    """An IP address, or a name that can be looked up: one of digits and points alone is neither."""
+    """Return whether `host` is an IP address or a name that can be looked up.
+
+    Digits and dots alone that are no address are no name either.
+    """
     if ":" in host or re.fullmatch(r"[0-9.]+", host):
         try:
             return bool(ip_address(host))

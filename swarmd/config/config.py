@@ -20,7 +20,7 @@ from swarmd.policy.training.losses import LOSSES, MEANS, LossSettings
 
 
 def _p2p_engine(name: str) -> str:
-    """Validator of `swarm.engine`. Looks for installed packages where `name` is none of swarmd's own."""
+    """Validate `swarm.engine`: one of swarmd's own, or one that an installed package offers."""
     own = ("auto", "libp2p", "none")
     if name in own:
         return name

@@ -22,7 +22,10 @@ class Window:
 
 
 def window(text: str) -> Window:
-    """Raises ValueError with what is wrong."""
+    """Parse a time window such as "sat-sun" or "mon-fri 18:00-08:00".
+
+    Raises ValueError with what is wrong.
+    """
     found = re.fullmatch(r"\s*(?:([a-z,\- ]*[a-z])[\s/]*)?(?:(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2}))?\s*", text.lower())
     if found is None or not text.strip():
         raise ValueError('days, hours or both, such as "sat-sun" or "mon-fri 18:00-08:00"')
@@ -48,7 +51,7 @@ def is_open(windows: Sequence[Window], now: datetime) -> bool:
 
 
 def next_opening(windows: Sequence[Window], now: datetime) -> datetime | None:
-    """The next moment at which one of them begins. None where there is none."""
+    """Return the next moment at which a window begins, or None if there is no window."""
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     found = [
         start

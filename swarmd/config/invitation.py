@@ -44,7 +44,7 @@ class Invitation:
     judge: str = ""  # a web address, or "auto"
 
     def settings(self) -> Mapping[str, object]:
-        """The keys of the configuration that it sets."""
+        """Return the configuration keys that the invitation sets."""
         found: dict[str, object] = {
             "swarm.name": self.name,
             "swarm.curriculum": self.curriculum if self.curriculum in BUILT_IN else "",
@@ -56,7 +56,7 @@ class Invitation:
 
 
 def write_invitation(invitation: Invitation) -> str:
-    """The text of an invitation."""
+    """Write an invitation as text, with its checksum."""
     of = invitation
     fields = [("curriculum", of.curriculum), ("digest", of.digest), ("model", of.model)]
     fields += [("at", address) for address in of.bootstrap] + [("judge", of.judge)]
@@ -65,7 +65,7 @@ def write_invitation(invitation: Invitation) -> str:
 
 
 def as_link(text: str) -> str:
-    """An invitation in the form that more programs take for a link."""
+    """Return an invitation with `swarm://`, which more programs recognise as a link."""
     return text.replace(SCHEME, f"{SCHEME}//", 1)
 
 

@@ -15,7 +15,7 @@ _LONG = 120  # letters of a value worth quoting
 
 
 def expected(field: FieldInfo, *, element: bool = False) -> str:
-    """The values a key may have, in words; `element`: of one value of a list."""
+    """Describe the values that a key may have; with `element`, those of one value of a list."""
     if field.description:
         return field.description.replace("a list of addresses", "an address") if element else field.description
     kind = kind_of(field)
@@ -61,13 +61,16 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def nearest_choice(field: FieldInfo, found: Any) -> str:
-    """The one of a key's choices that was probably meant, as the end of a sentence; or nothing."""
+    """Suggest the choice that was probably meant, as the end of a sentence, or ""."""
     near = get_close_matches(found.lower(), _choices(field), n=1) if isinstance(found, str) else []
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that was probably meant, as the end of a sentence; or nothing. A key in another section is found by its last part."""
+    """Suggest the known name that was probably meant, as the end of a sentence, or "".
+
+    A key in another section is found by its last part.
+    """
     known = list(known)
     near = get_close_matches(name, known, n=1, cutoff=0.75) or get_close_matches(name.lower(), known, n=1, cutoff=0.75)
     if not near and (last := get_close_matches(name.rpartition(".")[2].lower(), [key.rpartition(".")[2] for key in known], n=1)):
@@ -76,12 +79,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def key_name(key: str) -> str:
-    """A dotted key fit to print, whatever a file calls its keys."""
+    """Make a dotted key safe to print, whatever a file calls its keys."""
     return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", part) else shown(part) for part in key.split("."))
 
 
 def shown(value: Any) -> str:
-    """A value as a mistake quotes it: short, on one line."""
+    """Quote a value for an error message: short, on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):

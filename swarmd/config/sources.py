@@ -61,7 +61,7 @@ class _Given:
 
 
 def load(path: Path | None, environment: Mapping[str, str], flags: Mapping[str, object]) -> NodeConfig:
-    """The configuration of a node. See `resolve`."""
+    """Return the configuration of a node; see `resolve`."""
     return resolve(path, environment, flags).config
 
 
@@ -120,7 +120,7 @@ def variables() -> Mapping[str, str]:
 
 
 def _from_profile(given: Sequence[_Given]) -> Iterator[_Given]:
-    """What the profile sets that the strongest source names."""
+    """Yield the settings of the profile that the strongest source names."""
     name = next((value.value for value in reversed(given) if value.key == "profile"), DEFAULT)
     for section, values in PROFILES[name].items():
         for key, value in values.items():
@@ -215,7 +215,7 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> It
 
 
 def _parsed(key: str, text: str) -> Any:
-    """A variable's text as its key's type; as it is where that fails, for the check to refuse."""
+    """Convert a variable's text to its key's type; leave what does not convert for validation to refuse."""
     kind = kind_of(keys()[key])
     if kind is tuple:
         return tuple(text.replace(",", " ").split())

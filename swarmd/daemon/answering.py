@@ -68,9 +68,12 @@ class AnsweringPeer:
     def __init__(
         self, config: NodeConfig, folder: Path, author: str, *, share: str = "right", talk: Callable[[str], None] = lambda _: None
     ) -> None:
-        """author: what others are told in place of a model's name. share: of SHARES; by default what has a right answer. talk: gets events.
+        """Join the folder's identity to the swarm, without running yet.
 
-        folder: an open state folder. ConfigError where the configuration cannot be used.
+        author: what others are told in place of a model's name. share: of SHARES; by default right answers.
+            talk: gets events. folder: an open state folder.
+
+        Raises ConfigError where the configuration cannot be used.
         """
         if config.swarm.engine == "none":
             raise ConfigError('swarm.engine is "none": answers would reach nobody. Set it to "auto".')
@@ -120,7 +123,7 @@ class AnsweringPeer:
         return True
 
     def truth(self, task: Task) -> str | None:
-        """A right answer; None: own tasks do not say what is right."""
+        """Return a right answer, or None for own tasks, which do not say what is right."""
         return solution(self.tasks, task) if isinstance(self.tasks, CurriculumTasks) else None
 
     @property
@@ -141,7 +144,10 @@ class AnsweringPeer:
     # The network's thread.
 
     def __enter__(self) -> Self:
-        """Returns once others can reach us. Raises OperatorError where we cannot join."""
+        """Start the verifier and the network thread, and return once others can reach us.
+
+        Raises OperatorError where we cannot join.
+        """
         self._verifier.__enter__()
         self._thread.start()
         if self._main:

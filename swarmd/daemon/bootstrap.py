@@ -177,13 +177,13 @@ def run_bootstrap(config: NodeConfig, state: StateFolder, announce: Callable[[Bo
 
 
 def relays(engine: Choice) -> dict[str, Any]:
-    """What a bootstrap node with this engine does for nodes that accept no connections."""
+    """Describe what a bootstrap node with this engine relays for nodes that accept no connections."""
     each = "at most 64 MiB for each pair of nodes"
     return {"on": True, "why": f"{each}, and 1 MiB a second for all" if engine.name == "libp2p" else each}
 
 
 def announcement(document: Mapping[str, Any]) -> list[str]:
-    """The announcement as text, without the addresses."""
+    """Format the announcement as lines of text, without the addresses."""
     swarm, relay, addresses = document["swarm"], document["relay"], document["addresses"]
     lines = [
         f"{document['name']} {document['peer_id']} helps swarm {swarm['name']}: {', '.join(swarm['curricula'])}",

@@ -26,7 +26,10 @@ _KEYS: Final[Mapping[str, str]] = {flag: FLAGS[flag] for flag in REMEMBERED} | {
 
 
 def recalled(resolved: Resolved, folder: Path) -> tuple[NodeConfig, Sequence[str]]:
-    """The configuration to join with, and notes for the operator. ConfigError if the folder's checkpoint is of another model."""
+    """Return the configuration to join with, and notes for the operator.
+
+    Raises ConfigError if the folder's checkpoint is of another model.
+    """
     config, notes = resolved.config, []
     trained, revision = trained_from(folder)
     if trained is not None:
@@ -90,7 +93,7 @@ def _write(folder: Path, choices: Mapping[str, Any]) -> None:
 
 
 def _remembered(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What choices.json says, by flag: what can be used, and what cannot."""
+    """Read choices.json and split it, by flag, into values that can be used and values that cannot."""
     document = _read(folder / CHOICES_FILE)
     found = {flag: document[flag] for flag in _KEYS if flag in document}
     usable = {flag: value for flag, value in found.items() if is_valid(_KEYS[flag], value)}
@@ -117,7 +120,10 @@ def trained_from(folder: Path) -> tuple[str | None, str | None]:
 
 
 def _is_another(name: str, trained: str) -> bool:
-    """False also if only loading could tell: a folder may be a copy of the model that was trained."""
+    """Return whether two names are surely different models.
+
+    A folder may be a copy of the trained model, which only loading could tell, so it counts as the same.
+    """
     return not is_folder(name) and not is_folder(trained) and REPOSITORIES.get(name, name) != trained
 
 

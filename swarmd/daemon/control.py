@@ -91,7 +91,7 @@ async def _converse(handlers: Mapping[str, Handler], stream: "trio.SocketStream"
 
 
 async def _line(stream: "trio.SocketStream", buffer: bytearray) -> bytes | None:
-    """The next line; None at the end; more than MAX_REQUEST bytes where a line is over the limit."""
+    """Read the next line; return None at the end, over MAX_REQUEST bytes for a line over that limit."""
     while (end := buffer.find(b"\n")) < 0:
         if len(buffer) > MAX_REQUEST:
             return bytes(buffer)
@@ -219,7 +219,7 @@ def _not_running(state_dir: Path) -> NotRunning:
 
 
 def _socket_folder() -> Path:
-    """A fresh folder of mode 0700 whose path leaves room for a socket's name."""
+    """Make a folder of mode 0700 whose path leaves room for a socket's name."""
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108  (mkdtemp makes it ours alone)
         if parent and len(os.fsencode(parent)) < _MAX_SOCKET_PATH - len("/swarmd-xxxxxxxx/control"):
             with contextlib.suppress(OSError):

@@ -124,7 +124,7 @@ class Daemon:
         self._listens = trio.Event()  # set once others can reach us
 
     def _device(self) -> str:
-        """What the model runs on; "" until it is loaded."""
+        """Return the device that the model runs on; "" until it is loaded."""
         return str((self.status.model or {}).get("device", ""))
 
     async def run(self) -> None:
@@ -291,7 +291,7 @@ class Daemon:
         self.view.talk(f"the trainer died: {death.cause}; it restarts {wait}")
 
     def _on_trainer_stuck(self, stuck: Stuck | None) -> None:
-        """The trainer is stuck; None: it works again, in the state it had before."""
+        """Show that the trainer is stuck; with None, restore the state that was shown before."""
         if stuck is None:
             if self.status.state == "stuck":
                 self.status.say(*self._state_before)
@@ -361,7 +361,7 @@ class Daemon:
         self.child.stop()
 
     async def _watch_signals(self, *, task_status: Started) -> None:
-        """The first signal asks the trainer to stop, the second kills it."""
+        """Ask the trainer to stop on the first signal, and kill it on the second."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             task_status.started("")
             stopping = False

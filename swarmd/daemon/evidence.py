@@ -25,7 +25,7 @@ class EvidenceCheck:
 
 
 def said(evaluation: PublicEvaluation) -> Mapping[str, Any] | None:
-    """What the receipt says, if the judge that it names has signed it."""
+    """Return what the receipt says, or None if the judge that it names has not signed it."""
     try:
         fields = json.loads(evaluation.receipt)
         genuine = verify(fields["judge"], RECEIPT, evaluation.receipt.encode(), bytes.fromhex(evaluation.signature))
@@ -37,7 +37,10 @@ def said(evaluation: PublicEvaluation) -> Mapping[str, Any] | None:
 def examine(
     id: str, evaluation: PublicEvaluation, own: Mapping[str, str] | None, tasks: held_out.Regenerating, mark: Mark
 ) -> list[EvidenceCheck]:
-    """What holds of the evaluation and what not. `own`: the receipt of it that this node has kept."""
+    """Check an evaluation against its receipt, its questions and its answers.
+
+    own: the receipt of it that this node has kept.
+    """
     fields = said(evaluation)
     if fields is None or fields.get("evaluation") != id:
         return [EvidenceCheck("signature", False, "the receipt is not of this evaluation, or not signed by the judge that it names")]

@@ -19,11 +19,15 @@ PLACES: Final = ("internet", "network", "machine")  # from where an address can 
 
 
 def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str] = (), judges: Sequence[str] = ()) -> dict[str, Any]:
-    """The invitation as a document, with notes for the one who hands it on.
+    """Return the invitation as a document, with notes for the person who hands it on.
 
-    curriculum: None for a bootstrap node, which helps those of every curriculum and model. own: the node's addresses, where it runs. Those
-    that can be dialled from the internet come first; the bootstrap addresses that a node was given come before its other own ones.
-    judges: what it advertises. Raises ConfigError where the node is in no swarm, Unreachable where there is no address to name.
+    Addresses that can be dialled from the internet come first, then configured bootstrap addresses, then the
+    node's others.
+
+    curriculum: None for a bootstrap node, which helps those of every curriculum and model. own: the node's
+        addresses, where it runs. judges: what it advertises.
+
+    Raises ConfigError where the node is in no swarm, Unreachable where there is no address to name.
     """
     if config.swarm.engine == "none":
         raise ConfigError('swarm.engine is "none": this node trains alone, so there is no swarm to invite to. Set it to "auto".')
@@ -63,7 +67,7 @@ def place(address: str) -> str:
 
 
 def _can_be_invited_to(address: str) -> bool:
-    """False where it is of a form that `swarm.bootstrap` does not take."""
+    """Return whether `swarm.bootstrap` accepts the address."""
     try:
         return bool(bootstrap_address(address))
     except ValueError:

@@ -51,7 +51,10 @@ class Facts:
 
 
 def certain(facts: Facts) -> Trouble | None:
-    """A cause that holds whatever comes later. While somebody is heard: only that clocks differ, or that we are refused."""
+    """Return a cause that later facts cannot change, or None.
+
+    While peers are heard, only wrong clocks and refusals by others count.
+    """
     if (found := _clock(facts) or _refused(facts)) is not None or facts.heard:
         return found
     if not facts.settled:
@@ -72,7 +75,7 @@ def certain(facts: Facts) -> Trouble | None:
 
 
 def why_alone(facts: Facts) -> Trouble:
-    """The most likely cause of hearing no peer for long."""
+    """Return the most likely cause of hearing no peer for long."""
     if (found := certain(facts) or _main_reason(facts)) is not None:
         return found
     return Trouble(
@@ -100,7 +103,7 @@ def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
 
 
 def where(entry: Mapping[str, Any]) -> str:
-    """A bootstrap address as a sentence names it: without the peer id, which is longer than all the rest."""
+    """Shorten a bootstrap address for a sentence: leave out the peer id, which is longer than the rest."""
     return str(entry["address"]).partition("/p2p/")[0] or str(entry["address"])
 
 
@@ -165,7 +168,7 @@ def _another_curriculum(facts: Facts) -> Trouble:
 
 
 def another(said: Introduced) -> str:
-    """What to call a swarm whose digest this version of swarmd does not know."""
+    """Name a swarm whose digest this version of swarmd does not know."""
     return f"{printable(said.trains)[:SHOWN]} with {printable(said.runs)[:SHOWN]}"
 
 

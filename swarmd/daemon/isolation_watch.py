@@ -35,10 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class IsolationWatch:
-    """talk: told when a bootstrap address stops or begins to answer, where that is not the trouble itself. trouble: what to
-    tell the operator, None where all is well.
+    """Watches whether the node hears other peers, and tells the operator why not.
 
-    clock: seconds since the epoch, as the roster has them; durations are measured by trio's.
+    talk: told when a bootstrap address stops or begins to answer, where that is not the trouble itself.
+        trouble: gets what to tell the operator, None where all is well. clock: seconds since the epoch, as
+        the roster has them; durations are measured by trio's.
     """
 
     def __init__(
@@ -105,8 +106,10 @@ class IsolationWatch:
         self.trouble = trouble
 
     def _note_connections(self, now: float) -> bool:
-        """Peers that left a small swarm are no longer heard. (In a large one connections end because there are enough.) Returns whether
-        the connection to a bootstrap peer ended.
+        """Record which connections ended, and return whether one to a bootstrap peer did.
+
+        Peers that left a small swarm are no longer heard. In a large one connections also end because there
+        are enough, so there it says nothing.
         """
         connected = frozenset(self.member.engine.connected())
         ended, self._connected = self._connected - connected, connected

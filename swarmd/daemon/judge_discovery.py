@@ -44,7 +44,10 @@ def judges_topic(topic: Topic) -> Topic:
 
 
 def pack(urls: Sequence[str]) -> bytes:
-    """Raises ValueError for more than a receiver would read."""
+    """Encode judge URLs as length-prefixed ASCII.
+
+    Raises ValueError for more URLs, or longer ones, than a receiver reads.
+    """
     encoded = [url.encode("ascii") for url in urls]
     if len(encoded) > MAX_URLS or any(not 0 < len(url) <= MAX_URL for url in encoded):
         raise ValueError(f"at most {MAX_URLS} addresses of {MAX_URL} letters")
@@ -139,7 +142,10 @@ class Found:
 
 
 def choose(told: Iterable[tuple[PeerId, str]], trusted: Collection[PeerId]) -> Found | None:
-    """The judge that most of the operator's bootstrap peers advertise; else the one that most peers do; ties by name. Pure."""
+    """Return the judge that most of the operator's bootstrap peers advertise.
+
+    Ties are broken by the number of all peers that advertise it, then by URL.
+    """
     by: dict[str, list[PeerId]] = defaultdict(list)
     for peer, url in told:
         if peer not in by[url]:

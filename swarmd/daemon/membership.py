@@ -87,7 +87,10 @@ def sharing_member(
     admitted: Callable[[], None],
     traffic: Traffic | None = None,
 ) -> Member:
-    """A member that shares rollouts of its own. admitted: called whenever it has received something. folder: the state folder."""
+    """Build a member that shares rollouts of its own.
+
+    admitted: called whenever it has received something. folder: the state folder.
+    """
     return Member(
         identity,
         topic,

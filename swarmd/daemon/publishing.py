@@ -40,7 +40,7 @@ class Publisher:
         self._send()
 
     def next_round(self) -> None:
-        """A round of ours is over."""
+        """Record that one of our rounds is over."""
         self._outgoing.next_round()
 
     def _send(self) -> None:

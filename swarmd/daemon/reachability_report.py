@@ -64,7 +64,7 @@ def diagnose(found: Survey) -> Diagnosis:
 
 
 def no_port(error: OperatorError, listen: Sequence[str]) -> Diagnosis:
-    """The member could not listen."""
+    """Diagnose a member that could not listen."""
     finding = Finding("listening", False, str(error), "")
     return Diagnosis(None, False, f"the node cannot start: it cannot listen on {', '.join(listen)}", [finding])
 
@@ -147,7 +147,7 @@ def bootstrap_remedy(entry: Mapping[str, Any]) -> str:
 
 
 def _judged(found: Survey) -> list[Finding]:
-    """What keeps the running node's judge from it."""
+    """Report what keeps the running node from its judge, if anything."""
     judge = found.get("judge") or {}
     return [Finding("judge", False, judge["cause"], judge["remedy"])] if judge.get("cause") else []
 

@@ -108,8 +108,12 @@ def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) 
 
 
 async def count_others(member: Member, asked: Sequence[PeerId], introduced: Mapping[PeerId, Introduced]) -> dict[str, Any]:
-    """How many of the connected members only help, how many may train as they said nothing, and at least how many other nodes of our and
-    of other curricula our members see. asked: connected or not. introduced: what peers say of themselves.
+    """Count the members that only help and those that may train, and the other nodes that our members see.
+
+    Members that do not answer count as training. Other nodes are a lower bound, of our curriculum and of
+    others.
+
+    asked: members to ask, connected or not. introduced: what peers say of themselves.
     """
     peers = {peer.id for peer in member.peers()}
     said = await census.ask(member.engine.request, asked, member.topic.name)
@@ -176,8 +180,9 @@ async def who_answers(bootstrap: str) -> dict[str, Any]:
 
 
 def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[str, Any]:
-    """By a member that lives for the question alone, under this identity and with this folder's address book. Raises OperatorError,
-    where it cannot listen too.
+    """Survey the network by a member started for it, with this identity and the folder's address book.
+
+    Raises OperatorError, also where the member cannot listen.
     """
     engine = choose(config.swarm.engine)
     topic = topic_of(config.swarm, curriculum_of(config))
@@ -214,7 +219,7 @@ def listen_ports(addresses: Sequence[str]) -> list[int]:
 
 
 def own_addresses() -> list[str]:
-    """This machine's IP addresses, without loopback and link-local ones."""
+    """Return this machine's IP addresses, without loopback and link-local ones."""
     found = {item.address.split("%")[0] for items in psutil.net_if_addrs().values() for item in items if item.family.name in _FAMILIES}
     return sorted(text for text in found if not (ip := ipaddress.ip_address(text)).is_loopback and not ip.is_link_local)
 

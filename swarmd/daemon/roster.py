@@ -58,14 +58,14 @@ class Roster:
             self._others.popitem(last=False)
 
     def useful(self, peer: PeerId) -> None:
-        """The trainer trained on a rollout of it."""
+        """Record that the trainer trained on a rollout of this author."""
         if (author := self._others.pop(peer, None)) is not None:
             self._useful[peer] = author
             if len(self._useful) > self._kept * 3 // 4:  # room for newcomers
                 self._useful.popitem(last=False)
 
     def bad(self, peer: PeerId) -> None:
-        """The trainer refused something it sent."""
+        """Record that the trainer refused something that this author sent."""
         if (author := self.get(peer)) is not None:
             author.rejected += 1
 
@@ -74,12 +74,12 @@ class Roster:
             author.round, author.model = round_number, model
 
     def gone(self, peer: PeerId) -> None:
-        """It has left: it is no longer heard, however long its rounds are."""
+        """Record that an author has left: it is no longer heard, however long its rounds are."""
         if (author := self.get(peer)) is not None:
             author.gone = True
 
     def present(self, now: float) -> Sequence[PeerId]:
-        """Authors that are heard, the useful ones first."""
+        """Return the authors that are heard, the useful ones first."""
         both = [*self._useful.items(), *self._others.items()]
         return [peer for peer, author in both if _present(author, now)]
 

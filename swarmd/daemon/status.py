@@ -60,7 +60,7 @@ class StatusBoard:
         self.round = lines[-1]["round"] if lines else 0
 
     def resumed(self, ready: link.TrainerReady) -> None:
-        """The trainer is ready. Rounds that were lost with the trainer before it are run again."""
+        """Show that the trainer is ready, and drop rounds lost with the one before it: they are run again."""
         for _ in range(min(self.round - ready.round, len(self.rewards))):
             self.rewards.pop()
             self.external.pop()
@@ -137,7 +137,10 @@ class StatusBoard:
 
 
 def peers_document(roster: Roster, peers: Sequence[Peer], now: float) -> dict[str, Any]:
-    """Connected peers first, then authors heard through others. left_out: how many more of these there are."""
+    """Return the peers document: connected peers first, then authors heard through others.
+
+    Its `left_out` counts the authors beyond SHOWN.
+    """
     connected = {peer.id: peer for peer in peers}
     relayed = [author for author in roster.present(now) if author not in connected]
     shown = relayed[: max(0, SHOWN - len(connected))]

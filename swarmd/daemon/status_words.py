@@ -70,7 +70,7 @@ def round_sentence(line: Mapping[str, Any]) -> str:
 
 
 def counts(refused: Mapping[str, int]) -> str:
-    """Counts by reason, most frequent first."""
+    """Format counts by reason, most frequent first."""
     return printable(
         ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items(), key=lambda item: (-item[1], item[0])) if count)
     )
@@ -86,7 +86,7 @@ def number(value: float | None) -> str:
 
 
 def status_lines(document: Mapping[str, Any]) -> list[str]:
-    """The status document as text: one fact per line, in full."""
+    """Format the status document as lines of text, one fact a line, in full."""
     rounds, last, judge = document.get("rounds"), document.get("last"), document.get("judge")
     swarm, trainer = document.get("swarm") or {}, document.get("trainer") or {}
     trouble = trouble_sentence(document)
@@ -122,7 +122,7 @@ def status_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def peer_lines(document: Mapping[str, Any]) -> list[str]:
-    """The peers document as text: a peer a line, in columns; what is wider than COLUMNS goes on in the next line."""
+    """Format the peers document as columns, a peer a line; what exceeds COLUMNS goes on in the next line."""
     rows = [("NAME", "FRAMES", "REFUSED", "DIRECTION", "ADDRESS")]
     for peer in document["peers"]:
         figures = (str(peer.get("frames", 0)), str(peer.get("rejected", 0)))
@@ -146,7 +146,7 @@ def peers_words(document: Mapping[str, Any]) -> str:
 
 
 def workers_words(workers: Mapping[str, Any]) -> str:
-    """The worker processes, and how old the weights were that drew our own rollouts; "" if there are none."""
+    """Describe the worker processes and the age of the weights that drew our rollouts; "" without workers."""
     if not workers:
         return ""
     kinds = [(kind, workers[kind]) for kind in ("generators", "trainers")]
@@ -195,7 +195,7 @@ def helped_words(given: Mapping[str, Any]) -> str:
 
 
 def cost_words(usage: Mapping[str, Any]) -> str:
-    """What the node cost today and in all; what cannot be read here is left out."""
+    """Describe what the node cost today and in all; leave out what cannot be measured here."""
     return "; ".join(f"{words} {_one_cost(usage[part])}" for part, words in (("today", "today"), ("total", "in all")) if part in usage)
 
 
@@ -214,7 +214,7 @@ def _one_cost(row: Mapping[str, Any]) -> str:
 
 
 def judge_words(judge: Mapping[str, Any]) -> str:
-    """The judge's score, and why there is no newer one."""
+    """Describe the judge's score, and why there is no newer one."""
     low, high = judge.get("interval") or (None, None)
     interval = "" if low is None else f" ({low:.3f} to {high:.3f})"
     known = judge.get("score") is not None

@@ -106,7 +106,10 @@ class TrainerChild:
             self.restarts += 1
 
     async def _start(self) -> tuple[trio.Process, socket.socket]:
-        """A trainer process and our end of its socket. Raises OSError."""
+        """Start a trainer process; return it and our end of its socket.
+
+        Raises OSError.
+        """
         self.ready = False
         with contextlib.suppress(FileNotFoundError):  # the log of the run before is kept
             self.log_file.replace(self.log_file.with_name(self.log_file.name + ".1"))
@@ -219,7 +222,7 @@ def _keep_short(log_file: Path) -> None:
 
 
 def _cause(status: int, log_file: Path) -> str:
-    """The exit status in words, with the last line of the log if it was not killed."""
+    """Describe why the trainer ended: the exit status and, unless it was killed, the log's last line."""
     if status < 0:
         return exit_words(status)
     with contextlib.suppress(OSError):

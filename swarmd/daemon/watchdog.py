@@ -47,13 +47,16 @@ class Watchdog:
         self.started(0.0)
 
     def started(self, now: float) -> None:
-        """A trainer process starts."""
+        """Start anew for a trainer process that starts now."""
         self._looked = now
         self._silent = self._without_round = 0.0  # seconds
         self._spoke = self._played = self._training = self._resting = False
 
     def told(self, message: link.ToTrainer) -> None:
-        """What the trainer is told. While it has to rest (for the CPU share: a rest that it does not tell as a state), no round can end."""
+        """Record what the trainer is told.
+
+        It ends no round while it rests for the CPU share, and it does not tell that rest as a state.
+        """
         if isinstance(message, link.Pause | link.Resume):
             self._resting = isinstance(message, link.Pause)
 

@@ -131,7 +131,10 @@ def upload(
 
 
 def outcome(url: str, verification: str) -> VerifiedOutcome:
-    """What became of an upload so far. A receipt is checked. Raises BadJudgeUrl, Unreachable, JudgeLied."""
+    """Return what became of an upload so far, with its receipt checked.
+
+    Raises BadJudgeUrl, Unreachable, and JudgeLied for a wrong receipt.
+    """
     found, _ = read(url, f"/v2/verified/{verification}", VerifiedOutcome)
     if found.verification != verification or (found.state == "done" and not _stands(found)):
         raise JudgeLied(f"the judge sent a receipt that is not of this result, or that it did not sign. {JudgeLied.__doc__}")

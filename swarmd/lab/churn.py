@@ -13,7 +13,7 @@ class Absences:
         self._gone: frozenset[int] = frozenset()
 
     def next_round(self) -> Collection[int]:
-        """The places of those that are away in it."""
+        """Draw which nodes are away in the next round, and return their places."""
         if self._present:
             chances = [1 - 1 / self._away if place in self._gone else 1 / self._present for place in range(self._nodes)]
             gone = frozenset(place for place, chance in enumerate(chances) if self._rng.random() < chance)

@@ -34,7 +34,10 @@ class Column:
 
 
 def columns(results: Results) -> Sequence[Column]:
-    """Settings with at least one finished run, in the experiment's order. BadResults where there is none."""
+    """Return the settings with at least one finished run, in the experiment's order.
+
+    Raises BadResults where there is none.
+    """
     found = []
     for setting in results.experiment.settings:
         local, external = ([getattr(node.round, key) for node in setting.nodes] for key in ("local", "external"))
@@ -49,7 +52,7 @@ def columns(results: Results) -> Sequence[Column]:
 
 
 def baseline(results: Results, column: Column, found: Sequence[Column]) -> Column | None:
-    """What the column is compared with; None where that has no finished run."""
+    """Return the column that this one is compared with, or None if it has no finished run."""
     wanted = results.experiment.baseline_of(results.experiment.setting(column.slug))
     return next((other for other in found if other.slug == wanted.slug), None)
 
@@ -66,8 +69,11 @@ def gains(column: Column, other: Column) -> Mapping[int, float]:
 
 
 def document(results: Results) -> list[dict[str, Any]]:
-    """For programs, a setting each: its finished seeds, FIGURES, the gain over its baseline in percent, and pass@k at the end. A figure is
-    a mean over seeds, half of its 95 % interval (None: one seed), and the seeds that have it; None where there is none."""
+    """Return one JSON object per setting: its seeds, FIGURES, gain over its baseline, pass@k.
+
+    The gain is in percent; pass@k is measured at the end. A figure is a mean over seeds, half of its 95 % interval (None: one seed) and the
+    number of seeds that have it; None where no seed has it.
+    """
     found, told = columns(results), []
     for column in found:
         other = baseline(results, column, found)

@@ -140,7 +140,7 @@ class Experiment:
         return next((s for s in self.settings if s.baseline), self.settings[0])
 
     def baseline_of(self, setting: Setting) -> Setting:
-        """What this one is compared with."""
+        """Return the setting that this one is compared with."""
         return next((s for s in self.settings if s.name == setting.against), self.baseline)
 
     def setting(self, slug: str) -> Setting:

@@ -30,7 +30,7 @@ class FetchingMember:
         self.round = 0  # of the experiment, set by whoever plays it
 
     def received(self) -> Sequence[Envelope]:
-        """What was gossiped whole, oldest first, and what was fetched, in an order that the event loop has no part in."""
+        """Return what was gossiped whole, oldest first, then what was fetched, in a repeatable order."""
         for envelope in self._member.received():
             (self._gatherer.on_offer if envelope.kind == offers.KIND else self._hand_on)(envelope)
         whole, self._here = self._here, []
@@ -50,7 +50,10 @@ class FetchingMember:
             nursery.cancel_scope.cancel()
 
     def _hand_on(self, envelope: Envelope) -> None:
-        """The board counts rounds in which the node is there; the experiment counts all."""
+        """Pass an envelope on with the experiment's round as its age.
+
+        The gatherer counts only rounds in which the node is present; the experiment counts all.
+        """
         age = self._gatherer.round - (envelope.heard or self._gatherer.round)
         self._here.append(replace(envelope, group=self._member.group(envelope.author), heard=max(1, self.round - age)))
 

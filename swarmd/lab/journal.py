@@ -47,7 +47,7 @@ class Journal:
         self._bytes += len(data)
 
     def mark(self) -> Mark:
-        """This point; what is before it is on disk."""
+        """Write everything so far to disk, and return this point."""
         os.fsync(self._file.fileno())
         return Mark(self._bytes, self._digest.hexdigest())
 

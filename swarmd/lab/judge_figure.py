@@ -9,9 +9,9 @@ ARMS = (("swarm", "nodes that share", TOGETHER), ("solo", "nodes alone", ALONE))
 
 
 def draw(figure: Any, comparisons: Sequence[Mapping[str, Any]]) -> None:
-    """A panel for each comparison, all on one scale: rewards added up over rounds, with 95 % bands, and the verdict above.
+    """Draw a panel for each comparison: cumulative rewards over rounds with 95 % bands, and the verdict.
 
-    The dashed line is where the difference begins to stay significant (Holm).
+    All panels have one scale. The dashed line is where the difference begins to stay significant (Holm).
     """
     panels = figure.subplots(1, len(comparisons), sharex=True, sharey=True, squeeze=False).flatten()
     handles: dict[str, Any] = {}

@@ -39,7 +39,10 @@ EVERY = 5  # rounds: a bin of the judge's (docs/judge-statistics.md), and seldom
 
 class JudgedSwarm(PlayedSwarm):
     def __init__(self, setting: Setting, seed: int, reward: Reward, url: str, compared: str) -> None:
-        """compared: the setting and what it is compared with, as part of the model's name."""
+        """Give every node of the played swarm a judge client with a key of its own.
+
+        compared: the setting and what it is compared with, as part of the model's name.
+        """
         super().__init__(setting, seed, reward)
         self._trained = [0] * len(self.nodes)  # rounds of each node
         self._models = [f"{config.model.name}: {compared}"[:100] for config in setting.nodes]
@@ -75,7 +78,10 @@ class JudgedSwarm(PlayedSwarm):
 
 @contextmanager
 def judging(results: Results) -> Iterator[Sequence[str]]:
-    """A judge for an experiment; gives the command that plays a run. Its comparisons are kept for the report once all are whole."""
+    """Run a judge for an experiment; yield the command that plays a run.
+
+    Once all runs are whole, the judge's comparisons are kept for the report.
+    """
     nodes = [node for setting in results.experiment.settings for node in setting.nodes]
     if len({curriculum_of(node).digest for node in nodes}) != 1:
         raise BadExperiment("one judge asks one curriculum, and the settings have several; leave --judge out")
@@ -89,7 +95,7 @@ def judging(results: Results) -> Iterator[Sequence[str]]:
 
 
 def _comparisons(url: str) -> list[Any]:
-    """What the judge has of each model."""
+    """Return the judge's comparison of each model."""
     with httpx2.Client(base_url=url, trust_env=False, timeout=60) as http:
         models = [each["model"] for each in http.get("/v2/comparison").json()["models"]]
         return [http.get("/v2/comparison", params={"model": model}).json() for model in sorted(models)]

@@ -195,7 +195,10 @@ class PlayedSwarm:
         return gone
 
     def save(self, number: int, folders: Iterable[Path]) -> None:
-        """A checkpoint of each node, after so many rounds. DiskFull."""
+        """Save a checkpoint of each node after round `number`.
+
+        Raises DiskFull.
+        """
         for place, (node, policy, folder) in enumerate(zip(self.nodes, self.policies, folders, strict=True)):
             Checkpoints(folder).save(run_state(number, self._seed * 1000 + place, node), policy.files())
 
@@ -251,9 +254,11 @@ def lines_of(
     experiment: Experiment, setting: Setting, seed: int, saves: RunSaves | None = None,
     made: Callable[[Setting, int, Reward], PlayedSwarm] = PlayedSwarm,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """The lines of one run, round after round. An evaluation is a key of its round's line; round 0 is before training.
+    """Play one run and yield its lines, one a round.
 
-    saves: a line is written when the next is asked for. Where there is one, the lines behind it do not come again.
+    An evaluation is a key of its round's line; round 0 is before training. saves: where the run can be saved
+    to and resumed from. A line is written before the next one is asked for; a resumed run does not yield the
+    lines before its save again.
     """
     with Verifier(curriculum_of(setting.nodes[0])) as verifier:
         swarm = made(setting, seed, verifier)

@@ -29,7 +29,7 @@ HEADS = (
 
 
 def table(results: Results) -> Sequence[Sequence[str]]:
-    """The heads and a row for each setting, as text."""
+    """Return the table's heads and a row of text for each setting."""
     found = columns(results)
     rows = []
     for column in found:
@@ -195,7 +195,7 @@ def _node_figure(results: Results, found: Sequence[Column]) -> Any:
 
 
 def _held(rewards: Sequence[float | None]) -> list[float]:
-    """A node that was away keeps the reward it had."""
+    """Fill the rounds in which a node was away with its last reward."""
     held, last = [], 0.0
     for reward in rewards:
         last = last if reward is None else reward

@@ -84,8 +84,10 @@ class Results:
             raise BadResults(f"{path} is damaged ({told}). Run the experiment again into another folder.") from error
 
     def resume(self, experiment: Experiment, engine: str = MEMORY) -> None:
-        """Go on with the folder for this experiment, of which more seeds may be wanted now. BadResults where it is of another one, or was
-        played by other versions."""
+        """Prepare the folder to go on with this experiment, which may want more seeds than before.
+
+        Raises BadResults where the folder is of another experiment, or was played by other versions.
+        """
         if replace(self.experiment, seeds=experiment.seeds) != experiment:
             rounds = self.experiment.rounds
             if experiment == replace(self.experiment, seeds=experiment.seeds, rounds=experiment.rounds):
@@ -117,12 +119,15 @@ class Results:
         return self.folder / "runs" / run.setting / f"seed-{run.seed}.jsonl"
 
     def saves(self, run: Run) -> Path:
-        """The folder of a run's saves; it goes when the run is whole."""
+        """Return the folder of a run's saves, which is removed when the run is whole."""
         return self.path(run).with_suffix(".saved")
 
     @contextmanager
     def writing(self, run: Run) -> Iterator[Journal]:
-        """The file of a run's lines; it gets its name when the block ends well. BadResults where it cannot be written."""
+        """Open a run's file; it gets its final name when the block ends without an error.
+
+        Raises BadResults where it cannot be written.
+        """
         final = self.path(run)
         part = final.with_suffix(".part")
         try:
@@ -160,7 +165,10 @@ class Results:
 
 
 def judged(results: Results) -> list[Any]:
-    """The judge's comparisons of swarm and solo; none where it was played without one. BadResults where they are damaged."""
+    """Return the judge's comparisons of swarm and solo; [] if the experiment had no judge.
+
+    Raises BadResults where they are damaged.
+    """
     path = results.folder / JUDGE
     try:
         return list(json.loads(path.read_bytes())) if path.exists() else []

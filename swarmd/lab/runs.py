@@ -159,7 +159,7 @@ async def _one(
 
 
 def last_words(code: int, words: str) -> str:
-    """What a process that failed has to say of it."""
+    """Return why a process failed: by what signal it was ended, else the last line that it wrote."""
     if code < 0:
         return f"its process was ended by signal {-code}. Is the memory short? Run fewer at a time (--jobs), then use --resume."
     return words.splitlines()[-1] if words else f"exit code {code}, and no word"

@@ -72,7 +72,7 @@ class Saveable(Protocol):
         """Play one round again as far as the network is concerned."""
 
     def save(self, number: int, folders: Iterable[Path]) -> None:
-        """A checkpoint of each node."""
+        """Save a checkpoint of each node."""
 
     def restore(self, folders: Iterable[Path]) -> None: ...
 
@@ -94,7 +94,7 @@ class RunSaves:
         self._said.close()
 
     def resume(self, swarm: Saveable) -> tuple[int, float]:
-        """Rounds behind us and CPU seconds so far: of the newest save that is whole; (0, 0.0) where there is none, and the run begins."""
+        """Restore the newest whole save; return rounds played and CPU seconds spent, or (0, 0.0)."""
         for folder in reversed(saved_in(self._folder)):
             try:
                 saved = self._whole(folder, len(swarm.nodes))
@@ -110,7 +110,10 @@ class RunSaves:
         return 0, 0.0
 
     def _whole(self, folder: Path, nodes: int) -> SavedRun:
-        """Raises OSError, ValueError or SwarmdError where it is not; otherwise the files go on from it."""
+        """Read a save and cut the files back to it.
+
+        Raises OSError, ValueError or SwarmdError where it is not whole.
+        """
         saved = msgspec.json.decode((folder / "swarm.json").read_bytes(), type=SavedRun)
         if saved.schema != SCHEMA or saved.nodes != nodes:
             raise ValueError("it is of another version")
@@ -122,7 +125,10 @@ class RunSaves:
         return saved
 
     def after(self, number: int, swarm: Saveable, cpu: float) -> None:
-        """A round is over, its line is written. Saves where it is time to. DiskFull, OSError."""
+        """Save, if that is due, after round `number` whose line is written.
+
+        Raises DiskFull and OSError.
+        """
         self._said.append(swarm.said)
         began = self._clock()
         if began < self._due:

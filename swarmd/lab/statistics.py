@@ -114,7 +114,7 @@ def figures(lines: Sequence[Mapping[str, Any]], local: Sequence[int], external: 
 
 
 def _predicted(rounds: Sequence[Mapping[str, Any]], local: Sequence[int], external: Sequence[int]) -> float:
-    """Useful rollouts of an update as the measured share of mixed groups lets expect them, round by round."""
+    """Predict the useful rollouts of an update from the measured share of groups with mixed rewards."""
     total = 0.0
     for line in rounds:
         mine = [count / max(1, g) * i for count, g, i in zip(line["informative"], line["generated"], local, strict=True)]
@@ -153,10 +153,12 @@ def passes(evaluation: Mapping[str, Any]) -> Mapping[int, float]:
 
 
 def roughness(rewards: Sequence[Sequence[float]], local: Sequence[int]) -> float | None:
-    """Standard deviation of the mean reward around its trend, over windows of WINDOW_QUESTIONS questions of all nodes together.
+    """Return the standard deviation of the mean reward around its trend.
 
-    A setting that asks fewer questions a round gets longer windows, so that its sampling noise is not taken for oscillation. A window's
-    trend is the mean of those on both sides of it: those at the two ends have none, and do not count. None where there are too few windows.
+    It is taken over windows of WINDOW_QUESTIONS questions of all nodes together. A setting that asks fewer
+    questions a round gets longer windows, so that its sampling noise is not taken for oscillation. A window's
+    trend is the mean of its NEIGHBOURS windows on both sides; windows at the two ends lack neighbours and do
+    not count. None where there are too few windows.
     """
     width = max(1, round(WINDOW_QUESTIONS / max(1, sum(local))))
     means = [fmean(map(fmean, rewards[i : i + width])) for i in range(0, len(rewards) - width + 1, width)]

@@ -261,7 +261,7 @@ class LanguagePolicy:
             (folder / name).write_bytes(content)
 
     def files(self) -> Iterator[tuple[str, bytes | memoryview]]:
-        """What `save` writes, one file at a time: its name and its content as of now."""
+        """Yield what `save` writes, one file at a time: its name and its content as of now."""
         return saved.contents(self._identity(), self._learner, self._generator)
 
     @property
@@ -326,7 +326,7 @@ def _schedule(config: TrainConfig) -> RateSchedule:
 
 
 def _ends(eos: int | Sequence[int] | None) -> frozenset[int]:
-    """The model's own settings may name several ids that end an answer."""
+    """Return the ids that end an answer; a model's own settings may name several."""
     return frozenset([eos] if isinstance(eos, int) else eos or ())
 
 

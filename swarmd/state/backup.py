@@ -58,7 +58,10 @@ class Restored:
 
 
 def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:
-    """A new file, mode 0600: the key, and the training of a checkpoint. OSError where that went away; ConfigError, CannotRecord."""
+    """Write a new file, mode 0600, with the node's key and the training state of a checkpoint.
+
+    Raises OSError where the checkpoint is removed meanwhile, ConfigError where `to` exists, CannotRecord.
+    """
     identity = Identity.load(folder / IDENTITY_FILE)
     if to.exists() or to.is_symlink():
         raise ConfigError(f"{to} exists already, and a backup never replaces a file. Name a new one.")
@@ -78,7 +81,10 @@ def write_backup(folder: Path, to: Path, checkpoint: Path) -> None:
 
 
 def _write(files: Mapping[str, IO[bytes]], peer_id: str, to: Path) -> None:
-    """Raises OSError."""
+    """Write the files and the index into a new zip archive, mode 0600.
+
+    Raises OSError.
+    """
     with os.fdopen(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, source in files.items():

@@ -53,7 +53,10 @@ def _without_ip(found: re.Match[str]) -> str:
 
 
 def collect(folder: Path, said: Mapping[str, str], home: Path, *, addresses: bool) -> dict[str, str]:
-    """The files of a report, by name. said: what was asked of swarmd. addresses: leave them out."""
+    """Collect the files of a report, by name, redacted.
+
+    said: files that were already made. addresses: redact IP addresses, too.
+    """
     found = dict(said)
     for name in (*LOGS, METRICS_FILE):
         try:
@@ -66,7 +69,10 @@ def collect(folder: Path, said: Mapping[str, str], home: Path, *, addresses: boo
 
 
 def write_report(files: Mapping[str, str], to: Path) -> None:
-    """A new zip file, mode 0600. ConfigError where there is one; CannotRecord."""
+    """Write a new zip file, mode 0600.
+
+    Raises ConfigError where `to` exists, CannotRecord where it cannot be written.
+    """
     try:
         descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:

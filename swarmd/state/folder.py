@@ -115,7 +115,10 @@ def in_use(path: Path) -> bool:
 
 
 def write_atomically(path: Path, document: Mapping[str, Any]) -> None:
-    """A JSON file (mode 0600) in the place of the old one: a reader sees the one or the other, whole. Raises OSError."""
+    """Replace `path` with a JSON file, mode 0600, atomically: readers see the old or the new one, whole.
+
+    Raises OSError.
+    """
     durable.replace(path, json.dumps(document).encode())
 
 
@@ -124,7 +127,10 @@ class _Drawn(msgspec.Struct):
 
 
 def node_seed(configured: int | None, folder: Path) -> int:
-    """The configured seed, or the one drawn when this folder was first used. ConfigError if its file cannot be used."""
+    """Return the configured seed, else the one drawn when this folder was first used.
+
+    Raises ConfigError if the seed's file cannot be used.
+    """
     if configured is not None:
         return configured
     path = folder / SEED_FILE
@@ -139,7 +145,10 @@ def node_seed(configured: int | None, folder: Path) -> int:
 
 
 def _drawn(path: Path) -> int:
-    """Raises OSError; FileNotFoundError where there is none, or none any more."""
+    """Read the folder's drawn seed, and set a damaged file aside.
+
+    Raises FileNotFoundError where there is none or it was damaged, OSError where it cannot be read.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Drawn).seed
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -21,7 +21,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def follow(path: Path, count: int, wait: Callable[[float], None] = time.sleep) -> Iterator[str]:
-    """The last lines, and then each as it is written, for ever. A log that is set aside or begun anew is gone on with."""
+    """Yield the last `count` lines of a log, then each new line for ever, across log rotation."""
     file = _opened(path)
     try:
         yield from _tail(file, count)
@@ -42,7 +42,7 @@ def follow(path: Path, count: int, wait: Callable[[float], None] = time.sleep) -
 
 
 def for_people(line: str) -> str:
-    """A line of swarmd.log, which is JSON, as time, level and event; any other as it is."""
+    """Format a JSON line of swarmd.log as time, level and event; return any other line as it is."""
     try:
         said = json.loads(line)
         stamp, level, event = str(said["timestamp"])[:19].replace("T", " "), str(said["level"]), str(said["event"])

@@ -171,10 +171,12 @@ class MetricsFile:
 
 
 def read_metrics(path: Path, last: int | None = None) -> Sequence[dict[str, Any]]:
-    """The lines of a metrics file in order of rounds, the last where a round stands there twice. Torn lines are left out.
+    """Return the lines of a metrics file in order of rounds, without torn ones.
 
-    last: about so many from the file's end, which is all that is read then: weeks of rounds are gigabytes once they are in memory. An
-    absent file has no lines. Raises CannotRecord where there is something that cannot be read.
+    Of a round that was written twice, the later line counts. An absent file has no lines. last: read only
+    about so many lines, from the end of the file; weeks of rounds are gigabytes in memory.
+
+    Raises CannotRecord where the file cannot be read.
     """
     try:
         with path.open("rb") as file:

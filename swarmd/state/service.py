@@ -86,7 +86,7 @@ class UserService:
             )
 
     def _call(self, command: Sequence[str]) -> str:
-        """What went wrong, in words; "" where nothing did."""
+        """Run a command; return what went wrong, in words, or ""."""
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=STOPPING, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -96,7 +96,10 @@ class UserService:
 
 
 def user_service(platform: str, state_dir: Path | None, home: Path, config_home: Path | None = None) -> UserService:
-    """The node's service on a platform (`sys.platform`). state_dir: where it is not the user's own. ConfigError."""
+    """Return the service definition of a platform (`sys.platform`).
+
+    state_dir: given if it is not the default. Raises ConfigError on a platform without services.
+    """
     command = [*_program(), "join", *(("--state-dir", str(state_dir)) if state_dir else ())]
     if platform == "darwin":
         return _launchd(command, home)
@@ -127,7 +130,10 @@ def _systemd(command: Sequence[str], config_home: Path) -> UserService:
 
 
 def _quoted(word: str) -> str:
-    """A word of ExecStart as systemd reads it (systemd.service(5), systemd.syntax(7))."""
+    """Quote a word of ExecStart as systemd reads it (systemd.service(5), systemd.syntax(7)).
+
+    Raises ConfigError for control characters.
+    """
     if not word.isprintable():
         raise ConfigError(f"{word!r} cannot stand in a unit file. Use a path without control characters.")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
@@ -135,7 +141,7 @@ def _quoted(word: str) -> str:
 
 
 def service_word(path: Path) -> bytes:
-    """A path as a unit of systemd has it, without quotes around it."""
+    """Return a path as it stands in a systemd unit, without quotes around it."""
     return _quoted(str(path)).strip('"').encode()
 
 

@@ -82,14 +82,14 @@ TRACKERS: Mapping[str, Callable[[Path, str], Tracker]] = {"trackio": Trackio, "w
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError if a tracker is not installed."""
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(f"metrics.report_to: {name} is not installed. Run: pip install 'swarmd[{name}]'")
 
 
 def figures_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line of metrics.jsonl, as "seconds.train"."""
+    """Yield the numbers of a line of metrics.jsonl by dotted key, such as "seconds.train"."""
     for key, value in line.items():
         if isinstance(value, Mapping):
             yield from figures_of(value, f"{prefix}{key}.")

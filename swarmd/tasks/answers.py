@@ -52,10 +52,11 @@ _SAFE = re.compile(r"[\n\x20-\x7e∧∨¬→↔]*")  # printable ASCII, line fee
 
 
 def extract(text: str) -> str | None:
-    """The text in the last <answer>…</answer>, stripped; None if there is no such pair.
+    """Return the text in the last <answer>…</answer>, stripped; None if there is no such pair.
 
-    Equal to ReasoningGYM's `extract_answer` on every text: pairs are matched from the left, each opening tag with the next closing one, so
-    an opening tag inside an answer is part of it. ReasoningGYM's lazy regex is worse than quadratic in unclosed tags; this is linear.
+    Equal to ReasoningGYM's `extract_answer` on every text: pairs are matched from the left, each opening tag
+    with the next closing one, so an opening tag inside an answer is part of it. ReasoningGYM's lazy regex is
+    worse than quadratic in unclosed tags; this is linear.
     """
     given = [answer for answer, _ in _pairs(text)]
     return given[-1] if given else None
@@ -70,7 +71,7 @@ def answer_end(text: str) -> int | None:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, int]]:
-    """The stripped text of each pair, and the end of the pair."""
+    """Yield the stripped text of each pair, and the position of the pair's end."""
     position = 0
     while (start := text.find(_OPEN, position)) >= 0 and (end := text.find(_CLOSE, start + len(_OPEN))) >= 0:
         position = end + len(_CLOSE)
@@ -85,13 +86,19 @@ def refusal(specialty: str, answer: str) -> GradeReason | None:
 
 
 def read(specialty: str, text: str) -> str | GradeReason:
-    """The answer of a completion, checked, or why it cannot be scored. A completion that was cut after a whole answer counts."""
+    """Return the answer of a completion, checked, or why it cannot be scored.
+
+    A completion that was cut off after a whole answer counts.
+    """
     answer = _answer(text)
     return answer if isinstance(answer, GradeReason) else refusal(specialty, answer) or answer
 
 
 def read_own(text: str, longest: int) -> str | GradeReason:
-    """The same for tasks that are not swarmd's own: their answers may be in any language."""
+    """Read an answer to a task of the operator's own curriculum, which may be in any language.
+
+    longest: characters that an answer may have.
+    """
     answer = _answer(text)
     if isinstance(answer, str) and len(answer) > longest:
         return GradeReason.TOO_LONG

@@ -114,7 +114,10 @@ class Worker:
         return reason, self._receive(latest).fault if reason is GradeReason.FAULT else ""
 
     def made(self) -> Made:
-        """The question that was asked for. Raises WorkerLost."""
+        """Return the question that was asked for.
+
+        Raises WorkerLost.
+        """
         self.answered += 1
         return self._receive(self._await())
 
@@ -190,7 +193,7 @@ class Marker:
         return (*reasons, *[GradeReason.SKIPPED] * (len(item.answers) - len(reasons))), fault
 
     def make(self, curriculum: str, specialty: str, n: int) -> Made:
-        """The question of a reference."""
+        """Return the question that a reference names."""
         self._renew()
         for last in (False, True):
             try:
@@ -232,7 +235,10 @@ def serve(requests: int, replies: int, work: Work) -> None:
 
 
 def _wait_for_request(requests: int, parent: int) -> bool:
-    """False when the parent is gone. Not left to the kernel (PR_SET_PDEATHSIG): that acts when the *thread* which started us ends."""
+    """Wait for a request; return False when the parent process is gone.
+
+    PR_SET_PDEATHSIG does not serve: the kernel acts when the *thread* that started us ends.
+    """
     while os.getppid() == parent:
         try:
             pipe.await_event(requests, select.POLLIN, time.monotonic() + PARENT_CHECK)

@@ -56,13 +56,16 @@ class Curriculum:
         return task.ref.specialty in self.held_by_text and hashlib.sha256(task.question.encode()).digest()[0] < HELD_TEXTS
 
     def asked(self, wanted: Sequence[str]) -> Sequence[str]:
-        """The specialties that a node asks itself: the wanted ones, or all where there are none. ConfigError where one is not there."""
+        """Return the specialties that a node asks itself: those wanted, or all if none are named.
+
+        Raises ConfigError for one that the curriculum lacks.
+        """
         if unknown := sorted(set(wanted) - set(self.specialties)):
             raise ConfigError(f"tasks.specialties: {', '.join(unknown)} is not in {self.name}, which has {', '.join(self.specialties)}")
         return tuple(sorted(set(wanted))) or self.specialties
 
     def read(self, specialty: str, text: str) -> str | answers.GradeReason:
-        """The answer of a completion, checked, or why it cannot be scored."""
+        """Return the answer of a completion, checked, or why it cannot be scored."""
         return answers.read(specialty, text)
 
     @cached_property  # asked for with each request, and a package's version is a file to be read
@@ -173,7 +176,7 @@ class DrawnTasks(ABC):
         return self.curriculum.trains_on(task.ref) and not self.curriculum.holds_out(task)
 
     def _unless_held_out(self, task: Task) -> Task:
-        """The task; where its text is held out, that of the next number whose text is not."""
+        """Return the task, or the next one by number whose text is not held out."""
         n = task.ref.n
         while self.curriculum.holds_out(task):
             n = (n + 1) % TRAINING_TASKS
@@ -182,7 +185,7 @@ class DrawnTasks(ABC):
 
     @abstractmethod
     def task(self, ref: TaskRef) -> Task | None:
-        """The task this reference names."""
+        """Return the task that this reference names."""
 
     def draw_held_out(self, count: int, rng: random.Random) -> Sequence[Task]:
         """Tasks of numbers that no node trains on, though their texts may recur. The judge's are drawn by held_out.py."""

@@ -28,15 +28,17 @@ def grade(tasks: CurriculumTasks, task: Task, answer: str) -> GradeReason:
 
 
 def grade_text(tasks: CurriculumTasks, task: Task, text: str) -> GradeReason:
-    """The same for a whole completion. Only for our own text: that of others goes through `scoring.Verifier`."""
+    """Grade a whole completion of our own; those of others go through `scoring.Verifier`."""
     answer = read(task.ref.specialty, text)
     return grade(tasks, task, answer) if isinstance(answer, str) else answer
 
 
 def solution(tasks: CurriculumTasks, task: Task) -> str:
-    """A right answer. For logic tasks: ReasoningGYM's example if that is right, else a premise, or all premises joined.
+    """Return a right answer.
 
-    In less than one of a hundred logic tasks all premises are tautologies; nothing is right then, and the example is returned.
+    For logic tasks: ReasoningGYM's example if that is right, else a premise, or all premises joined. In less
+        than one of a hundred logic tasks all premises are tautologies; nothing is right then, and the example
+        is returned.
     """
     if task.entry["answer"] is not None:
         return str(task.entry["answer"])

@@ -50,7 +50,10 @@ def place_in_set(seed: bytes, peer: str, place: int, questions: int) -> int:
 
 
 def question(tasks: Regenerating, seed: bytes, index: int) -> Task:
-    """The question at this place of the set. Raises NoQuestion."""
+    """Return the question at place `index` of the held-out set.
+
+    Raises NoQuestion.
+    """
     curriculum = tasks.curriculum
     specialties = curriculum.specialties
     specialty = specialties[_number(seed, f"specialty {index}") % len(specialties)]

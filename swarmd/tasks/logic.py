@@ -30,7 +30,10 @@ def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -
 
 
 def table(formula: str, variables: Sequence[str]) -> int | None:
-    """The truth table; None for what is no formula over these variables (single letters)."""
+    """Return the truth table of a formula; None if it is no formula over these single-letter variables.
+
+    Bit a of the table is the value under assignment a.
+    """
     values: list[int] = []
     waiting: list[str] = []  # operators and opening parentheses whose right side is not complete
     columns = {name: _column(i, len(variables)) for i, name in enumerate(variables)}
@@ -68,10 +71,10 @@ def _apply(values: list[int], waiting: list[str], at_least: int) -> None:
 
 
 def _column(i: int, variables: int) -> int:
-    """The variable's own table: bit a is bit i of a."""
+    """Return the truth table of variable i: bit a is bit i of a."""
     return sum(1 << a for a in range(2**variables) if a >> i & 1)
 
 
 def always_true(variables: Sequence[str]) -> int:
-    """The truth table of what is always so."""
+    """Return the truth table of a tautology."""
     return int((1 << 2 ** len(variables)) - 1)

@@ -61,9 +61,12 @@ class OwnCurriculum(Curriculum):
 
 
 def find_curriculum(text: str) -> Curriculum:
-    """The curriculum that a configuration names: one of swarmd's, a .py or .jsonl file, or what an installed package offers.
+    """Return the curriculum that a configuration names.
 
-    Starts a contained process for a plug-in, once: what it said then holds for the life of this process. ConfigError.
+    It is one of swarmd's, a .py or .jsonl file, or what an installed package offers. For a plug-in a
+    contained process is started once; its answer holds for the life of this process.
+
+    Raises ConfigError.
     """
     try:
         name = curriculum_name(text)
@@ -87,7 +90,7 @@ class QuestionMaker(Protocol):
     """`scoring.Verifier`, for one."""
 
     def make(self, ref: TaskRef) -> Made:
-        """The question of a reference, or why there is none."""
+        """Return the question that a reference names, or why there is none."""
 
 
 class OwnTasks(DrawnTasks):
@@ -99,7 +102,10 @@ class OwnTasks(DrawnTasks):
         self._source, self._maker = curriculum.source, maker
 
     def task(self, ref: TaskRef) -> Task | None:
-        """The task, without the facts that score its answers: they stay in the contained process. None where there is none."""
+        """Return the task, or None if there is none.
+
+        The facts that score its answers stay in the contained process.
+        """
         if not self.curriculum.names(ref.specialty, ref.n):
             return None
         question = self._maker.make(ref).question

@@ -38,7 +38,10 @@ class TaskPlugin(Protocol):
     specialties: Sequence[str]
 
     def generate(self, specialty: str, seed: int) -> tuple[str, Any]:
-        """The question, and facts that `score` needs. The same on every machine. Seeds from 1,000,000,000 on are held out."""
+        """Return a question and the facts that `score` needs, the same on every machine.
+
+        Seeds from 1,000,000,000 on are held out.
+        """
 
     def score(self, facts: Any, answer: str) -> float:
         """0 to 1 for an answer, the text in <answer>…</answer>; from 0.999 on it is right."""
@@ -186,7 +189,7 @@ def _specialties(named: Any) -> tuple[str, ...]:
 
 
 def _told(error: BaseException) -> str:
-    """An exception as a line: kind, text, and the last line of a file that is not Python's own."""
+    """Describe an exception on one line: kind, text, and the last line of code that is not Python's own."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         return text

@@ -61,7 +61,7 @@ class QuestionFile:
 
 
 def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
-    """The lines that are not blank, with their numbers."""
+    """Parse the lines that are not blank; return them with their line numbers."""
     decode = msgspec.json.Decoder(_Line).decode
     good: list[tuple[int, _Line]] = []
     bad: list[str] = []
@@ -88,7 +88,7 @@ def _parsed(content: bytes) -> Sequence[tuple[int, _Line]]:
 
 
 def _answer(line: _Line) -> str:
-    """What stands behind the last ####, as in GSM8K; else all of it."""
+    """Return the answer behind the last ####, as in GSM8K; without one, the whole text."""
     return str(line.answer).rpartition("####")[2].strip()
 
 

@@ -14,7 +14,7 @@ _MIXED = re.compile(r"([-+]?)([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)")
 
 
 def same_answer(expected: str, given: str) -> bool:
-    """True where both are the same number, or the same text but for case, spacing and a full stop at the end."""
+    """Return whether both are the same number or text, but for case, spacing and a full stop at the end."""
     wanted = number(expected)
     if wanted is not None:
         return number(given) == wanted
@@ -22,7 +22,7 @@ def same_answer(expected: str, given: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """The value of a number, a fraction or a mixed number; None for anything else."""
+    """Return the value of a number, fraction or mixed number; None for anything else."""
     text = text.replace("−", "-").strip().strip("$").strip()
     if found := _NUMBER.fullmatch(text):
         return Fraction(found[1].replace(",", "")) * Fraction(10) ** int(found[2] or 0)

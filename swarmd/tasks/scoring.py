@@ -103,7 +103,10 @@ class Verifier:
         return child.seccomp if child else None
 
     def judge(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[GradeReason, ...]]:
-        """The grade of every completion, in order. Raises VerifierFailed if no process runs; never because of a completion."""
+        """Grade every completion, in order.
+
+        Raises VerifierFailed if no process runs, but never because of a completion.
+        """
         reasons: list[list[GradeReason]] = []
         pending: list[_Pending] = []
         for i, (ref, completions) in enumerate(items):
@@ -125,7 +128,10 @@ class Verifier:
     __call__ = score
 
     def make(self, ref: TaskRef) -> Made:
-        """The question of a reference to a plug-in's task, or why there is none. Raises VerifierFailed."""
+        """Return the question of a plug-in's task, or why there is none.
+
+        Raises VerifierFailed.
+        """
         request = Request(self._curriculum.name, (ScoreItem(ref.specialty, ref.n, ()),), question=True)
         made = self._ask(lambda child: child.make(request, self._curriculum.patience))
         if made.fault:
@@ -238,7 +244,10 @@ class _Child:
         return judged
 
     def make(self, request: Request, patience: float) -> Made:
-        """The question of the one item. Raises _Failed."""
+        """Return the question of the request's one item.
+
+        Raises _Failed.
+        """
         return self._exchange(request, Made, 2 * pipe.STARVED * patience)
 
     def _exchange(self, request: Request, kind: type[_Reply], patience: float) -> _Reply:
@@ -288,7 +297,10 @@ class _Child:
 
 
 def _environment() -> dict[str, str]:
-    """An empty environment but for the path of this code. One BLAS thread: the verifier forks."""
+    """Return an environment with no more than the path of this code and fixed settings.
+
+    One BLAS thread, for the verifier forks.
+    """
     here = str(Path(__file__).parents[2])
     return {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys([here, *(p for p in sys.path if Path(p).is_absolute())])),

@@ -64,7 +64,7 @@ MACHINES: Mapping[str, Machine] = {
 
 
 def program(machine: Machine) -> Sequence[Instruction]:
-    """The filter for one architecture."""
+    """Build the filter program for one architecture."""
     refuse = ERRNO | errno.EPERM
     steps = [
         Instruction(LOAD, 0, 0, ARCHITECTURE),

@@ -32,7 +32,10 @@ class CurriculumTasks(DrawnTasks):
         self._datasets: dict[str, Any] = {}
 
     def task(self, ref: TaskRef) -> Task | None:
-        """The task, or None where the reference names none: an unknown specialty, n outside [0, 2**31), or an item too costly to make."""
+        """Return the task that `ref` names, or None.
+
+        None for an unknown specialty, a number outside [0, 2**31), or a task too costly to make.
+        """
         if not self.curriculum.names(ref.specialty, ref.n):
             return None
         dataset = self.dataset(ref.specialty)
@@ -58,7 +61,11 @@ class CurriculumTasks(DrawnTasks):
 
 
 def open_tasks(curriculum: Curriculum, maker: object, asked: Sequence[str] = ()) -> CurriculumTasks | OwnTasks:
-    """The tasks of a curriculum, as `CurriculumTasks` takes them. maker: makes the questions of own tasks; a `scoring.Verifier`."""
+    """Open the tasks of a curriculum.
+
+    maker: makes the questions of own tasks; a `scoring.Verifier`. asked: specialties to draw from; all if
+        empty.
+    """
     if not isinstance(curriculum, OwnCurriculum):
         return CurriculumTasks(curriculum, asked)
     assert isinstance(maker, QuestionMaker)
@@ -67,7 +74,10 @@ def open_tasks(curriculum: Curriculum, maker: object, asked: Sequence[str] = ())
 
 @lru_cache(maxsize=4)
 def tasks_of(curriculum_name: str) -> CurriculumTasks:
-    """The tasks of the curriculum with this name. Raises ConfigError where there is none."""
+    """Return the tasks of the curriculum with this name.
+
+    Raises ConfigError where there is none.
+    """
     return CurriculumTasks(curriculum(curriculum_name))
 
 
@@ -92,10 +102,11 @@ def _no_print(*_: object, **__: object) -> None:
 
 @contextlib.contextmanager
 def _neutral_ground() -> Iterator[None]:
-    """The same surroundings for every generation, and the caller's own given back afterwards.
+    """Give every generation the same surroundings, and restore the caller's afterwards.
 
-    ReasoningGYM reads the locale (calendar_arithmetic: strftime), sets the Decimal precision (decimal_arithmetic), prints (bf) and may
-    count for minutes (basic_arithmetic). All but the precision belong to the whole process, hence the lock.
+    ReasoningGYM reads the locale (calendar_arithmetic: strftime), sets the Decimal precision
+    (decimal_arithmetic), prints (bf) and may count for minutes (basic_arithmetic). All but the precision
+    belong to the whole process, hence the lock.
     """
     traps = [decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow]
     context = decimal.Context(prec=28, rounding=decimal.ROUND_HALF_EVEN, traps=traps)

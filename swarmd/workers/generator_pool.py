@@ -66,7 +66,7 @@ class Generators:
             thread.join()
 
     def take(self) -> Sequence[tuple[Task, Generation]]:
-        """What is finished, as much of it as a round takes. Never waits."""
+        """Return the finished rollouts, at most as many as a round takes, without waiting."""
         with self._changed:
             taken = self._flow.take(self._most())
             for number in self._working:

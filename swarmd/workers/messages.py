@@ -100,7 +100,7 @@ class Channel:
         self._socket, self._sending = sock, threading.Lock()
 
     def send(self, message: Message) -> bool:
-        """False where nobody is at the other end any more."""
+        """Send a message; return False if the other end is closed."""
         payload = _encoder.encode(message)
         try:
             with self._sending:
@@ -110,7 +110,10 @@ class Channel:
         return True
 
     def receive(self) -> Message | None:
-        """The next one; None at the end."""
+        """Receive the next message; return None at the end of the stream.
+
+        Raises ValueError for a message over MAX_MESSAGE bytes.
+        """
         header = self._exactly(_HEADER.size)
         if header is None:
             return None

@@ -70,7 +70,7 @@ class QuestionQueue:
         return [(question.id, question.task.question) for question in asked]
 
     def answered(self, generator: int, answers: Iterable[tuple[int, Generation]]) -> None:
-        """What a generator finished. An answer to what it was not asked is none."""
+        """Record what a generator finished; ignore answers to questions it was not asked."""
         out = self._out.get(generator, {})
         for number, generation in answers:
             question = out.pop(number, None)
@@ -80,7 +80,7 @@ class QuestionQueue:
             self._finished.append(_Finished(question.task, generation, self._takes))
 
     def lost(self, generator: int) -> None:
-        """A generator died: its questions go to the next generator that has room."""
+        """Put the questions of a dead generator back at the head of the queue, up to TRIES times each."""
         for question in reversed(self._out.pop(generator, {}).values()):
             question.deaths += 1
             if question.deaths < TRIES:
@@ -90,7 +90,10 @@ class QuestionQueue:
                 self.given_up += 1
 
     def take(self, most: int | None) -> list[tuple[Task, Generation]]:
-        """The freshest finished rollouts, at most so many (None: all), the oldest of them first. What stays may be taken later, if soon."""
+        """Take the freshest finished rollouts, oldest of them first, at most `most` (None: all).
+
+        The others may be taken later, until they were passed over PASSED_OVER times.
+        """
         count = len(self._finished) if most is None else min(most, len(self._finished))
         taken = [self._finished.pop() for _ in range(count)]
         self._takes += 1

@@ -31,20 +31,26 @@ class Deaths:
         self._furthest = self._count = 0
 
     def progress(self, reached: int | None = None) -> None:
-        """Work was done. reached: how far; only what is further than ever counts, so that a child that is restarted from a checkpoint and
-        always dies behind the same one is not restarted for ever.
+        """Record that work was done, which starts the count of failures anew.
+
+        reached: how far the work has come. Then only progress beyond the furthest point counts, so that a
+            child that resumes from a checkpoint and always dies at the same place is not restarted for ever.
         """
         if reached is None or reached > self._furthest:
             self._furthest, self._count = reached or self._furthest, 0
 
     def died(self, cause: str) -> Death:
-        """The first restart is immediate: a killed process says nothing about the next."""
+        """Record a death and return when to restart.
+
+        The first restart is immediate: one killed process says nothing about the next. Later ones wait twice
+        as long each time, up to `longest` seconds.
+        """
         self._count += 1
         return Death(cause, self._count, 0.0 if self._count == 1 else min(self._longest, 2.0 ** (self._count - 1)))
 
 
 def exit_words(status: int) -> str:
-    """An exit status, as subprocess has it."""
+    """Describe an exit status of `subprocess` in words."""
     if status < 0:
         return f"killed by signal {-status}" + (" (out of memory, perhaps)" if status == -9 else "")
     return f"exit {status}"

@@ -29,7 +29,7 @@ class WorkerProcess:
         self._channel.send(begin)
 
     def send(self, message: Message) -> bool:
-        """False where it has ended."""
+        """Send a message; return False if the worker has ended."""
         return self._channel.send(message)
 
     def receive(self) -> Message | None:

@@ -14,7 +14,10 @@ def run(command: Sequence[str]) -> str:
 
 
 def all_seconds(times: Any) -> float:
-    """times: psutil's of all cores. The time of guests is in the user's already."""
+    """Add up psutil's times of all cores, in seconds.
+
+    User time contains guest time already, so that is not added again.
+    """
     return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
 
 

@@ -58,7 +58,10 @@ class PauseConditions:
         self._hot = False
 
     def check(self, facts: MachineFacts, now: float) -> list[PauseCause]:
-        """What holds now. now: seconds since the epoch."""
+        """Return the causes to pause that hold now.
+
+        now: seconds since the epoch.
+        """
         return [*self._machine(facts), *self._others(facts, now), *self._hours(now)]
 
     def _machine(self, facts: MachineFacts) -> Iterator[PauseCause]:

@@ -58,8 +58,10 @@ class Guest:
         look: Callable[[float, float], MachineFacts] | None = None,
         on_gpu: Callable[[], bool] = lambda: False,
     ) -> None:
-        """folder: the state folder. traffic: of the node's engine. look: `Probes.look` where it is None.
-        on_gpu: whether it trains on a CUDA device now.
+        """Connect probes, ledger, budget and conditions for one node.
+
+        folder: the state folder. traffic: of the node's engine. look: replaces `Probes.look`, if given.
+            on_gpu: whether the node trains on a CUDA device now.
         """
         self.ledger = UsageLedger(folder / USAGE_FILE, clock)
         self._traffic, self._member, self._tell, self._talk, self._clock = traffic, member, tell, talk, clock
@@ -135,7 +137,7 @@ class Guest:
             self._tell_trainer()
 
     def save(self) -> None:
-        """The ledger, where it is due."""
+        """Save the usage ledger, if that is due."""
         self.ledger.save_where_due(self._budget * SAVE_AFTER if self._budget else float("inf"))
 
     def decide(self, facts: MachineFacts) -> None:
@@ -159,7 +161,7 @@ class Guest:
         self._stay_away([*([spent] if (spent := self._spent()) else []), *(each for each in away if each.kind not in self._set_aside)])
 
     def tell_again(self) -> None:
-        """A trainer has just started."""
+        """Tell a trainer that has just started what to do."""
         self._told = link.Resume()
         self._tell_trainer()
 
@@ -189,7 +191,10 @@ class Guest:
         return {"schema": 1, "paused": False}
 
     def _tell_trainer(self) -> None:
-        """What it is to do, where that is not what it was told last. Of several causes the first is enough for a line."""
+        """Tell the trainer to pause or resume, if that differs from what it was told last.
+
+        Of several causes only the first is told: it is shown on one line.
+        """
         wanted: link.ToTrainer = link.Pause(brief=True) if self._resting else link.Resume()
         if self.pauses:
             first = self.pauses[0]

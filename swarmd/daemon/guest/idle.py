@@ -31,7 +31,7 @@ Source = Callable[[float], float | None]  # now -> idle seconds
 
 
 def idle_probe(run: Callable[[Sequence[str]], str], platform: str = sys.platform, environment: Mapping[str, str] = os.environ) -> Source:
-    """The sources of this platform as one; it says None where none of them can tell."""
+    """Join this platform's sources of idle time into one, which returns None where none of them can tell."""
     sources: list[Source] = []
     if platform == "darwin":
         sources = [lambda _: io_registry(run)]
@@ -65,7 +65,10 @@ def io_registry(run: Callable[[Sequence[str]], str]) -> float | None:
 
 
 def terminals(_now: float, folder: Path = Path("/dev"), clock: Callable[[], float] = time.time) -> float | None:
-    """A terminal's time of access is its last read, to about eight seconds."""
+    """Return the seconds since the last read of a terminal.
+
+    A terminal's time of access is its last read, to about eight seconds.
+    """
     read = []
     for terminal in _devices(folder):
         with contextlib.suppress(OSError):

@@ -14,9 +14,9 @@ LONGEST: Final = 40  # characters of one
 
 
 def changed(limits: LimitsConfig, asked: Mapping[str, Any], rates: bool) -> LimitsConfig:
-    """The limits with those that are asked for, as the configuration has them. rates: whether the engine can keep `up` and `down`.
+    """Return `limits` with those that are asked for, validated as in the configuration.
 
-    SwarmdError says which one is wrong, and nothing is changed.
+    rates: whether the engine can keep `up` and `down`. Raises SwarmdError for the first limit that is wrong.
     """
     for name, text in asked.items():
         if name not in LIVE:

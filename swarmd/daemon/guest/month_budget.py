@@ -6,13 +6,16 @@ from swarmd.daemon.guest.conditions import PauseCause
 
 
 def month_end(now: float) -> float:
-    """The first moment of the next month, in the machine's own time zone."""
+    """Return the first moment of the next month, in the machine's own time zone."""
     local = datetime.fromtimestamp(now)
     return datetime(local.year + local.month // 12, local.month % 12 + 1, 1).timestamp()
 
 
 def out_of_budget(budget: int | None, moved: int, now: float) -> PauseCause | None:
-    """moved: bytes of this month, up and down."""
+    """Return a pause until next month if the budget is used up.
+
+    budget: bytes per month; None for no limit. moved: bytes of this month, up and down.
+    """
     if budget is None or moved < budget:
         return None
     end = month_end(now)

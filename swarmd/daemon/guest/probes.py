@@ -37,14 +37,17 @@ def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | No
 
 
 def temperature(sensors: Callable[[], Any]) -> float | None:
-    """The hottest of the processor's sensors, in °C."""
+    """Return the temperature of the processor's hottest sensor, in °C."""
     found = sensors()
     name = next((name for name in PROCESSOR if found.get(name)), None)
     return max(float(each.current) for each in found[name]) if name else None
 
 
 def metered(run: Run = run) -> bool | None:
-    """What NetworkManager says of the connection that has the default route: 1 yes, 2 no, 3 and 4 its guesses, 0 unknown."""
+    """Return whether NetworkManager calls the default route metered; None if it cannot tell.
+
+    Its numbers: 1 yes, 2 no, 3 and 4 its guesses of yes and no, 0 unknown.
+    """
     try:
         kind, _, number = run(_METERED).strip().partition(" ")
     except (OSError, subprocess.SubprocessError):
@@ -94,7 +97,7 @@ class Probes:
         )
 
     def unknown(self, facts: MachineFacts) -> Iterable[str]:
-        """Settings that have no effect here, and why."""
+        """Yield the settings that have no effect on this machine, with the reason."""
         when = self._when
         if when.user and facts.idle is None:
             yield "when.user has no effect: the time since the last key or move cannot be told here (docs/guest.md)"

@@ -44,7 +44,7 @@ class UserPause:
             log.warning("%s cannot be removed: %s. The node will be paused again when it starts.", self._path, error)
 
     def now(self) -> PauseCause | None:
-        """The pause as it is now; None where there is none, or it is over."""
+        """Return the pause that the user asked for, or None if there is none or it is over."""
         if self._asked is not None and self._asked.until is not None and self._asked.until <= self._clock():
             self.end()
         if self._asked is None:

@@ -32,6 +32,6 @@ def knows(token: str, given: str) -> bool:
 
 
 def bearer(headers: Mapping[str, str]) -> str:
-    """The token in the Authorization header; "" without one."""
+    """Return the token in the Authorization header; "" without one."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given if scheme.lower() == "bearer" else ""

@@ -84,7 +84,7 @@ async def _converse(stream: trio.SocketStream, respond: Respond) -> None:
 
 
 async def _request(connection: h11.Connection, stream: trio.SocketStream) -> Request | None:
-    """The connection's request; None where the client leaves before it is whole."""
+    """Read the connection's request; return None if the client leaves before it is whole."""
     head: h11.Request | None = None
     body = bytearray()
     while True:

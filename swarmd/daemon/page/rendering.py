@@ -80,7 +80,7 @@ Document = Mapping[str, Any]
 
 
 def page(parts: Mapping[str, str], title: str) -> str:
-    """The whole page, with each part in its place."""
+    """Render the whole page, with each part in its place."""
     section = '<section id="{}" aria-live="off">{}</section>'.format
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -100,12 +100,15 @@ def page(parts: Mapping[str, str], title: str) -> str:
 
 
 def title_of(document: Document) -> str:
-    """The title of the browser's tab, as plain text."""
+    """Return the title of the browser's tab, as plain text."""
     return printable(f"{document.get('state', '')} · {document.get('name', '')} · swarmd")
 
 
 def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
-    """The parts of PARTS, from the status and peers documents. `now`: seconds since the epoch."""
+    """Render the parts named in PARTS from the status and peers documents.
+
+    now: seconds since the epoch.
+    """
     return {
         "state": _state(document),
         "controls": _controls(document),
@@ -121,7 +124,7 @@ def parts(document: Document, peers: Document, now: float) -> dict[str, str]:
 
 
 def curve(document: Document) -> dict[str, Any]:
-    """What the chart draws: the reward of each round, and whether others' rollouts were trained on."""
+    """Return the chart's data: each round's reward, and whether others' rollouts were trained on."""
     rewards = list(document.get("rewards") or ())
     return {"last": document.get("round") or 0, "rewards": rewards, "external": list(document.get("external") or ())[-len(rewards) :]}
 
@@ -142,7 +145,7 @@ def _state(document: Document) -> str:
 
 
 def _download(download: Mapping[str, Any]) -> str:
-    """A bar; how many bytes and how long is in the state's cause."""
+    """Render a download's progress bar; the state's cause gives bytes and time."""
     if not download.get("total"):
         return ""
     return f'<progress aria-label="Download" value="{_text(download.get("done") or 0)}" max="{_text(download["total"])}"></progress>'
@@ -184,7 +187,7 @@ def _shared(external: Sequence[int]) -> str:
 
 
 def invitation(document: Document) -> str:
-    """What the button shows: the line for others, with a code for a phone's camera where segno is installed (the extra `qr`)."""
+    """Render the invitation: the command for others, and a QR code where segno (extra `qr`) is installed."""
     command = f"swarmd join '{document['invitation']}'"
     notes = "".join(_paragraph(str(note)) for note in document.get("notes") or ())
     shown = f'<pre id="command" tabindex="0">{_text(command)}</pre><button type="button" data-copy="command">Copy</button>'
@@ -192,7 +195,10 @@ def invitation(document: Document) -> str:
 
 
 def _code(text: str) -> str:
-    """A QR code as SVG. It holds text that a phone can copy and send on: no phone opens a `swarm:` address."""
+    """Render a QR code as SVG; "" without segno.
+
+    It holds text that a phone can copy and send on, for no phone opens a `swarm:` address.
+    """
     try:
         import segno
     except ImportError:
@@ -201,7 +207,7 @@ def _code(text: str) -> str:
 
 
 def _cost(usage: Mapping[str, Any]) -> str:
-    """What the node cost, of each time that is counted; what cannot be read on this machine is not shown."""
+    """Render what the node cost in each period; leave out what this machine cannot measure."""
     times = [(name, usage[key]) for name, key in (("Today", "today"), ("This month", "month"), ("In all", "total")) if usage.get(key)]
     figures = [(title, key, unit, places) for title, key, unit, places in _COSTS if any(row.get(key) is not None for _, row in times)]
 
@@ -254,7 +260,10 @@ def _refused(document: Document) -> str:
 
 
 def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
-    """Settings that limit the node, but for those that are off, and what can be changed here. rates: `up` and `down`, too."""
+    """Render the limits that are set, and inputs for those that can be changed here.
+
+    rates: whether `up` and `down` can be changed, too.
+    """
     if not limits:
         return ""
     on = [(_LIMIT_LABELS.get(key, (key,))[0], _limit(key, value)) for key, value in limits.items() if value and value not in _NO_LIMIT]
@@ -270,7 +279,7 @@ def _limits(limits: Mapping[str, Any], *, rates: bool) -> str:
 
 
 def _limit(key: str, value: Any) -> str:
-    """The value of a limit that is set, in words."""
+    """Describe the value of a limit that is set."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return _LIMIT_VALUES.get((key, value)) or _LIMIT_LABELS.get(key, ("", "{}"))[1].format(value)
@@ -330,5 +339,5 @@ def _text(value: object) -> str:
 
 
 def _class(name: str) -> str:
-    """A name for class and id attributes: letters, digits and hyphens alone."""
+    """Make a name safe for class and id attributes: only letters, digits and hyphens."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).lower()

@@ -169,7 +169,7 @@ class Start:
         self._said, self._looked, self._next = "", self._begun, 0.0  # said last, and when it looks and speaks again
 
     def news(self, now: float) -> str | None:
-        """A line where a node has come further, and every NEWS seconds; None where there is nothing to say."""
+        """Return a line when a node has come further, and every NEWS seconds; else None."""
         if self._said == "all train" or (now - self._looked < 1.0 and self._said):
             return None
         self._looked = now

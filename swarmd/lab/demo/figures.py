@@ -75,7 +75,10 @@ def reward_figure(curves: Sequence[Curve], title: str) -> Any:
 
 
 def _draw_times(panel: Any, curves: Sequence[Curve]) -> None:
-    """Rounds over minutes. Of the killed node the longest gap between two rounds is its time away."""
+    """Draw rounds over minutes.
+
+    The longest gap between two rounds of the killed node is shown as its time away.
+    """
     begun = min(curve.lines[0]["time"] for curve in curves)
     for curve in curves:
         minutes = [(line["time"] - begun) / 60 for line in curve.lines]

@@ -83,7 +83,7 @@ class LocalNode:
         return read_metrics(self.folder / "metrics.jsonl")
 
     def status(self) -> dict[str, Any] | None:
-        """What `swarmd status` says; None while it is not up."""
+        """Return the node's status document, or None while it is not up."""
         try:
             return control.call(self.folder, "status")
         except SwarmdError:
@@ -124,7 +124,7 @@ def local_swarm(
 
 @contextlib.contextmanager
 def local_judge(folder: Path, curriculum: str = "tiny-9") -> Iterator[str]:
-    """A judge on loopback; gives its URL."""
+    """Run a judge on loopback until the block ends; yield its URL."""
     command = [*_leashed(), "judge.cli", "serve", "--host", "127.0.0.1", "--port", "0", "--curriculum", curriculum]
     command += ["--database", str(folder / "judge.sqlite"), "--json"]
     with (folder / "judge.log").open("ab") as log:

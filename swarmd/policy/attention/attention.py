@@ -64,7 +64,10 @@ def covers(config: Any) -> bool:
 
 
 def run(network: nn.Module, ids: Tensor, positions: Tensor, layout: Layout, **more: Any) -> Any:
-    """The output of an adopted network, or of its decoder alone, on a stream. ids, positions: [T]."""
+    """Run an adopted network, or only its decoder, on a stream of tokens.
+
+    ids, positions: [T].
+    """
     return network(
         input_ids=ids[None],
         position_ids=positions[None],

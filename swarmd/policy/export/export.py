@@ -44,7 +44,10 @@ class Exported:
 
 
 def base_of(files: Mapping[str, bytes]) -> str:
-    """The model that a checkpoint was trained from. CheckpointUnfit."""
+    """Return the model that a checkpoint was trained from.
+
+    Raises CheckpointUnfit.
+    """
     return saved.described(files["policy.json"]).source
 
 
@@ -100,7 +103,10 @@ def export(
 
 
 def _trained(place: hub.Place, identity: saved.ModelIdentity, weights: bytes) -> nn.Module:
-    """The base model with what was trained in it: as a peft model where that is an adapter."""
+    """Load the base model with what was trained in it, as a peft model where that is an adapter.
+
+    Raises CheckpointUnfit where the adapter was trained on other weights.
+    """
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[identity.dtype]
     network = load_weights(hub.with_weights(place), read_config(place), dtype, place.source)
     if identity.lora_rank is not None:

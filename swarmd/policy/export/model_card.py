@@ -64,7 +64,7 @@ def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
 
 
 def card(origin: Origin, figures: Figures) -> str:
-    """The README.md of the exported folder."""
+    """Write the README.md of the exported folder."""
     library = "peft" if origin.adapter_only else "transformers"
     base = [f"base_model: {origin.base}"] if origin.repository else []
     licence = [f"license: {APACHE}"] if origin.base in (*TINY, *REPOSITORIES.values()) else []
@@ -131,7 +131,7 @@ def _snippet(*, adapter: bool) -> list[str]:
 
 
 def loss_of(origin: Origin) -> str | None:
-    """What merging lost, and the way without loss; None where it lost nothing that shows."""
+    """Say what merging lost and how to avoid that; None where it lost nothing that shows."""
     if origin.lost is None or origin.lost < 5e-4:
         return None
     return (

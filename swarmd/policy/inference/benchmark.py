@@ -52,10 +52,11 @@ def conditions(device: torch.device, fingerprint: str, dtype: torch.dtype, swarm
 
 
 def choose(seconds: Mapping[str, float | None]) -> str:
-    """The quickest, of engines by name and in order of preference; None: it failed.
+    """Return the quickest engine.
 
-    The first one keeps its place against what is hardly quicker: a measurement has noise, and the first is the better tested. Where all
-    failed it is the first, which will say why.
+    seconds: of engines by name, in order of preference; None where one failed. The first keeps its place
+        against one that is hardly quicker: a measurement has noise, and the first is better tested. If all
+        failed it is the first, which will say why.
     """
     first = next(iter(seconds))
     took = {name: s for name, s in seconds.items() if s is not None and math.isfinite(s)}
@@ -71,14 +72,17 @@ def cache_file() -> Path:
 
 
 def recall(file: Path, asked: Conditions, names: Sequence[str]) -> str | None:
-    """What was chosen under these conditions, of these engines. None: nothing, or nothing that can be read."""
+    """Return the engine chosen before under these conditions, if it is in `names` and can be read."""
     entry = _entries(file).get(asked.key)
     engine = entry.get("engine") if isinstance(entry, dict) else None
     return engine if isinstance(engine, str) and engine in names else None
 
 
 def remember(file: Path, asked: Conditions, engine: str, seconds: Mapping[str, float | None]) -> None:
-    """A file that cannot be written is not worth a failure: it is measured again next time, and the log says so."""
+    """Store the choice of an engine.
+
+    A file that cannot be written is logged, and the next start measures again.
+    """
     entries = {**_entries(file), asked.key: {"engine": engine, "seconds": dict(seconds)}}
     try:
         durable.replace(file, json.dumps({"schema": SCHEMA, "choices": entries}, indent=1).encode(), 0o666)
@@ -127,7 +131,7 @@ def pick(
     file: Path,
     measured: Callable[[Mapping[str, InferenceEngine]], Mapping[str, float | None]],
 ) -> str:
-    """The name of the engine to use: the remembered one, else the quickest as `measured` now."""
+    """Return the engine to use: the remembered one, else the quickest as `measured` now."""
     known = recall(file, asked, list(engines))
     if known is not None:
         return known

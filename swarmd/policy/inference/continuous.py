@@ -109,7 +109,10 @@ def _sample(ids: Sequence[int], logprobs: Sequence[float], ends: frozenset[int])
 
 @contextmanager
 def _paged(network: Any) -> Iterator[None]:
-    """An attention that continuous batching knows, until the end of the block. Nothing with a gradient may be alive across it."""
+    """Switch the network to an attention that continuous batching supports until the block ends.
+
+    Nothing with a gradient may be alive across the block.
+    """
     before = network.config._attn_implementation
     flash = network.device.type == "cuda" and network.dtype in (torch.float16, torch.bfloat16) and is_flash_attn_2_available()
     network.set_attn_implementation("flash_attention_2" if flash else "sdpa")
@@ -121,7 +124,10 @@ def _paged(network: Any) -> Iterator[None]:
 
 @contextmanager
 def _frozen_garbage() -> Iterator[None]:
-    """transformers collects garbage at the end of every batch, which takes a second where torch is loaded; what is old is left alone."""
+    """Exclude existing objects from garbage collection until the block ends.
+
+    transformers collects garbage at the end of every batch, which takes a second once torch is loaded.
+    """
     gc.freeze()
     try:
         yield

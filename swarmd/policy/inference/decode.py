@@ -45,12 +45,13 @@ def decode(
     between: Callable[[], int] | None = None,
     rest: Callable[[], object] = lambda: None,
 ) -> list[list[Sample]]:
-    """`copies` samples of each prompt, in order.
+    """Draw `copies` samples of each prompt, in order.
 
-    cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the least. A prompt that fills the context
-    gets empty samples. between: called before each forward pass; returns the version of the weights, which it may have changed in place:
-    keys and values of earlier tokens stay (PipelineRL, arXiv 2509.19128, section 4), nothing else that comes of weights may outlive a pass.
-    rest: called before each pass, too; may wait.
+    cache_tokens: how many tokens' keys and values to hold at once; one prompt's completions are the least. A
+        prompt that fills the context gets empty samples. between: called before each forward pass; returns
+        the version of the weights, which it may have changed in place: keys and values of earlier tokens stay
+        (PipelineRL, arXiv 2509.19128, section 4), nothing else that comes of weights may outlive a pass.
+        rest: called before each pass, too; may wait.
     """
     answers = [[Sample((), (), ended=False)] * copies for _ in prompts]
     device, shared = generator.device, adopt(network)
@@ -70,7 +71,10 @@ def decode(
 
 
 def _groups(prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, cache_tokens: int, shared: bool) -> Iterator[list[int]]:
-    """Indices of prompts that are decoded together, of like length so that little is padding. shared: a prompt is stored once."""
+    """Yield the indices of prompts that are decoded together, of similar length to save padding.
+
+    shared: a prompt is stored once for all its completions.
+    """
     group: list[int] = []
     for i in sorted((i for i, p in enumerate(prompts) if len(p) < sampling.context), key=lambda i: -len(prompts[i])):
         longest = len(prompts[(group or [i])[0]])

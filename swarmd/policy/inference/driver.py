@@ -62,13 +62,13 @@ class Driver:
         return [[replace(s, versions=(version,) * len(s.ids)) for s in samples] for samples in answers]
 
     def rest(self) -> None:
-        """The network is about to be trained."""
+        """Put the engine to sleep: the network is about to be trained."""
         if not self._asleep:
             self.engine.sleep()
             self._asleep = True
 
     def forget(self) -> None:
-        """The network's weights are others now, whatever their version says."""
+        """Sync the weights before the next answers: they have changed, whatever their version says."""
         self._synced = None
 
     def close(self) -> None:

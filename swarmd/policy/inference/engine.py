@@ -63,10 +63,16 @@ class Weights(Protocol):
         """None: all weights are trained, and there is no adapter to write."""
 
     def write_adapter(self, folder: Path) -> None:
-        """The adapter as peft reads it, into an existing folder. OSError."""
+        """Write the adapter in peft's format into an existing folder.
+
+        Raises OSError.
+        """
 
     def write_model(self, folder: Path) -> None:
-        """The whole model as transformers reads it, an adapter folded in in float32, no tokenizer, into an existing folder. OSError."""
+        """Write the whole model in transformers' format into an existing folder, without a tokenizer.
+
+        An adapter is folded in, in float32. Raises OSError.
+        """
 
 
 class InferenceEngine(Protocol):
@@ -83,10 +89,12 @@ class InferenceEngine(Protocol):
         """Whether another implementation than the trainer's own network computes what it returns."""
 
     def generate(self, prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, generator: torch.Generator) -> list[list[Sample]]:
-        """`copies` samples of each prompt, in order, drawn with the weights of the last `sync`.
+        """Draw `copies` samples of each prompt, in order, with the weights of the last `sync`.
 
-        A prompt that fills the context gets empty samples. generator: where all randomness comes from (`draw_seed`); greedy draws none.
-        EngineFailed, NoModel (out of memory).
+        A prompt that fills the context gets empty samples. generator: where all randomness comes from
+        (`draw_seed`); greedy decoding draws none.
+
+        Raises EngineFailed, and NoModel when out of memory.
         """
 
     def sync(self, weights: Weights) -> None:
@@ -138,7 +146,10 @@ class EngineOptions:
 
 
 def open_plugin(name: str, asked: EngineOptions) -> InferenceEngine:
-    """The engine that some installed package offers under this name. NoEngine with cause and remedy."""
+    """Open the engine that an installed package offers under this name.
+
+    Raises NoEngine with cause and remedy.
+    """
     offered = {point.name: point for point in entry_points(group=GROUP)}
     if name not in offered:
         raise NoEngine(
@@ -180,7 +191,10 @@ def draw_seed(generator: torch.Generator) -> int:
 def checked(
     answers: Sequence[Sequence[Sample]], prompts: Sequence[Sequence[int]], copies: int, sampling: Sampling, vocabulary: int
 ) -> list[list[Sample]]:
-    """The answers of a foreign engine, if they are what was asked for. EngineFailed."""
+    """Return the answers of a foreign engine, if they are what was asked for.
+
+    Raises EngineFailed if they are not.
+    """
     wrong = "" if [len(a) for a in answers] == [copies] * len(prompts) else f"not {copies} answers to each of {len(prompts)} prompts"
     for prompt, samples in zip(prompts, answers, strict=False):
         room = max(0, min(sampling.limit, sampling.context - len(prompt)))

@@ -131,6 +131,6 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
 
 
 def _linear(projection: Any) -> nn.Linear:
-    """The layer itself, or the one under an adapter."""
+    """Return the layer itself, or the one under an adapter."""
     layer: nn.Linear = getattr(projection, "base_layer", projection)
     return layer

@@ -46,7 +46,10 @@ class SharedPrefix:
         return last.repeat_interleave(self._copies, dim=0)
 
     def _prefill(self, block: Sequence[int]) -> Tensor:
-        """The logits [prompts, V] behind the prompts of these indices; what they begin with in common is computed once."""
+        """Return the logits [prompts, V] behind the prompts of these indices.
+
+        The prefix that the prompts share is computed once.
+        """
         prompts = [list(self._prompts[i]) for i in block]
         common = shared_prefix(prompts)
         head = (Span(0, common),) if common else ()
@@ -178,7 +181,11 @@ class _Prefill:
     """The layout of prompts alone; leaves their keys and values behind."""
 
     def __init__(self, to: SharedPrefix, stream: PackedLayout, sources: Tensor, question: Tensor, positions: Tensor) -> None:
-        """sources: tokens of the stream, and of which question and which of its positions they are. One may be of several questions."""
+        """Map tokens of a packed stream to their places in the cache.
+
+        sources: indices of tokens in the stream. question, positions: for each of them, which question it
+            belongs to and at which position there. A token may be listed for several questions.
+        """
         self._to, self._stream, self._sources, self._question, self._positions = to, stream, sources, question, positions
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, rules: Rules) -> Tensor:
@@ -187,7 +194,7 @@ class _Prefill:
 
 
 def _blocks(prompts: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Indices of prompts of at most PREFILL tokens together."""
+    """Yield blocks of prompt indices, of at most PREFILL tokens together."""
     block: list[int] = []
     tokens = 0
     for i, prompt in enumerate(prompts):

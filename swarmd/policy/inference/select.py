@@ -23,10 +23,12 @@ NO_LIMIT: Final = 2**30  # context of a model that names none
 
 
 def open_engine(config: NodeConfig, loaded: Loaded, sampling: Sampling, memory_file: Path | None = None) -> InferenceEngine:
-    """The configured engine. NoEngine, EngineFailed.
+    """Open the configured inference engine.
 
-    auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default: `benchmark.cache_file`);
-    elsewhere `own`, which continuous batching was never quicker than.
+    auto: on CUDA the quicker of the built-in ones, tried out once and remembered in `memory_file` (default:
+        `benchmark.cache_file`); elsewhere `own`, which continuous batching was never quicker than.
+
+    Raises NoEngine and EngineFailed.
     """
     name, tokens = config.generate.engine, loaded.plan.cache_tokens
     if name == "auto" and loaded.device.type == "cuda":

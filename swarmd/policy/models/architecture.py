@@ -42,9 +42,9 @@ _ASKED: Final = {"attention_mask", "position_ids", "past_key_values"}  # of a fo
 
 
 def read_config(place: hub.Place) -> Any:
-    """transformers' configuration of it, of a checked config.json (config_json.py): of its text part, where it has others.
+    """Read the transformers configuration of a model's text part, from its checked config.json.
 
-    NoModel where there is none that transformers knows itself.
+    Raises NoModel where transformers itself knows no such model.
     """
     document = read_config_json(place.folder, place.source)
     try:
@@ -65,7 +65,7 @@ def read_config(place: hub.Place) -> Any:
 
 
 def _text_part(architecture: Any, document: dict[str, Any]) -> Any:
-    """The configuration of the language model alone: what sees and hears is neither loaded nor trained."""
+    """Return the language model's configuration alone: vision and audio are neither loaded nor trained."""
     text = architecture.get_text_config()
     if not isinstance(text, PreTrainedConfig):
         raise TypeError("its text_config is no configuration of a model")
@@ -80,9 +80,9 @@ def has_other_parts(document: dict[str, Any]) -> bool:
 
 
 def skeleton_of(architecture: Any, source: str, most: int = MOST_MODULES) -> nn.Module:
-    """The network without its weights (meta device): to count, before anything is fetched. NoModel where it is none of ours to train.
+    """Build the network without its weights (meta device), to count before anything is downloaded.
 
-    most: modules that are built before it is refused.
+    most: modules that are built before it is refused. Raises NoModel for a model that swarmd cannot train.
     """
     try:
         with torch.device("meta"), _at_most(most):
@@ -153,9 +153,10 @@ def is_tried(network: nn.Module, source: str) -> bool:
 
 
 def context_of(text: Any) -> int | None:
-    """The longest sequence, in tokens, of which each part is computed as in a shorter one. text: a text model's configuration.
+    """Return the longest sequence, in tokens, whose parts are computed as in a shorter one.
 
-    longrope rotates all positions otherwise where one is beyond its original length, so that is where answers end.
+    text: a text model's configuration. longrope rotates all positions differently once one is beyond its
+        original length, so answers end there.
     """
     most: int | None = getattr(text, "max_position_embeddings", None)
     ropes = getattr(text, "rope_parameters", None) or {}
@@ -165,7 +166,10 @@ def context_of(text: Any) -> int | None:
 
 
 def shape_of(network: nn.Module, source: str = "this model") -> Shape:
-    """Counted on the network itself, so exact but for the widths, which are the configuration's. Works on the meta device. NoModel."""
+    """Count a network's parameters and sizes; works on the meta device.
+
+    Exact but for the widths, which are the configuration's. Raises NoModel.
+    """
     try:
         return _counted(network)
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:  # no hidden_size, no heads, no layers, no head

@@ -19,9 +19,12 @@ class Chat:
     """A tokenizer and its chat template. `ends`: the ids that end an answer when they are sampled."""
 
     def __init__(self, tokenizer: Any, system_prompt: str, ends: frozenset[int] = frozenset(), *, ours: bool = False) -> None:
-        """ends: more of them than the tokenizer's own, from the model's generation settings. ours: the template came with this package.
+        """Test the chat template, and fall back to the system prompt inside the question (Gemma 2).
 
-        NoModel where the template does not work.
+        ends: end-of-answer ids besides the tokenizer's own, from the model's generation settings. ours: the
+            template came with this package.
+
+        Raises NoModel where the template does not work.
         """
         self._tokenizer = tokenizer
         self._end: int = tokenizer.eos_token_id
@@ -53,7 +56,7 @@ class Chat:
         return ids
 
     def read(self, ids: Sequence[int], ended: bool) -> Completion:
-        """The text of sampled ids, the end-of-sequence left out."""
+        """Decode sampled ids to text, without the end-of-sequence token."""
         body = list(ids[:-1] if ended else ids)
         return Completion(self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended)
 
@@ -65,9 +68,10 @@ class Chat:
         return _composed(self.read(ids, ended=False).text) == _composed(text)
 
     def encode(self, completion: Completion, limit: int) -> list[int]:
-        """The ids of somebody else's answer, as if we had sampled it: at most `limit`; its end only where it ended by itself, uncut.
+        """Return the ids of somebody else's answer, as if we had sampled it: at most `limit`.
 
-        Control tokens that are spelled out in the text stay text: nobody but us ends an answer or opens a new turn.
+        The end token is added only where the answer ended by itself and fits. Control tokens that are spelled
+        out in the text stay text, so that nobody but us ends an answer or opens a new turn.
         """
         ids: list[int] = self._tokenizer(completion.text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [*ids, *([self._end] if completion.ended else [])][:limit]

@@ -60,9 +60,12 @@ def frame_of(plain: str, spaced: str) -> ChatFrame:
 
 @cache
 def frame(template: str, special_tokens: tuple[tuple[str, str], ...], system: str, *, ours: bool) -> ChatFrame:
-    """What the template puts around a question, after `system` where there is one. TemplateFails.
+    """Return the text that a chat template puts around a question.
 
-    special_tokens: names and texts, for the template to use. ours: it came with this package, and is rendered in this process.
+    special_tokens: names and texts, for the template to use. system: the system prompt; "" for none. ours:
+        the template came with this package, and is rendered in this process.
+
+    Raises TemplateFails.
     """
     return frame_of(*(render if ours else render_contained)(template, dict(special_tokens), system))
 
@@ -85,7 +88,10 @@ def render(template: str, special_tokens: Mapping[str, str], system: str) -> tup
 
 
 def render_contained(template: str, special_tokens: Mapping[str, str], system: str) -> tuple[str, str]:
-    """The same in a process of its own, within its limits. TemplateFails."""
+    """Render a chat template in a contained process, within its limits.
+
+    Raises TemplateFails.
+    """
     request = json.dumps([template, dict(special_tokens), system])
     environment = {**os.environ, "TZ": "UTC0", "OMP_NUM_THREADS": "1"}  # a zone that needs no file: a template may ask for the date
     command = [sys.executable, "-m", "swarmd.policy.models.chat_template"]
@@ -106,7 +112,7 @@ def render_contained(template: str, special_tokens: Mapping[str, str], system: s
 
 
 def main() -> None:
-    """The contained process: one request on standard input, one reply on standard output."""
+    """Serve as the contained process: one request on standard input, one reply on standard output."""
     from swarmd.tasks import seccomp
     from swarmd.tasks.containment import limit_resources
 

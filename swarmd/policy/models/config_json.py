@@ -19,7 +19,10 @@ OURS: Final = ("attn_implementation", "experts_implementation", "use_kernels", "
 
 
 def read_config_json(folder: Path, source: str) -> dict[str, Any]:
-    """What it says, without the keys that name an implementation. NoModel where it is none, or too large to be built."""
+    """Read a model's config.json, without the keys that name an implementation.
+
+    Raises NoModel where it is no such file, or describes a model too large to be built.
+    """
     try:
         with (folder / "config.json").open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -50,7 +53,7 @@ def not_json(source: str) -> NoModel:
 
 
 def _sections(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The document and every object inside it."""
+    """Yield the document and every object inside it."""
     waiting: list[Any] = [document]
     while waiting:
         one = waiting.pop()
@@ -60,7 +63,7 @@ def _sections(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _limit(key: str) -> int | None:
-    """The most a number of this name may be."""
+    """Return the largest value that a number of this name may have, or None for no limit."""
     if "layer" in key:
         return MOST_LAYERS
     return LARGEST_SIZE if any(part in key for part in ("size", "dim", "width", "heads", "n_head", "n_embd", "experts", "depth")) else None

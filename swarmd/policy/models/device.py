@@ -172,7 +172,7 @@ def keep_freed_memory(device: torch.device) -> bool:
 
 
 def seeded(device: torch.device, seed: int) -> torch.Generator:
-    """A source of random numbers of our own, so that nobody else's draws change what we sample."""
+    """Return a random number generator of our own, which nobody else's draws change."""
     return torch.Generator(device=device).manual_seed(seed)
 
 
@@ -191,7 +191,10 @@ def count_devices() -> int:
 
 
 def environment(config: ModelConfig, place: int) -> Mapping[str, str]:
-    """What makes a child process see the one device of its place, counted from the trainer's, 0."""
+    """Return the environment in which a child process sees only the device of its place.
+
+    place: counted from the trainer's, 0.
+    """
     if device_of(config) != "cuda":
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

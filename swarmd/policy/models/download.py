@@ -46,7 +46,7 @@ def fetch(repository: str, revision: str | None, patterns: Sequence[str], choice
 def fetch_weights(
     repository: str, commit: str, folder: Path, patterns: Sequence[str], choices: str, report: Callable[[Download], None]
 ) -> Path:
-    """The same for large files. folder: where `fetch` has put the small ones of this commit."""
+    """Download the weights, whose small files `fetch` has put into `folder`; return their folder."""
     blobs = folder.parents[1] / "blobs"
     with _explained(repository, commit, choices):
         missing = _missing(repository, commit, patterns)
@@ -145,7 +145,7 @@ def _is(file: io.BufferedRandom, etag: str) -> bool:
 
 @contextmanager
 def _explained(repository: str, revision: str | None, choices: str) -> Iterator[None]:
-    """What can go wrong, with cause and remedy."""
+    """Turn download errors into errors with cause and remedy."""
     at = f"{repository} at {revision}" if revision else repository
     try:
         yield

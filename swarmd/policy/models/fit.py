@@ -51,9 +51,10 @@ class Fit:
 
 
 def work_of(config: NodeConfig) -> Workload:
-    """What a round of this node asks of its model: prompts as long as its curriculum's, by an estimate until there is a tokenizer.
+    """Estimate what a round of this node asks of its model.
 
-    A tiny model's are shorter than `Workload` assumes, in its tokens: they are not looked at, for that takes a second.
+    Prompts are as long as the curriculum's, by an estimate until there is a tokenizer. Those of a tiny model
+    are shorter than `Workload` assumes, so its questions are not made, which would take a second.
     """
     tiny, lengths = config.model.name in TINY, dict[str, Any]()
     if not tiny and (asked := longest_questions(config.swarm.curriculum)):
@@ -101,7 +102,7 @@ def fit(config: ModelConfig, work: Workload, free: Callable[[torch.device], int]
 
 
 def system_prompt_of(config: ModelConfig) -> str:
-    """The configured one, else ours; a tiny model was made without one."""
+    """Return the configured system prompt, else ours; "" for a tiny model, which was trained without one."""
     if config.system_prompt is not None:
         return config.system_prompt
     return "" if config.name in TINY else SYSTEM_PROMPT

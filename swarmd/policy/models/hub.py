@@ -37,8 +37,11 @@ class Place:
 
 
 def find_local(name: str) -> Place | None:
-    """The model's place where `name` is a tiny model or a folder; None where it is a repository's. NoModel, also for a name without an
-    owner that is none of ours: a short name, misspelt. Asks nobody."""
+    """Return the place of a tiny model or a local folder; None for a repository's name.
+
+    Uses no network. Raises NoModel, also for an unknown name without an owner, which is a misspelt short
+    name.
+    """
     if name in TINY:
         if not (TINY[name] / "config.json").is_file():
             raise NoModel(f"the embedded model is missing from {TINY[name]}: this installation is not whole. Install swarmd again.")
@@ -61,7 +64,10 @@ def is_folder(name: str) -> bool:
 
 
 def locate(name: str, revision: str | None) -> Place:
-    """The model's small files, downloaded if they have to be. NoModel, Unreachable."""
+    """Download a model's small files, if needed, and return their place.
+
+    Raises NoModel and Unreachable.
+    """
     if (place := find_local(name)) is not None:
         return place
     repository = REPOSITORIES.get(name, name)
@@ -86,7 +92,10 @@ def _no_model_in(folder: Path) -> str:
 
 
 def with_weights(place: Place, report: Callable[[Download], None] = lambda _: None) -> Path:
-    """The folder once the weights are in it. NoModel where there are none safe to load. report: gets the progress of a download."""
+    """Download a model's weights, if needed, and return their folder.
+
+    report: gets the progress of a download. Raises NoModel where there are no weights that are safe to load.
+    """
     folder = place.folder
     if place.repository is not None and place.revision is not None:
         from swarmd.policy.models import download

@@ -63,9 +63,10 @@ def list_models(
     free: Callable[[torch.device], int] = free_memory,
     speed: Callable[[torch.device, torch.dtype], DeviceSpeed] | None = None,
 ) -> tuple[str, list[ListedModel]]:
-    """The device, and the named models on it, smallest first. NoModel where the device is not there.
+    """Return the device and the named models on it, smallest first.
 
-    recorded: seconds of rounds that were played with a model, by its short name. free: bytes free on a device.
+    recorded: seconds of rounds that were played with a model, by its short name. free: bytes free on a
+        device. Raises NoModel where the device is absent.
     """
     device = choose_device(config.model.device)
     speed, there, speeds = speed or measure_speed, free(device), dict[tuple[torch.dtype, int], DeviceSpeed]()
@@ -107,7 +108,7 @@ def measure_speed(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """The shortest of the runs that fit into MEASURE."""
+    """Return the shortest time of the runs that fit into MEASURE seconds."""
     best, begun = float("inf"), time.perf_counter()
     while time.perf_counter() - begun < MEASURE:
         start = time.perf_counter()

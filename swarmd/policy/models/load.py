@@ -103,7 +103,10 @@ def _too_large(source: str, why: str) -> NoModel:
 
 
 def load_weights(folder: Path, architecture: Any, dtype: torch.dtype, source: str) -> nn.Module:
-    """The network of a folder with its weights, on the CPU. architecture: of `read_config`. NoModel."""
+    """Load a folder's network with its weights on the CPU.
+
+    architecture: of `read_config`. Raises NoModel.
+    """
     parts = has_other_parts(read_config_json(folder, source))
     told = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # else each tensor of a part that is left out is a line of the log

@@ -26,7 +26,10 @@ def adapted(x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Te
 
 
 def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """A [r, n] and s B [m, r] of a layer in the dtype of its base, as torch's autocast would; None where no adapter acts."""
+    """Return A [r, n] and s B [m, r] of a layer, or None where no adapter acts.
+
+    In the dtype of the layer's base, as torch's autocast would.
+    """
     adapter: Any = layer
     if not hasattr(layer, "lora_A") or adapter.disable_adapters:
         return None
@@ -36,7 +39,10 @@ def lora_factors(layer: nn.Module) -> tuple[Tensor, Tensor] | None:
 
 
 def lora_layers(network: nn.Module) -> "list[tuple[str, LoraLinear]]":
-    """The adapted layers and their names. Where nobody has imported peft, which takes a while, there are none."""
+    """Return the adapted layers and their names.
+
+    peft is not imported for this, which takes a while: unless it was, there are none.
+    """
     if "peft" not in sys.modules:
         return []
     from peft.tuners.lora import Linear as LoraLinear

@@ -80,7 +80,7 @@ class Workload:
     asked: tuple[str, ...] = ()  # the curriculum's longest questions, from which the tokenizer counts `prompt_tokens`
 
     def within(self, context: int | None) -> "Workload":
-        """The same in a model that takes no more than `context` tokens."""
+        """Shorten the workload to a model that takes at most `context` tokens."""
         if context is None or self.row <= context:
             return self
         new_tokens = min(self.new_tokens, context)
@@ -207,7 +207,7 @@ def chunk_of(vocabulary: int) -> int:
 
 
 def _trained(shape: Shape, lora_rank: int | None) -> int:
-    """A LoRA pair of rank r on a layer of n inputs and m outputs has r (n + m) weights."""
+    """Count the trained weights: a LoRA pair of rank r on a layer of n inputs and m outputs has r (n + m)."""
     return lora_rank * (shape.adapted_inputs + shape.adapted_outputs) if lora_rank else shape.parameters
 
 
@@ -239,7 +239,10 @@ def _always(
 
 
 def _token_bytes(shape: Shape, size: int, checkpointing: bool) -> int:
-    """What the backward pass needs of one token, all layers, less the logits. See the head of this file."""
+    """Return the bytes that the backward pass needs for one token, all layers, without the logits.
+
+    See the head of this file.
+    """
     norm = shape.width * (4 + 2 * size)
     layer = shape.norms * norm + (6 * shape.query_width + 4 * shape.key_width + 4 * shape.inner_width) * size
     largest = layer * 7 // 2 if shape.recurrent else layer

@@ -55,7 +55,7 @@ class Progress:
         self._begun = self._said = clock()
 
     def found(self, file: str, size: int) -> None:
-        """A file begins. An earlier run left so much of it."""
+        """Begin a file of which an earlier run left `size` bytes."""
         self._file = file
         self._there += size
         self._say()

@@ -20,9 +20,10 @@ _PIECE: Final = re.compile(r" ?[^\W\d_]+|\d| ?[^\w\s]+|\s+|_")
 
 @lru_cache(maxsize=4)
 def longest_questions(curriculum: str) -> tuple[str, ...]:
-    """The longest of some questions of each specialty. curriculum: `swarm.curriculum` of a model that is not tiny.
+    """Return the longest of SAMPLES questions of each specialty.
 
-    None of own tasks, which only their contained process can make.
+    curriculum: `swarm.curriculum` of a model that is not tiny. Empty for own tasks, which only their
+        contained process can make.
     """
     known = SAPO_9 if curriculum == "auto" else CURRICULA.get(curriculum)
     if known is None:
@@ -41,5 +42,8 @@ def estimated_tokens(text: str) -> int:
 
 
 def prompt_tokens(questions: Sequence[str], count: Callable[[str], int]) -> int:
-    """The longest prompt, rounded up. count: the tokens of a question's whole prompt."""
+    """Return the tokens of the longest prompt, rounded up to STEP.
+
+    count: the tokens of a question's whole prompt.
+    """
     return -(-max(map(count, questions)) // STEP) * STEP

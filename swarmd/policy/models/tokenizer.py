@@ -58,8 +58,11 @@ def _read(place: hub.Place) -> Any:
 
 
 def _as_its_file_says(tokenizer: Any, place: hub.Place) -> Any:
-    """transformers picks a class by the model's type, and may build it from the vocabulary alone: text is then split as that class would,
-    not as tokenizer.json says. Where the two differ, the file is right: the model was trained with it."""
+    """Return the tokenizer of tokenizer.json where transformers' own splits text in another way.
+
+    transformers picks a class by the model's type, and may build it from the vocabulary alone. The file is
+    right, for the model was trained with it.
+    """
     path: Path = place.folder / "tokenizer.json"
     if not path.is_file():
         return tokenizer

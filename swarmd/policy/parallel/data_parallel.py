@@ -45,12 +45,15 @@ _rows = msgspec.msgpack.Decoder(list[Row])
 
 
 def rows_from(share: bytes) -> list[Row]:
-    """What `Share.rows` holds."""
+    """Decode `Share.rows`."""
     return _rows.decode(share)
 
 
 def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
-    """A share of the rows for each rank, about as many tokens in each; rows of one prompt stay together, and in order."""
+    """Split the rows into a share for each rank, with about as many tokens each.
+
+    Rows of one prompt stay together, and in order.
+    """
     by_prompt: dict[tuple[int, ...], list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row.prompt, []).append(row)

@@ -29,9 +29,10 @@ _COPIES: Final = 3  # of the weights at once: the one that is there, the one tha
 
 
 def private_folder(state_dir: Path, size: int, memory: Path = _MEMORY) -> Path:
-    """An empty folder for weights of `size` bytes that nobody else can read: in memory where there is room, else among the temporary files.
+    """Make an empty folder for weights of `size` bytes that nobody else can read.
 
-    In memory it has a name of its own for each state folder, so that a trainer that was killed leaves nothing behind for long.
+    It is in memory where there is room, else among the temporary files. In memory it has a name of its own
+    for each state folder, so that the next run removes what a killed trainer left behind.
     """
     try:
         if shutil.disk_usage(memory).free >= _COPIES * size:

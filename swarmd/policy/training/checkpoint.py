@@ -71,7 +71,10 @@ def size(learner: Learner) -> int:
 
 
 def described(document: bytes) -> ModelIdentity:
-    """What a checkpoint was trained from, by its policy.json. CheckpointUnfit where that cannot be told."""
+    """Return what a checkpoint was trained from, by its policy.json.
+
+    Raises CheckpointUnfit where that cannot be told.
+    """
     try:
         found = msgspec.json.decode(document, type=_Document)
     except msgspec.MsgspecError as error:
@@ -140,7 +143,10 @@ def _kind(identity: ModelIdentity) -> str:
 
 
 def _of_another_optimizer(document: _Document, training: dict[str, Tensor], learner: Learner) -> list[str]:
-    """Takes the moments out of `training` where they mean nothing to this run's; weights and master copies stay."""
+    """Remove the moments of another optimizer from `training`; return notes for the operator.
+
+    Weights and master copies stay.
+    """
     then, now = document.optimizer, learner.optimizer
     of_pieces = {key for key in training if "#" in key and not key.startswith(f"{MASTER}/")}
     if then == now.kind and (now.in_pieces or not of_pieces):

@@ -112,7 +112,10 @@ class Learner:
         )
 
     def logprobs(self, rows: Sequence[Row]) -> dict[Row, tuple[float, ...]]:
-        """The log-probabilities that the policy as it is gives each row's completion. Trains nothing; memory as in `step`."""
+        """Return the log-probabilities that the current policy gives each row's completion.
+
+        Trains nothing; memory as in `step`.
+        """
         if not rows:
             return {}
         return self._with_memory(rows, self._row_logprobs)
@@ -200,7 +203,10 @@ class Learner:
         return torch.cat(found)
 
     def _backward_packed(self, decoder: Decoder, batch: Packed, reference: Tensor | None, sums: Sums) -> None:
-        """The head and its loss forward and backward in chunks, then the rest backward at once: no more than a chunk of logits is held."""
+        """Run head and loss forward and backward in chunks, then the rest backward at once.
+
+        No more than a chunk of logits is held at a time.
+        """
         hidden = decoder.hidden(batch)
         gradient = torch.empty_like(hidden)
         for begin in range(0, len(hidden), decoder.chunk):

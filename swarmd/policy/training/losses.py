@@ -65,9 +65,10 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def surrogate(logprobs: Tensor, old: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """The clipped surrogate, per token, to be minimised (PPO, arXiv 1707.06347, eq. 7; the asymmetric clip is DAPO's, 2503.14476, eq. 8).
+    """Return the clipped surrogate per token, to be minimised.
 
-    No KL term (SAPO section 4.2: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain policy gradient.
+    PPO, arXiv 1707.06347, eq. 7; the asymmetric clip is DAPO's, 2503.14476, eq. 8. No KL term (SAPO section
+    4.2: weight 0). `old` is without gradient; where it equals `logprobs` this is the plain policy gradient.
     """
     ratio = (logprobs - old).exp()
     return -(ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)

@@ -79,7 +79,7 @@ class Optimizer:
             self._weights[name].grad = None
 
     def _step_piece(self, piece: "_Piece", gradient: Tensor) -> None:
-        """The only one with a gradient, so the only one that Adam looks at."""
+        """Step one piece: it alone has a gradient, so Adam skips all others."""
         if self.precision == "stochastic":
             piece.stepped.data = piece.part.float()
         piece.stepped.grad = gradient.reshape(-1)[piece.place].view(piece.shape).float()
@@ -97,7 +97,10 @@ class Optimizer:
             weight.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, as "<field>/<weight>": moments and counts, master copies, and the state of what rounds at random."""
+        """Return the tensors of a checkpoint, as "<field>/<weight>".
+
+        They are moments and step counts, master copies, and the random state of stochastic rounding.
+        """
         found: dict[str, Tensor] = {}
         for name, stepped in self._stepped.items():
             for field, value in self._adam.state.get(stepped, {}).items():
@@ -192,7 +195,7 @@ def _pieces(name: str, weight: nn.Parameter) -> Iterator[_Piece]:
 
 
 def _joined(name: str, tensors: Mapping[str, Tensor], weight: Tensor) -> Tensor:
-    """A weight's float32 copy, of one piece or of several; `weight` where there is none."""
+    """Join a weight's float32 copy from its pieces; return `weight` where there is none."""
     keys = [f"{MASTER}/{name}"] + [f"{MASTER}/{name}#{i}" for i in range(-(-weight.numel() // PIECE))]
     parts = [tensors[key].reshape(-1) for key in keys if key in tensors]
     return torch.cat(parts).view(weight.shape) if sum(map(len, parts)) == weight.numel() else weight

@@ -28,7 +28,10 @@ _NAMES: Final = {
 
 
 def tensor_file(tensors: Mapping[str, Tensor]) -> memoryview:
-    """The file's bytes: a copy, which later changes of the tensors leave alone. Of any device and layout."""
+    """Encode tensors of any device and layout as a safetensors file.
+
+    The bytes are a copy: later changes of the tensors leave it alone.
+    """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so each begins at a multiple of its element
     header: dict[str, Any] = {}
     end = 0

@@ -25,10 +25,12 @@ class RateSchedule:
 
 
 def learning_rate(peak: float, schedule: RateSchedule, update: int) -> float:
-    """The rate of update number `update`, the first being 0. Depends on nothing else, so a resumed run goes on where it was.
+    """Return the learning rate of update number `update`, the first being 0.
 
-    Warm-up: peak (update + 1) / warmup, so that the first step is not lost. Then the shape, from 1 to `lowest`; after `total`, `lowest`.
-    Cosine: SGDR, arXiv 1608.03983, eq. 5, without restarts.
+    It depends on nothing else, so a resumed run goes on where it was.
+
+    Warm-up: peak (update + 1) / warmup, so that the first step is not lost. Then the shape, from 1 to
+        `lowest`; after `total`, `lowest`. Cosine: SGDR, arXiv 1608.03983, eq. 5, without restarts.
     """
     if update < schedule.warmup:
         return peak * (update + 1) / schedule.warmup
