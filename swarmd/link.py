@@ -218,7 +218,7 @@ class MessageQueue:
             self._words.append(message)
 
     def take(self) -> ToTrainer | ToDaemon | None:
-        """Words before frames: a stop is not kept waiting by a flood."""
+        """Return the next message, or None: words before frames, so that a flood does not delay a stop."""
         if self._words:
             return self._words.popleft()
         return self._frames.popleft() if self._frames else None

@@ -10,31 +10,37 @@ from swarmd.types import Author, Completion, Generation, Rollout, Scored, Task, 
 
 class TaskSource(Protocol):
     def draw(self, count: int, rng: random.Random) -> Sequence[Task]:
-        """`count` tasks: specialties uniform with replacement, one question each (SAPO section 5)."""
+        """Draw `count` tasks: specialties uniform with replacement, one question each (SAPO section 5)."""
 
     def task(self, ref: TaskRef) -> Task | None:
         """Return the task that `ref` names, or None if the curriculum has no such task."""
 
     def trains_on(self, task: Task) -> bool:
-        """Whether a node may train on it: neither its number nor its text is held out for the judge."""
+        """Return whether a node may train on it: neither its number nor its text is held out for the judge."""
 
 
 class Reward(Protocol):
     def __call__(self, items: Sequence[tuple[TaskRef, Sequence[Completion]]]) -> Sequence[tuple[float, ...]]:
-        """One tuple of rewards (0.0 or 1.0) per item, in order. Never raises for what a completion holds."""
+        """Return one tuple of rewards (0.0 or 1.0) per item, in order.
+
+        Never raises for what a completion holds.
+        """
 
 
 class Policy(Protocol):
     def generate(self, questions: Sequence[str], completions: int) -> Sequence[Generation]:
-        """`completions` sampled answers to each question, in order."""
+        """Sample `completions` answers to each question, in order."""
 
     def answer(self, question: str) -> Completion:
-        """One greedy answer: what the judge scores."""
+        """Return one greedy answer, which the judge scores."""
 
     def update(self, batch: Sequence[Scored], weigh: Weigh) -> UpdateReport:
-        """One policy-gradient step on the batch. If nothing in it has a gradient, nothing moves, and the report says 0 tokens.
+        """Take one policy-gradient step on the batch.
 
-        weigh: what becomes of the advantages that the policy's loss gives a rollout's completions.
+        If nothing in the batch has a gradient, nothing changes and the report says 0 tokens.
+
+        weigh: turns the advantages that the policy's loss gives a rollout's completions into those that are
+            trained on.
         """
 
 
@@ -43,9 +49,10 @@ class Remembering(Protocol):
     """Optional in a policy: log-probabilities, with which external rollouts can be replayed off-policy, like our own."""
 
     def logprobs(self, batch: Sequence[Scored]) -> Sequence[Tokens]:
-        """Each rollout's completions in our own tokens, with the log-probabilities our policy as it is now gives them. Trains nothing.
+        """Return each rollout's completions as our tokens, with the current policy's log-probabilities.
 
-        As long and as cut as `update` would have them: it takes what it finds in `Scored.tokens` as the policy's of first use.
+        Trains nothing. Completions are cut as `update` cuts them, which takes what it finds in
+        `Scored.tokens` as the policy's log-probabilities of first use.
         """
 
     @property
@@ -58,14 +65,14 @@ class Limited(Protocol):
     """Optional in a policy: which rollouts of others it cannot be trained on."""
 
     def unfit(self, scored: Scored) -> str | None:
-        """Why not, for operators; None: it can."""
+        """Return why the policy cannot be trained on this rollout, for operators, or None if it can."""
 
 
 class Answers(Protocol):
     """Generation in processes of its own, beside the rounds (`[workers]`)."""
 
     def take(self) -> Sequence[tuple[Task, Generation]]:
-        """Rollouts finished since the last call, as many as a round takes, each once. Never waits."""
+        """Return newly finished rollouts, as many as a round takes, each once; never wait."""
 
 
 class Sampler(Protocol):
@@ -78,13 +85,13 @@ class Swarm(Protocol):
         """Publish our rollouts. Never waits."""
 
     def collect(self) -> tuple[Sequence[Rollout], Mapping[str, int]]:
-        """Rollouts that came since the last call, and how many were refused for which reason. Never waits."""
+        """Return rollouts received since the last call, and refused ones counted by reason; never wait."""
 
     def author(self, peer: PeerId) -> Author:
         """Return what this node knows of an author."""
 
     def charge(self, authors: Iterable[PeerId]) -> None:
-        """For long there was nothing to learn from what these authors sent: less of it is admitted."""
+        """Admit less from these authors: for long there was nothing to learn from what they sent."""
 
 
 class View(Protocol):
@@ -92,7 +99,7 @@ class View(Protocol):
         """Show the status document; called when it may have changed, at most a few times a second."""
 
     def round(self, line: Mapping[str, Any]) -> None:
-        """One finished round: its line of metrics.jsonl."""
+        """Show a finished round, given as its line of metrics.jsonl."""
 
     def talk(self, text: str) -> None:
         """Show an event to the operator."""

@@ -13,7 +13,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def printable(text: str) -> str:
-    """`text` with control and direction characters escaped, so that text of files and peers cannot control the terminal."""
+    """Escape control and direction characters, so that foreign text cannot control the terminal."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 

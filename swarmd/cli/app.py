@@ -86,7 +86,10 @@ _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)  # of p
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Console entry point. An OperatorError prints its message; anything else is a bug and keeps its traceback."""
+    """Run the command line and return its exit code.
+
+    An OperatorError prints its message; anything else is a bug and keeps its traceback.
+    """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # questions hold ∧ and →; a terminal may have no such letters
     try:
@@ -196,7 +199,7 @@ def _notifier(wanted: str) -> "Send":
 
 
 def _view(as_json: bool) -> "View":
-    """JSON if asked for, the live page if standard error is a terminal that can show it, else plain lines."""
+    """Choose the view: JSON if asked for, the live page on a terminal that can show it, else plain lines."""
     from swarmd.cli.view_plain import JsonView, PlainView
 
     if as_json:
@@ -226,7 +229,7 @@ def status(
 
 
 def _watch(folder: Path, as_json: bool) -> None:
-    """Until interrupted, or until the node stops (NotRunning, exit code 6)."""
+    """Show the running node until interrupted or until it stops (NotRunning, exit code 6)."""
     from swarmd.cli.view_plain import PlainView
     from swarmd.daemon.control import call
 

@@ -13,7 +13,7 @@ identity_app = typer.Typer(help="The node's key and peer id.", no_args_is_help=T
 
 
 def default_config_file() -> Path:
-    """`~/.config/swarmd/node_config.toml` or where the platform keeps such things (XDG, through platformdirs)."""
+    """Return the user's configuration file: `~/.config/swarmd/node_config.toml` on Linux (XDG)."""
     from platformdirs import user_config_path
 
     return user_config_path("swarmd") / "node_config.toml"

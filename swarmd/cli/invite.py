@@ -83,7 +83,10 @@ def accept(text: str) -> "Invitation":
 
 
 def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_config: "NodeConfig") -> None:
-    """One line on what will be joined, and one for each thing that a flag says otherwise. ConfigError where it is another swarm."""
+    """Print what will be joined, and each setting in which a flag overrides the invitation.
+
+    Raises ConfigError where the settings name another swarm.
+    """
     from swarmd.config.sources import INVITED, flatten
     from swarmd.exchange.swarm_id import curriculum_of, swarm_digest
 
@@ -104,7 +107,7 @@ def say_what_is_joined(invitation: "Invitation", resolved: "Resolved", node_conf
 
 
 def _another_swarm(invitation: "Invitation", here: str) -> str:
-    """Why the node would never meet those who invited it."""
+    """Explain why the node would never meet those who invited it."""
     from swarmd.config.curriculum_name import BUILT_IN
     from swarmd.state.logs import installed_version
 

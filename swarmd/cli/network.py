@@ -114,7 +114,7 @@ def _examine(folder: Path, config: Path | None, flags: Mapping[str, object]) -> 
 
 
 def _announce(document: Mapping[str, Any], as_json: bool) -> None:
-    """Addresses on standard output, to copy; everything else on standard error."""
+    """Print the addresses to standard output, for copying, and everything else to standard error."""
     from swarmd.daemon.bootstrap import announcement
 
     if as_json:

@@ -75,5 +75,5 @@ def answer(document: Mapping[str, Any], text: str, as_json: bool) -> None:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """One document on one line of standard output, at once."""
+    """Print one document on one line of standard output, and flush it."""
     print(json.dumps(document), flush=True)

@@ -52,7 +52,10 @@ def resume(state_dir: StateDir = None, as_json: AsJson = False) -> None:
 
 
 def pause_end(for_: str | None, until: str | None, now: float) -> float | None:
-    """When the pause ends, in seconds since the epoch; None: without an end. Raises SwarmdError."""
+    """Return when the pause ends, in seconds since the epoch, or None for a pause without an end.
+
+    Raises SwarmdError.
+    """
     if for_ is not None and until is not None:
         raise SwarmdError("--for and --until both say when the pause ends. Give one of them.")
     if for_ is not None:

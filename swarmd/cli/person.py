@@ -76,7 +76,7 @@ class Dialogue:
         self._asked, self._given, self._right = 0, 0, 0
 
     def run(self) -> None:
-        """Until /quit or the end of the input."""
+        """Ask questions until /quit or the end of the input."""
         from p2p.identity import nickname
 
         if hasattr(sys.stdin, "reconfigure"):

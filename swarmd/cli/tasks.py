@@ -107,7 +107,10 @@ def score(specialty: Specialty, n: Number, curriculum: CurriculumName = "sapo-9"
 
 
 def _completions(stream: IO[str]) -> Iterator[Completion | None]:
-    """One of each line, None of one that is too long to be held; blank lines are left out. BadCompletion, with the number of the line."""
+    """Yield the completion of each line, None for a line that is too long; skip blank lines.
+
+    Raises BadCompletion with the number of the line.
+    """
     number = 0
     while line := stream.readline(MAX_LINE + 1):
         number += 1

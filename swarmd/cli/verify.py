@@ -155,7 +155,10 @@ def _weights(node: "NodeConfig", folder: Path, what: str | None, answers: int, l
 
 
 def _of_adapter(config: dict[str, Any]) -> dict[str, Any]:
-    """Of an adapter_config.json. Raises ConfigError, KeyError, TypeError."""
+    """Return the adapter's description from its adapter_config.json.
+
+    Raises ConfigError, KeyError, TypeError.
+    """
     from swarmd.errors import ConfigError
 
     if config["lora_alpha"] != 2 * config["r"]:

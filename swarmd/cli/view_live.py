@@ -128,7 +128,7 @@ class Page:
 
 
 def _header(document: Mapping[str, Any], now: float, width: int) -> Text:
-    """State, round, reward and uptime on one line, then cause and remedy, in as many lines as they need."""
+    """Format state, round, reward and uptime on one line, then cause and remedy on as many as they need."""
     state = str(document.get("state", ""))
     rounds = document.get("rounds")
     colour = _MARKS.get(state, "white")
@@ -203,7 +203,7 @@ def _wrapped(facts: Sequence[tuple[str, Sequence[Text]]], width: int, more: int)
 
 
 def _pieces(part: Text, width: int) -> Sequence[Text]:
-    """Plain words that are too long for a line are broken between two of them."""
+    """Split plain words that are too long for a line between two of them."""
     if part.cell_len <= width or part.spans or width < 1:
         return [part]
     return [Text(line, part.style) for line in wrap(part.plain, width, break_long_words=False, break_on_hyphens=False)]
@@ -241,7 +241,7 @@ def _duration(seconds: float) -> str:
 
 
 def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> Text:
-    """Mean reward over rounds, a running mean, with its scale; `rows` lines and one of labels."""
+    """Draw the running mean of the reward over rounds: `rows` lines with a scale, and one of labels."""
     means = [fmean(recent(rewards[: at + 1])) for at in range(len(rewards))]
     low, high = _scale(means)
     text = Text.assemble(
@@ -259,7 +259,7 @@ def _curve(rewards: Sequence[float], last_round: int, width: int, rows: int) -> 
 
 
 def _scale(values: Sequence[float]) -> tuple[float, float]:
-    """Limits in steps of 0.05 around the values, at least 0.1 apart."""
+    """Return the curve's limits: in steps of 0.05 around the values, at least 0.1 apart."""
     low, high = math.floor(min(values) * 20) / 20, math.ceil(max(values) * 20) / 20
     while high - low < 0.099:
         low, high = max(0.0, low - 0.05), high + 0.05 if high < 1 else high

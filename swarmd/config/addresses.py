@@ -12,17 +12,26 @@ _DEFAULT_PORT = {"http": 80, "https": 443}
 
 
 def listen_address(text: str) -> str:
-    """`text`, where a node could listen there: /ip4/<address>/tcp/<port>; else ValueError."""
+    """Check that `text` is an address to listen at, /ip4/<address>/tcp/<port>, and return it.
+
+    Raises ValueError.
+    """
     return _checked(parse_listen, text)
 
 
 def bootstrap_address(text: str) -> str:
-    """`text`, where a node could be dialled there: a multiaddress ending in /p2p/<peer id>; else ValueError."""
+    """Check that `text` is a multiaddress to dial, ending in /p2p/<peer id>, and return it.
+
+    Raises ValueError.
+    """
     return _checked(parse_bootstrap, text)
 
 
 def web_origin(text: str) -> str:
-    """`text` in its one spelling, scheme://host[:port]; ValueError where it is not the address of a web service."""
+    """Normalise the address of a web service to scheme://host[:port].
+
+    Raises ValueError where it is none.
+    """
     parts = urlsplit(text)
     host, port = parts.hostname or "", parts.port  # ValueError where they are none
     plain = text.isascii() and text.isprintable() and not set(text) & set("?#@%\\ ") and ("[" in text) == (":" in host)
@@ -33,19 +42,28 @@ def web_origin(text: str) -> str:
 
 
 def web_address(text: str) -> str:
-    """`text`, where it is empty or the address of a web service; else ValueError."""
+    """Check that `text` is empty or the address of a web service, and return it.
+
+    Raises ValueError.
+    """
     if text:
         web_origin(text)
     return text
 
 
 def judge_address(text: str) -> str:
-    """`text`, where it is "auto", empty or the address of a web service; else ValueError."""
+    """Check that `text` is "auto", empty or the address of a web service, and return it.
+
+    Raises ValueError.
+    """
     return text if text == "auto" else web_address(text)
 
 
 def metrics_address(text: str) -> str:
-    """host:port; of a port alone, that port on loopback; "" stays empty. Else ValueError."""
+    """Normalise to host:port, on loopback where only a port is given; "" stays empty.
+
+    Raises ValueError.
+    """
     if not text:
         return ""
     host, _, port = text.rpartition(":")

@@ -8,7 +8,10 @@ SLOWEST: Final = 10_000  # bytes a second: below it, connections break before an
 
 
 def percent(text: str) -> float:
-    """ "25 %" -> 0.25. Above 0, at most 1."""
+    """Parse a share above 0 and at most 1: "25 %" -> 0.25.
+
+    Raises ValueError.
+    """
     number, unit = _split(text)
     if unit != "%":
         raise ValueError(f'the unit is missing: write "{number:g} %"' if not unit else f"unknown unit {unit!r}; it is a share, in %")
@@ -18,7 +21,10 @@ def percent(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """ "20 GB" -> bytes. Above 0."""
+    """Parse a size above 0 in bytes: "20 GB".
+
+    Raises ValueError.
+    """
     number, unit = _split(text)
     if unit not in UNITS:
         near = next((known for known in UNITS if known.lower() == unit.lower()), None)
@@ -30,7 +36,10 @@ def size(text: str) -> int:
 
 
 def rate(text: str) -> int:
-    """ "200 kB/s" -> bytes a second."""
+    """Parse a rate in bytes a second: "200 kB/s".
+
+    Raises ValueError.
+    """
     number, slash, second = text.rpartition("/")
     if not slash or second.strip() != "s":
         raise ValueError('a rate ends in "/s"')
@@ -52,14 +61,20 @@ def checked_percent(text: str) -> str:
 
 
 def checked_size(text: str) -> str:
-    """ "": no limit."""
+    """Check a size and return it; "" means no limit.
+
+    Raises ValueError.
+    """
     if text:
         size(text)
     return text
 
 
 def checked_rate(text: str) -> str:
-    """ "": no limit."""
+    """Check a rate and return it; "" means no limit.
+
+    Raises ValueError.
+    """
     if text:
         rate(text)
     return text

@@ -9,7 +9,7 @@ OUR_ENGINES = ("auto", "own", "continuous")
 
 
 def contradictions(config: NodeConfig, origins: Mapping[str, str]) -> Iterator[str]:
-    """One line for each: where, which keys, why, and what to do."""
+    """Yield one line for each contradiction: where, which keys, why, and what to do."""
     train = config.train
     if 0 < train.schedule_updates < train.warmup:
         yield (

@@ -12,7 +12,10 @@ EXPECTED = f"{', '.join(BUILT_IN)}, a .py or .jsonl file, or the name of tasks t
 
 
 def curriculum_name(text: str) -> str:
-    """`text`, a file's path made absolute; ValueError where it names nothing. Whether the file is there is found out when it is used."""
+    """Return a curriculum's name, with a file's path made absolute.
+
+    Raises ValueError where it names nothing. Whether a file exists is checked when it is used.
+    """
     if text in BUILT_IN:
         return text
     if text.endswith(FILES):

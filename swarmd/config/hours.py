@@ -44,7 +44,7 @@ def checked_window(text: str) -> str:
 
 
 def is_open(windows: Sequence[Window], now: datetime) -> bool:
-    """Whether `now` is in one of them."""
+    """Return whether `now` is in one of them."""
     minute = now.hour * 60 + now.minute
     yesterday = (now.weekday() - 1) % 7
     return any((now.weekday() in w.days and w.begin <= minute < w.end) or (yesterday in w.days and minute + _DAY < w.end) for w in windows)

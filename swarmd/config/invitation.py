@@ -102,7 +102,7 @@ def read_invitation(text: str) -> Invitation:
 
 
 def _require_form(found: Invitation) -> None:
-    """ConfigError where a field is not what it has to be."""
+    """Raise ConfigError if a field of the invitation is malformed."""
     for key, value, form, wanted in (
         ("name", found.name, _NAME, "at most 32 lower-case letters, digits and hyphens"),
         ("curriculum", found.curriculum, _CURRICULUM, "a curriculum's name, never a file's"),

@@ -38,7 +38,7 @@ def expected(field: FieldInfo, *, element: bool = False) -> str:
 
 
 def kind_of(field: FieldInfo) -> Any:
-    """int, float, str, tuple or Literal: what a value of this key is, None left aside."""
+    """Return what a value of this key is, None aside: int, float, str, tuple or Literal."""
     annotation = _bare(field.annotation)
     return get_origin(annotation) or annotation
 

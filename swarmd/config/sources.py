@@ -95,7 +95,7 @@ def resolve(
 
 @cache
 def keys() -> Mapping[str, FieldInfo]:
-    """Every key, dotted, in the order of the example file."""
+    """Return every key, dotted, in the order of the example file."""
     found: dict[str, FieldInfo] = {}
     for name, field in NodeConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -106,14 +106,17 @@ def keys() -> Mapping[str, FieldInfo]:
 
 
 def flatten(config: NodeConfig) -> dict[str, Any]:
-    """Dotted key -> value, every key."""
+    """Return every value by its dotted key."""
     document = config.model_dump(mode="json")
     sections = {key: key.rpartition(".") for key in keys()}
     return {key: document[section][name] if section else document[name] for key, (section, _, name) in sections.items()}
 
 
 def variables() -> Mapping[str, str]:
-    """Environment variable -> key: SWARMD_<SECTION>_<KEY> for each key, and SWARMD_<FLAG> for each flag of `swarmd join`."""
+    """Map environment variables to keys.
+
+    They are SWARMD_<SECTION>_<KEY> for each key, and SWARMD_<FLAG> for each flag of `swarmd join`.
+    """
     return {f"SWARMD_{key.replace('.', '_').upper()}": key for key in keys()} | {
         f"SWARMD_{flag.upper()}": key for flag, key in FLAGS.items()
     }
@@ -175,7 +178,10 @@ def _read(path: Path) -> str:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Dotted key or section -> its line; 0 where two lines could be it (one of them inside a text of many lines)."""
+    """Map each dotted key or section to its line in a TOML text.
+
+    It is 0 where two lines could be it (one of them inside a text of many lines).
+    """
     places: dict[str, int] = {}
     section = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -256,7 +262,7 @@ def _acceptable(given: _Given, mistakes: list[str]) -> bool:
 
 
 def is_valid(key: str, value: object) -> bool:
-    """Whether a key may have this value: of what a state folder remembers, which may be damaged."""
+    """Return whether a key may have this value: of what a state folder remembers, which may be damaged."""
     return _acceptable(_Given(key, value, ""), [])
 
 

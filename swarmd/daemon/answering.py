@@ -101,7 +101,7 @@ class AnsweringPeer:
     # What who answers uses.
 
     def questions(self) -> Iterator[Task]:
-        """Training questions of the curriculum, or of `tasks.specialties`, without end."""
+        """Yield training questions of the curriculum, or of `tasks.specialties`, without end."""
         while True:
             yield from self.tasks.draw(1, self._rng)
 
@@ -180,7 +180,7 @@ class AnsweringPeer:
             signal.signal(number, handler)
 
     def _rest(self, seconds: float) -> None:
-        """Until so long after the last rollout was shared."""
+        """Sleep until `seconds` after the last rollout was shared."""
         time.sleep(max(0.0, self._shared_at + seconds - time.monotonic()))
 
     def _run(self) -> None:
@@ -210,7 +210,7 @@ class AnsweringPeer:
                 self._ready.set()
 
     async def _send(self) -> None:
-        """Answers take a person's time: they wait until somebody is there."""
+        """Send finished answers, which took a person's time, once somebody is there to receive them."""
         while True:
             while self._waiting and self.present:
                 rollout, number = self._waiting[0]
@@ -219,7 +219,7 @@ class AnsweringPeer:
             await trio.sleep(LOOK_EVERY)
 
     def _on_frame(self) -> None:
-        """Others' rollouts are not used; their authors are counted."""
+        """Count the authors of others' rollouts, which are not used otherwise."""
         for envelope in self.member.received():
             modality = wire.modality_of(envelope.kind)
             if modality is not None:

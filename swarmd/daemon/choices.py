@@ -110,7 +110,10 @@ def _words(value: object) -> str:
 
 
 def trained_from(folder: Path) -> tuple[str | None, str | None]:
-    """Model and revision the newest checkpoint was trained from; (None, None) if there is none, or it does not say."""
+    """Return the model and revision that the newest checkpoint was trained from.
+
+    (None, None) if there is no checkpoint, or it does not say.
+    """
     saved = saved_in(folder / "checkpoints")
     base = _read(saved[-1] / "policy.json").get("base") if saved else None
     if not isinstance(base, dict) or not isinstance(base.get("source"), str) or not base["source"]:

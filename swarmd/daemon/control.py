@@ -72,7 +72,10 @@ async def serve(state_dir: Path, handlers: Mapping[str, Handler], *, task_status
 
 
 async def _converse(handlers: Mapping[str, Handler], stream: "trio.SocketStream") -> None:
-    """One connection: requests and replies in turn, until the caller closes it, is idle too long or sends no valid request."""
+    """Serve one connection: requests and replies in turn.
+
+    It ends when the caller closes it, is idle too long or sends no valid request.
+    """
     import trio
 
     buffer = bytearray()

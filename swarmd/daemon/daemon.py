@@ -192,7 +192,10 @@ class Daemon:
             nursery.start_soon(nearby(self.member).run)  # it announces where we listen
 
     def _on_frame(self) -> None:
-        """Frames were admitted: offers go to the gatherer, rollouts to the trainer. What is not text is counted and left."""
+        """Pass admitted frames on: offers to the gatherer, rollouts to the trainer.
+
+        What is not text is only counted.
+        """
         for envelope in self.member.received():
             modality = wire.modality_of(envelope.kind)
             if modality is None:

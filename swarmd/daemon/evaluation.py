@@ -115,7 +115,7 @@ class Evaluation:
         self._judged(outcome.score, outcome.n)
 
     def document(self) -> dict[str, Any]:
-        """For `swarmd status`: the last grade, and why there is none newer."""
+        """Return what `swarmd status` shows: the last grade, and why there is no newer one."""
         last, silence = self._last, self._silence
         return {
             "url": self._client.origin,

@@ -73,7 +73,7 @@ def _facts(fields: Mapping[str, Any], evaluation: PublicEvaluation, tasks: held_
 
 
 def _drawn(fields: Mapping[str, Any], ref: TaskRef, window: CommittedWindow | None, tasks: held_out.Regenerating) -> list[EvidenceCheck]:
-    """Whether the judge could choose the question."""
+    """Check whether the judge could have chosen the question."""
     if window is None or "commitment" not in fields:
         return [EvidenceCheck("commitment", None, "the question is from before the judge committed to its questions")]
     if window.seed is None:

@@ -57,7 +57,7 @@ def invite(config: NodeConfig, curriculum: Curriculum | None, own: Sequence[str]
 
 
 def place(address: str) -> str:
-    """From where an address can be reached: "machine", "network" or "internet", as far as the address tells."""
+    """Return from where an address can be reached: "machine", "network" or "internet", as far as it tells."""
     endpoint = parse_endpoint(address)
     if endpoint is None or only_here(address):
         return "machine"

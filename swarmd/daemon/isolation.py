@@ -85,7 +85,7 @@ def why_alone(facts: Facts) -> Trouble:
 
 
 def twin_trouble(later: bool) -> Trouble:
-    """Of a node beside which another lives with the same key."""
+    """Describe the trouble of two running nodes with the same key."""
     what = (
         "it started earlier, so this one stays out of the swarm until it stops"
         if later
@@ -98,7 +98,7 @@ def twin_trouble(later: bool) -> Trouble:
 
 
 def dead_bootstrap(entry: Mapping[str, Any]) -> Trouble:
-    """Of an address that does not answer."""
+    """Describe a bootstrap address that does not answer."""
     return Trouble(f"bootstrap address {where(entry)} does not answer: {entry['says']}", bootstrap_remedy(entry))
 
 
@@ -117,7 +117,7 @@ def _offline(facts: Facts) -> Trouble | None:
 
 
 def _clock(facts: Facts) -> Trouble | None:
-    """All whom we asked are wrong in the same way: so it is our clock."""
+    """Blame our clock if those of all peers asked differ from it in the same direction."""
     ahead = [said.ahead for said in facts.introduced]
     behind = all(seconds > BEHIND for seconds in ahead)
     if not ahead or not (behind or all(seconds < -AHEAD for seconds in ahead)):
@@ -139,7 +139,10 @@ def _clock(facts: Facts) -> Trouble | None:
 
 
 def _refused(facts: Facts) -> Trouble | None:
-    """Where we pass for one that misbehaved. One peer's word counts while nobody is heard."""
+    """Return the trouble of being refused as misbehaving, or None.
+
+    One peer's word is enough only while nobody is heard.
+    """
     ours = [one for one in facts.introduced if one.digest == facts.digest and one.doing != HELPING] or facts.introduced
     if ours and all(one.refuses for one in ours) and (len(ours) > 1 or not facts.heard):
         who = f"all {len(ours)} peers asked" if len(ours) > 1 else "the only peer that could be asked"
@@ -173,7 +176,7 @@ def another(said: Introduced) -> str:
 
 
 def _nobody_answers(facts: Facts) -> Trouble | None:
-    """Not one of the bootstrap addresses."""
+    """Return the trouble that no bootstrap address answers, if that is so."""
     dead = [entry for entry in facts.bootstrap if not entry["answers"]]
     if facts.connected or not dead or len(dead) < len(facts.bootstrap):
         return None

@@ -91,7 +91,7 @@ class IsolationWatch:
             await trio.sleep(CHECK_EVERY)
 
     def document(self) -> dict[str, Any]:
-        """For the status: the problem, and the bootstrap addresses that do not answer."""
+        """Return what the status shows: the trouble, and the bootstrap addresses that do not answer."""
         dead = [dead_bootstrap(entry) for entry in self._knocked.values() if not entry["answers"]]
         return {"trouble": self.trouble.document() if self.trouble else None, "bootstrap": [found.document() for found in dead]}
 
@@ -157,7 +157,7 @@ class IsolationWatch:
         )
 
     def _note_hung_up(self, answered: Collection[PeerId]) -> None:
-        """After the bootstrap peers were asked: one that answers a stranger should answer us, too."""
+        """Count how often a bootstrap peer that answers strangers does not answer us."""
         for address, peer in self._bootstrap.items():
             hangs_up = self._knocked[address]["answers"] and peer not in answered and peer != self.member.identity.peer_id
             self._would_not[address] = self._would_not[address] + 1 if hangs_up else 0

@@ -39,7 +39,10 @@ log = logging.getLogger(__name__)
 
 
 def judges_topic(topic: Topic) -> Topic:
-    """Under which those announce themselves who know a judge of this curriculum, whatever the swarm's name. No swarm has this name."""
+    """Return the topic under which nodes that know a judge of this curriculum announce themselves.
+
+    It is the same for every swarm name; no swarm has its name.
+    """
     return replace(topic, name="swarmd", digest=f"judges-{topic.digest}")
 
 
@@ -55,7 +58,7 @@ def pack(urls: Sequence[str]) -> bytes:
 
 
 def unpack(message: bytes) -> list[str]:
-    """Whatever it is: at most MAX_URLS addresses, each in its one spelling. Empty where it is no such answer."""
+    """Decode judge URLs from any bytes: at most MAX_URLS, each normalised; [] where it is no such answer."""
     found: list[str] = []
     at = 0
     while at < len(message):
@@ -71,9 +74,10 @@ def unpack(message: bytes) -> list[str]:
 
 
 def usable(url: str, *, same_machine: bool) -> bool:
-    """Whether a peer's word may send us there: to a name or a public address with https, and to this machine only by its own word.
+    """Return whether a URL that a peer told may be dialled.
 
-    Where a name leads is checked when it is dialled (`public_addresses`).
+    It may name a host or a public address with https; this machine only by its own word. Where a name leads
+    is checked when it is dialled (`public_addresses`).
     """
     parts = urlsplit(url)
     host = (parts.hostname or "").removesuffix(".")
@@ -87,7 +91,10 @@ def usable(url: str, *, same_machine: bool) -> bool:
 
 
 async def public_addresses(host: str, port: int) -> Sequence[str]:
-    """Where a peer's word leads: the IP addresses of `host`. Raises OSError where there are none, or where one of them is not public."""
+    """Look up the IP addresses of a host that a peer named.
+
+    Raises OSError where there are none, or where one of them is not public.
+    """
     found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
     if not addresses or not all(map(is_public, addresses)):
@@ -96,7 +103,10 @@ async def public_addresses(host: str, port: int) -> Sequence[str]:
 
 
 def advertised(urls: Sequence[str]) -> tuple[str, ...]:
-    """Those that an operator gave, in their one spelling. Raises ConfigError."""
+    """Normalise the judge URLs that an operator gave to advertise.
+
+    Raises ConfigError.
+    """
     origins = []
     for url in urls:
         try:
@@ -162,7 +172,11 @@ class JudgeSearch:
         self.found: Found | None = None
 
     async def run(self, lost: Sequence[str] = ()) -> Found:
-        """lost: judges that failed, the last one last. That one is not taken, and the others only where nobody tells of a new one."""
+        """Ask peers until a judge is found.
+
+        lost: judges that failed, the last one last. The last is not taken, and the others only where nobody
+            tells of a new one.
+        """
         wait = FIRST
         while True:
             await trio.sleep(wait)
@@ -186,7 +200,7 @@ class JudgeSearch:
         return sorted(told)
 
     def document(self) -> dict[str, Any]:
-        """For the status: beside the judge's own lines, or in place of them while there is none."""
+        """Return the status' lines about who advertises the judge, or that nobody does."""
         if self.found is not None:
             return {"advertised_by": [{"id": peer, "name": nickname(peer)} for peer in self.found.by]}
         nobody = {"cause": "no peer of this swarm advertises a judge yet", "remedy": "wait, or set judge.url to one"}

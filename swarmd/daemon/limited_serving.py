@@ -8,7 +8,10 @@ Converse = Callable[[trio.SocketStream], Awaitable[None]]
 
 
 async def serve_at_most(most: int, converse: Converse, listeners: Sequence[trio.SocketListener]) -> None:
-    """Until cancelled. A connection beyond `most` is closed at once. Where there are no more open files, trio waits for one."""
+    """Serve listeners until cancelled; close connections beyond `most` at once.
+
+    Where there are no more open files, trio waits for one.
+    """
     room = trio.Semaphore(most)
 
     async def admitted(stream: trio.SocketStream) -> None:

@@ -34,7 +34,10 @@ def topic_of(config: SwarmConfig, curriculum: Curriculum) -> Topic:
 
 
 def chosen_engine(config: NodeConfig) -> Choice | None:
-    """None: no network. EngineMissing."""
+    """Return the configured p2p engine; None for no network.
+
+    Raises EngineMissing.
+    """
     if config.swarm.engine == "none":
         return None
     return choose(config.swarm.engine)
@@ -50,10 +53,11 @@ def engine_builder(
     public: bool = False,
     traffic: Traffic | None = None,
 ) -> Callable[[Handlers], P2pEngine]:
-    """For `Member`. choice: None for no network. The address book is in the folder, or nowhere.
+    """Return a function that builds the p2p engine of a `Member`.
 
-    public: the operator says that others can dial this node, so that it relays more, or at once (`hivemind`), and does not wait for
-    others to find that out. traffic: counts and limits the bytes.
+    choice: None for no network. folder: where the address book is kept; None for nowhere. public: the
+        operator says that others can dial this node, so that it relays more, or at once (`hivemind`), and
+        does not wait for others to find that out. traffic: counts and limits the bytes.
     """
 
     def build(handlers: Handlers) -> P2pEngine:
@@ -112,12 +116,12 @@ def introduce(member: Member, curriculum: Curriculum, doing: Callable[[], str]) 
 
 
 def nearby(member: Member) -> Mdns:
-    """mDNS: finds members on the local network, and lets them find this one. Run it beside the member."""
+    """Return an mDNS service that finds members on the local network; run it beside the member."""
     return Mdns(member.topics, member.identity.peer_id, member.addresses, member.engine.heard_nearby)
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """trio.run; of several things that went wrong at once, the one that the operator can mend is raised."""
+    """Run trio; of several errors raise the one that the operator can mend."""
     try:
         trio.run(main)
     except BaseExceptionGroup as group:

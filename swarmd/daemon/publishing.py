@@ -44,7 +44,10 @@ class Publisher:
         self._outgoing.next_round()
 
     def _send(self) -> None:
-        """Seal and send. On a full disk no sequence number can be reserved: nothing is sent, and that is said once."""
+        """Seal and send what waits.
+
+        On a full disk no sequence number can be reserved: nothing is sent, and that is said once.
+        """
         while (message := self._outgoing.take(time.monotonic())) is not None:
             try:
                 self._member.publish(*message)

@@ -46,7 +46,7 @@ class Diagnosis:
 
 
 def diagnose(found: Survey) -> Diagnosis:
-    """Pure."""
+    """Turn a survey into findings and a verdict. Pure."""
     reachable = _reachable(found)
     answering = [entry for entry in found["bootstrap"] if entry["answers"]]
     takes_part = found["peers"]["connected"] > 0 or bool(answering) or not found["bootstrap"]
@@ -70,13 +70,16 @@ def no_port(error: OperatorError, listen: Sequence[str]) -> Diagnosis:
 
 
 def no_network() -> Diagnosis:
-    """No network is configured."""
+    """Diagnose a node without a configured network."""
     finding = Finding("engine", None, 'swarm.engine is "none": the node opens no socket', 'to join a swarm set it to "auto"')
     return Diagnosis(None, True, "the node trains alone, as configured", [finding])
 
 
 def _verdicts(found: Survey, outcome: Outcome, *, far: bool = True) -> list[Mapping[str, Any]]:
-    """far: only of members that are not on our own network: what those say holds for the internet."""
+    """Select the peers' verdicts with this outcome.
+
+    far: of peers outside our own network only, whose word holds for the internet; if False, of the others.
+    """
     said = [v for v in found["verdicts"] if v["outcome"] == outcome.name]
     return [v for v in said if v["seen_at"] is not None and (group_of_host(v["seen_at"]) != LOCAL) == far]
 

@@ -35,7 +35,10 @@ SEEN_WITHIN = 5.0  # and these see it too: they answer nobody whom they do not k
 
 
 async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str, Any]:
-    """Of a member that is up. Takes as long as the slowest who is asked, 10 s at most."""
+    """Survey the network of a member that is up.
+
+    Takes as long as the slowest peer that is asked, 10 s at most.
+    """
     ports = listen_ports(member.addresses())
     peers = sorted(member.peers(), key=_worth_asking)
     found: dict[str, Any] = {
@@ -90,7 +93,7 @@ async def survey(member: Member, engine: Choice, config: NodeConfig) -> dict[str
 
 
 def _trouble(member: Member, found: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str] | None:
-    """Of a member that hears nobody, as it is new."""
+    """Return the trouble of a member that has just started and hears nobody."""
     answering = [entry["address"] for entry in found["bootstrap"] if entry["answers"]]
     trouble = certain(
         Facts(
@@ -135,21 +138,24 @@ async def count_others(member: Member, asked: Sequence[PeerId], introduced: Mapp
 
 
 def whom_to_ask(member: Member, named: Sequence[PeerId], most: int = census.ASKED) -> Sequence[PeerId]:
-    """Named peers, then members, then others that are connected."""
+    """Choose peers to ask: named ones, then members, then others that are connected."""
     asked = dict.fromkeys([*named, *(peer.id for peer in member.peers()), *sorted(member.engine.connected())])
     asked.pop(member.identity.peer_id, None)
     return [*asked][:most]
 
 
 async def ask_around(member: Member, asked: Sequence[PeerId], clock: Callable[[], float]) -> dict[str, Any]:
-    """Who of these peers answers, what they say of themselves, of us, and of whom they see; as `Facts` has it."""
+    """Ask peers what they say of themselves, of us and of whom they see, as `Facts` has it."""
     said = await introduction.ask(member.engine.request, asked, member.topic.name, clock)
     introduced = {peer: one for peer, one in said.items() if one is not None}
     return {"answered": [*said], "introduced": [*introduced.values()], **await count_others(member, asked, introduced)}
 
 
 def is_offline(bootstrap: Sequence[str]) -> bool:
-    """Whether there is no route to any of the bootstrap addresses, nor to the internet. Sends nothing: UDP sockets only look one up."""
+    """Return whether there is no route to any bootstrap address, nor to the internet.
+
+    Sends nothing: connecting a UDP socket only looks a route up.
+    """
     endpoints = [parse_bootstrap(address)[1] for address in bootstrap]
     hosts = [endpoint.host for endpoint in endpoints if endpoint.kind.startswith("ip")]
     return not any(map(_has_route, [*hosts, *SOMEWHERE]))
@@ -165,7 +171,7 @@ def _has_route(host: str) -> bool:
 
 
 async def who_answers(bootstrap: str) -> dict[str, Any]:
-    """Whether the peer that a bootstrap address names answers there, and if not, what is there instead."""
+    """Probe a bootstrap address: does the peer that it names answer there, or what else does?"""
     wanted, endpoint = parse_bootstrap(bootstrap)
     since = time.monotonic()
     try:
@@ -206,14 +212,17 @@ def survey_alone(config: NodeConfig, folder: Path, identity: Identity) -> dict[s
 
 
 async def _is_seen(member: Member) -> bool:
-    """Whether all that we are connected to, of those asked, see us as connected too. Through a relay they do not say."""
+    """Return whether all connected peers that were asked see us as connected, too.
+
+    Peers behind a relay do not say where they see us.
+    """
     ports, peers = listen_ports(member.addresses()), [peer.id for peer in member.peers()]
     said = await ask_members(member.engine.request, peers, ports[0] if ports else 0)
     return all(one.seen_at is not None for one in said)
 
 
 def listen_ports(addresses: Sequence[str]) -> list[int]:
-    """Of a member's own addresses, those that more than this machine can dial first."""
+    """Return the ports of a member's addresses, those that other machines can dial first."""
     endpoints = [(only_here(address), endpoint) for address in addresses if (endpoint := parse_endpoint(address)) is not None]
     return list(dict.fromkeys(endpoint.port for _, endpoint in sorted(endpoints, key=lambda pair: pair[0])))
 
@@ -228,6 +237,6 @@ _FAMILIES = ("AF_INET", "AF_INET6")
 
 
 def _worth_asking(peer: Peer) -> tuple[bool, bool]:
-    """Who is far away can say more than who is near, and whom we dialled knows our address as the router shows it."""
+    """Sort key: distant peers first, then peers that we dialled (they see our public address)."""
     endpoint = parse_endpoint(peer.address)
     return endpoint is None or group_of_host(endpoint.host) == LOCAL, peer.direction != "outbound"

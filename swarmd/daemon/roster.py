@@ -44,7 +44,10 @@ class Roster:
         return self._useful.get(peer) or self._others.get(peer)
 
     def heard(self, peer: PeerId, now: float, *, usable: bool = True) -> None:
-        """One of its rollout sets or offers was admitted. usable: by us."""
+        """Record that a rollout set or offer of this author was admitted.
+
+        usable: whether we can use it.
+        """
         author = self.get(peer)
         if author is None:
             author = self._others[peer] = AuthorRecord(now)
@@ -84,7 +87,7 @@ class Roster:
         return [peer for peer, author in both if _present(author, now)]
 
     def any_usable(self, now: float) -> bool:
-        """Whether one of them sends what we can use."""
+        """Return whether one of them sends what we can use."""
         return any(author.usable and _present(author, now) for those in (self._useful, self._others) for author in those.values())
 
 

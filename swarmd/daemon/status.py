@@ -41,7 +41,7 @@ class StatusBoard:
         self.roster = Roster()
 
     def on_gpu(self) -> bool:
-        """Whether it trains on a CUDA device now."""
+        """Return whether it trains on a CUDA device now."""
         return self.state == "training" and str(self.model.get("device", "")).startswith("cuda")
 
     def say(self, state: str, cause: str, remedy: str) -> None:
@@ -79,7 +79,10 @@ class StatusBoard:
             self.roster.says(PeerId(author), said[0], said[1])
 
     def peers(self, now: float) -> int:
-        """How many peers are heard, connected or not: the number of peers wherever one is shown."""
+        """Return how many peers are heard, connected or not.
+
+        This is the number of peers wherever one is shown.
+        """
         return len(self.roster.present(now))
 
     def document(

@@ -28,24 +28,24 @@ def model_words(model: Mapping[str, Any]) -> str:
 
 
 def state_sentence(document: Mapping[str, Any]) -> str:
-    """State, cause, remedy: "paused: you paused it; swarmd resume"."""
+    """Join state, cause and remedy: "paused: you paused it; swarmd resume"."""
     words = [str(document.get(key) or "") for key in ("cause", "remedy")]
     return printable(": ".join(filter(None, (document.get("state", ""), "; ".join(filter(None, words))))))
 
 
 def so_far(document: Mapping[str, Any], now: float) -> str:
-    """", for 12 s": how long a node that starts has been at a step, its first round included; "" of other states."""
+    """Say how long a starting node has been at its step, its first round included: ", for 12 s"; else ""."""
     since, starts = document.get("since"), document.get("state") in ("starting", "training") and document.get("cause")
     return f", for {max(0.0, now - since):.0f} s" if since and starts else ""
 
 
 def trouble_sentence(document: Mapping[str, Any]) -> str:
-    """Why no peer is heard, and what to do; empty if one is."""
+    """Say why no peer is heard and what to do; "" if one is."""
     return sentence(document.get("trouble") or {})
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-    """Cause and remedy as one line."""
+    """Join cause and remedy on one line."""
     return printable("; ".join(filter(None, (found.get("cause"), found.get("remedy")))))
 
 
@@ -77,7 +77,7 @@ def counts(refused: Mapping[str, int]) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """ "1 peer", "2 peers"."""
+    """Format a count with its noun: "1 peer", "2 peers"."""
     return f"{count} {noun}" + "s" * (count != 1)
 
 
@@ -141,7 +141,7 @@ def peer_lines(document: Mapping[str, Any]) -> list[str]:
 
 
 def peers_words(document: Mapping[str, Any]) -> str:
-    """How many peers are heard, and how many are connected: most are heard through others."""
+    """Say how many peers are heard, and how many are connected: most are heard through others."""
     return f"{document.get('peers', 0)} heard, {document.get('connected', 0)} connected"
 
 
@@ -160,7 +160,7 @@ def workers_words(workers: Mapping[str, Any]) -> str:
 
 
 def exchange_words(exchange: Mapping[str, Any]) -> str:
-    """Offers and fetches; empty while nothing was offered, as small sets come whole."""
+    """Describe offers and fetches; "" while nothing was offered, as small sets are sent whole."""
     if not any(exchange.values()):
         return ""
     missed = f", {exchange['missed']} that nobody had in time" if exchange["missed"] else ""
@@ -169,18 +169,18 @@ def exchange_words(exchange: Mapping[str, Any]) -> str:
 
 
 def pause_words(pause: Mapping[str, Any], goes_on: str = "it goes on") -> str:
-    """Why the node pauses, when that ends, and what to do about it."""
+    """Say why the node pauses, when that ends, and what to do about it."""
     ends = f"{goes_on} {pause['ends']}" if pause.get("ends") else ""
     return printable("; ".join(filter(None, (pause.get("cause"), ends, pause.get("remedy")))))
 
 
 def away_words(away: Mapping[str, Any]) -> str:
-    """Why the node has left the swarm, when it comes back, and what to do about it."""
+    """Say why the node has left the swarm, when it comes back, and what to do about it."""
     return pause_words(away, "it comes back")
 
 
 def given_words(given: Mapping[str, Any]) -> str:
-    """Rollouts that we shared, and what others say that they used of them."""
+    """Say how many rollouts we shared, and how often others say that they used them."""
     if not given.get("rollouts"):
         return ""
     used = f"used {given['used']} times, by {many(given['by'], 'other node')}" if given["used"] else "nobody has said yet that it used one"
@@ -188,7 +188,7 @@ def given_words(given: Mapping[str, Any]) -> str:
 
 
 def helped_words(given: Mapping[str, Any]) -> str:
-    """Whom this machine helped: how many others trained on its rollouts; "" before anybody said so."""
+    """Say how many others trained on this machine's rollouts; "" before anybody said so."""
     if not given.get("used"):
         return ""
     return f"Your machine helped {many(given['by'], 'other node')}: they trained {many(given['used'], 'time')} on its answers."
@@ -200,7 +200,7 @@ def cost_words(usage: Mapping[str, Any]) -> str:
 
 
 def budget_words(usage: Mapping[str, Any]) -> str:
-    """How much of the month's bytes is used."""
+    """Say how much of the month's bytes is used; "" without a budget."""
     budget = usage.get("budget")
     return f"{budget['used'] / 1e9:.2f} of {budget['bytes'] / 1e9:g} GB this month" if budget else ""
 
@@ -226,13 +226,13 @@ def judge_words(judge: Mapping[str, Any]) -> str:
 
 
 def mean_reward_words(document: Mapping[str, Any]) -> str:
-    """Mean reward of the last rounds; "" before the first."""
+    """Format the mean reward of the last rounds; "" before the first."""
     newest = recent(list(document.get("rewards") or ()))
     return f"{fmean(newest):.3f}, mean of the last {many(len(newest), 'round')}" if newest else ""
 
 
 def reward_words(document: Mapping[str, Any]) -> str:
-    """Mean reward of the last rounds; and of all that are kept, those with others' rollouts apart from those without."""
+    """Format the mean reward of the last rounds, then of all kept ones with and without others' rollouts."""
     rewards, external = list(document.get("rewards") or ()), list(document.get("external") or ())
     text = mean_reward_words(document)
     if not text:
@@ -245,5 +245,5 @@ def reward_words(document: Mapping[str, Any]) -> str:
 
 
 def recent(rewards: Sequence[float | None]) -> list[float]:
-    """Mean rewards of the last SMOOTH rounds, without rounds that had no questions of their own."""
+    """Return the mean rewards of the last SMOOTH rounds, without those that asked no questions."""
     return [reward for reward in rewards[-SMOOTH:] if reward is not None]

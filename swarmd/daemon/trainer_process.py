@@ -59,7 +59,10 @@ class TrainerChild:
         self._wake = trio.Event()
 
     def tell(self, message: link.ToTrainer) -> None:
-        """Queue a message; returns at once. What a dead trainer did not read goes to the next one."""
+        """Queue a message and return at once.
+
+        What a dead trainer did not read goes to the next one.
+        """
         self._watchdog.told(message)
         self._outbox.put(message)
         self._wake.set()
@@ -82,7 +85,7 @@ class TrainerChild:
                 os.kill(self.pid, 9)
 
     async def run(self) -> None:
-        """Until the trainer has finished, or was stopped, or died too often: then `failed` says why."""
+        """Run trainers until one has finished, was stopped, or died too often; then `failed` says why."""
         while True:
             try:
                 process, ours = await self._start()

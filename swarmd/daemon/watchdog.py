@@ -71,7 +71,10 @@ class Watchdog:
                 self._without_round = 0.0
 
     def check(self, now: float, *, stopped: bool = False) -> Stuck | None:
-        """Whether it is stuck now. To be called about once a second. stopped: the operating system says so of its process."""
+        """Return why the trainer is stuck now, or None; to be called about once a second.
+
+        stopped: the operating system says that the process is stopped.
+        """
         passed, self._looked = min(COUNTED, max(0.0, now - self._looked)), now
         self._silent += passed
         if self._training and not self._resting:

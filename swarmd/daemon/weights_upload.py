@@ -142,7 +142,7 @@ def outcome(url: str, verification: str) -> VerifiedOutcome:
 
 
 def receipt_of(found: VerifiedOutcome) -> Mapping[str, str]:
-    """For `receipts.jsonl`."""
+    """Return a receipt as `receipts.jsonl` holds it."""
     return {"receipt": found.receipt, "signature": found.signature}
 
 
@@ -156,7 +156,10 @@ def _stands(found: VerifiedOutcome) -> bool:
 
 
 def _post(origin: str, target: str, headers: Mapping[str, str], content: Iterator[bytes]) -> tuple[int, bytes]:
-    """Status and body. Raises Unreachable."""
+    """Send a POST; return status and body.
+
+    Raises Unreachable.
+    """
     try:
         return exchanged("POST", origin + target, headers, content, SECONDS)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:

@@ -163,7 +163,10 @@ def _unpack(file: Path, draft: Path) -> tuple[list[str], str]:
 
 
 def _require_plain(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo]) -> None:
-    """ValueError where an entry has a name, a size or a packing that a backup never has. Nothing packed, so nothing grows."""
+    """Raise ValueError for an entry whose name, size or compression a backup never has.
+
+    A backup is not compressed, so that nothing can grow when it is read.
+    """
     if len(entries) != len(archive.infolist()) or len(entries) > _MOST_FILES or INDEX not in entries:
         raise ValueError("it is not a backup of swarmd")
     for name, entry in entries.items():

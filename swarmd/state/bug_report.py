@@ -32,7 +32,10 @@ _MAYBE_IP: Final = re.compile(r"(?<![\w.:-])[0-9A-Fa-f:.]{3,45}(?![\w:])")
 
 
 def redacted(text: str, home: Path, *, addresses: bool) -> str:
-    """`text` without what looks like a secret, the home folder as ~; with addresses: also without those of machines."""
+    """Replace what looks like a secret, and the home folder by ~.
+
+    addresses: replace those of machines, too.
+    """
     if len(str(home)) > 1:
         text = text.replace(str(home), "~")
     for pattern, instead in _SECRETS:

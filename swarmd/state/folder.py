@@ -35,7 +35,7 @@ _NO_OWNER_WAIT = 5.0  # where the lock names no process that lives, on a busy ma
 
 
 def default_state_dir() -> Path:
-    """`~/.local/state/swarmd/node` or where the platform keeps such things (XDG, through platformdirs)."""
+    """Return the default state folder: `~/.local/state/swarmd/node` on Linux (XDG, through platformdirs)."""
     from platformdirs import user_state_path
 
     return user_state_path("swarmd") / "node"
@@ -103,7 +103,7 @@ class StateFolder:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a running node owns the folder. Takes the lock for an instant if it is free."""
+    """Return whether a running node owns the folder. Takes the lock for an instant if it is free."""
     try:
         lock = _open_lock(path)
     except (OSError, ConfigError):

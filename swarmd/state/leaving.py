@@ -23,7 +23,10 @@ class Leaving:
     stays: Sequence[Path]
 
     def carry_out(self) -> None:
-        """CannotRecord where something cannot be removed."""
+        """Remove the files.
+
+        Raises CannotRecord where one cannot be removed.
+        """
         for path in self.removed:
             try:
                 if path.is_dir() and not path.is_symlink():
@@ -37,7 +40,11 @@ class Leaving:
 
 
 def leaving(folder: Path, *, everything: bool) -> Leaving:
-    """everything: also the key, the checkpoints, the figures and the logs. What is kept aside (`….old`) goes with them."""
+    """Plan which files of the state folder `swarmd leave` removes and which stay.
+
+    everything: also the key, the checkpoints, the figures and the logs. Files set aside (`….old`) go with
+        them.
+    """
     patterns = (*JOINED, *OWN) if everything else JOINED
     found = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     stays = sorted(path for path in folder.iterdir() if path not in found) if folder.is_dir() else []

@@ -15,7 +15,10 @@ _POLL = 0.5  # seconds
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """ConfigError where there is no such log."""
+    """Return the last `count` lines of a log.
+
+    Raises ConfigError where there is no such log.
+    """
     with _opened(path) as file:
         return _tail(file, count)
 
@@ -67,7 +70,7 @@ def _tail(file: IO[str], count: int) -> list[str]:
 
 
 def _is_another(path: Path, file: IO[str]) -> bool:
-    """Whether the path is no longer the open file, or that was cut."""
+    """Return whether the path is no longer the open file, or that was cut."""
     try:
         there, ours = path.stat(), os.fstat(file.fileno())
     except OSError:

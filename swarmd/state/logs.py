@@ -14,7 +14,7 @@ CHATTY = ("httpx2", "httpcore2")  # they log every request: hundreds of lines an
 
 
 def installed_version(package: str = "swarmd") -> str:
-    """Of an installed package; "not installed" in a checkout, or without what only some need."""
+    """Return the version of an installed package, or "not installed" (also of swarmd in a bare checkout)."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -68,7 +68,10 @@ class NodeReport:
 
 
 def metrics_line(report: RoundReport, node: NodeReport) -> dict[str, Any]:
-    """One line of metrics.jsonl (docs/metrics.md). A figure that is not a finite number is written as null."""
+    """Build one line of metrics.jsonl (docs/metrics.md).
+
+    A figure that is not a finite number becomes null.
+    """
     line: dict[str, Any] = {}
     for part in (report, report.update, node):
         _put(part, line)
@@ -100,7 +103,7 @@ def described(report: type) -> Sequence[tuple[str, Any, Figure]]:
 
 
 def reference() -> str:
-    """Every field of metrics.jsonl as a table in Markdown, which docs/metrics.md holds."""
+    """Render every field of metrics.jsonl as the Markdown table in docs/metrics.md."""
     rows = [row for report in (RoundReport, UpdateReport, NodeReport) for row in _rows(report, "")]
     sections = list(dict.fromkeys(at.partition(".")[0] for at, _, _ in rows))  # pool.size and pool.external_share stand together
     rows.sort(key=lambda row: sections.index(row[0].partition(".")[0]))

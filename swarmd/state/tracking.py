@@ -125,7 +125,7 @@ class Follower:
 
 
 def follow(folder: Path, peer: str, name: str, going: Callable[[], bool]) -> None:
-    """Until `going` says no; what has been written by then is handed on too."""
+    """Hand new metrics to the tracker until `going` returns False; then hand on what was written by then."""
     place = folder / "tracking" / name
     place.mkdir(parents=True, exist_ok=True)
     follower = Follower(folder / METRICS_FILE)

@@ -79,7 +79,7 @@ class UsageLedger:
         return self._ledger.months.get(self._names()[1], Usage())
 
     def document(self) -> dict[str, Any]:
-        """`usage` of the status: of today, of this month, in all, and of each day that is kept, the oldest first."""
+        """Return `usage` of the status: today, this month, in all, and each kept day, oldest first."""
         day, month = self._names()
         ledger = self._ledger
         return {
@@ -90,13 +90,16 @@ class UsageLedger:
         }
 
     def save_where_due(self, bytes_at_most: float = float("inf")) -> None:
-        """Once a minute. bytes_at_most: earlier where so many bytes were moved since."""
+        """Save once a minute.
+
+        bytes_at_most: save earlier where more bytes than this were moved since the last save.
+        """
         moved = self._ledger.total.bytes_moved - self._saved_bytes
         if not 0 <= self._clock() - self._saved_at < SAVE_EVERY or moved > bytes_at_most:
             self.save()
 
     def save(self) -> None:
-        """Where the disk is full, counting goes on, and the next save has all of it."""
+        """Save the ledger; on a full disk go on counting, and the next save has all of it."""
         self._saved_at, self._saved_bytes = self._clock(), self._ledger.total.bytes_moved
         try:
             durable.replace(self._path, msgspec.json.encode(self._ledger))

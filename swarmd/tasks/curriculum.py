@@ -44,15 +44,18 @@ class Curriculum:
         return tuple(sorted(self.configs))
 
     def names(self, specialty: str, n: int) -> bool:
-        """Whether (specialty, n) is in range: the first check on a received reference."""
+        """Return whether (specialty, n) is in range: the first check on a received reference."""
         return specialty in self.configs and type(n) is int and 0 <= n < HELD_OUT_END
 
     def trains_on(self, ref: TaskRef) -> bool:
-        """Whether this is a training task. Held-out tasks are for the judge only."""
+        """Return whether this is a training task. Held-out tasks are for the judge only."""
         return ref.specialty in self.configs and 0 <= ref.n < TRAINING_TASKS
 
     def holds_out(self, task: Task) -> bool:
-        """Whether no node trains on this text, whatever its number: one text of sixteen, by its SHA-256, where there are enough."""
+        """Return whether no node trains on this text, whatever its number.
+
+        Held out is one text of sixteen, by its SHA-256, in specialties that have enough texts.
+        """
         return task.ref.specialty in self.held_by_text and hashlib.sha256(task.question.encode()).digest()[0] < HELD_TEXTS
 
     def asked(self, wanted: Sequence[str]) -> Sequence[str]:
@@ -80,7 +83,7 @@ class Curriculum:
         return _sixteen(f"{self.questions} {SCORING}{' strict' * self.strict}")
 
     def asks_as(self, digest: str) -> bool:
-        """Whether a curriculum of this digest asks the same questions, however it scores."""
+        """Return whether a curriculum of this digest asks the same questions, however it scores."""
         return digest == self.digest or any(digest == of.digest and of.questions == self.questions for of in CURRICULA.values())
 
 
@@ -172,7 +175,7 @@ class DrawnTasks(ABC):
         return [self._unless_held_out(self._draw(0, TRAINING_TASKS, rng, self._asked)) for _ in range(count)]
 
     def trains_on(self, task: Task) -> bool:
-        """Whether a node may train on it: neither its number nor its text is held out."""
+        """Return whether a node may train on it: neither its number nor its text is held out."""
         return self.curriculum.trains_on(task.ref) and not self.curriculum.holds_out(task)
 
     def _unless_held_out(self, task: Task) -> Task:

@@ -17,7 +17,10 @@ _BINDS = {"(": 0, "¬": 5} | {sign: binds for sign, (binds, _) in _BINARY.items(
 
 
 def proves(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -> bool:
-    """Whether the conclusion follows from the premises and says something: it is neither a lone variable nor always true."""
+    """Return whether the conclusion follows from the premises and is not trivial.
+
+    A lone variable and a tautology are trivial.
+    """
     said = table(conclusion, variables)
     if said is None or not set(conclusion) & {"¬", *_BINARY} or said == always_true(variables):
         return False

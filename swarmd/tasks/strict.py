@@ -16,7 +16,7 @@ _FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)|\\d?frac\s*{\s*(\d+)\s*}\s*{\s*(\d+)\
 
 
 def is_decimal(answer: str, expression: str, precision: int, generated: str) -> bool:
-    """Whether it is the expression's value, rounded half up to so many significant digits; or the generator's own.
+    """Return whether it is the expression's value, rounded half up to so many significant digits; or the generator's own.
 
     The generator rounds after each operation, so that its answer is a few units of the last digit off for one question in ten.
     """
@@ -29,7 +29,7 @@ def is_decimal(answer: str, expression: str, precision: int, generated: str) -> 
 
 
 def says_all(premises: Sequence[str], conclusion: str, variables: Sequence[str]) -> bool:
-    """Whether the conclusion says what all premises together say, no less and no more, and that is something."""
+    """Return whether the conclusion is equivalent to all premises together, and not trivial."""
     said, given = table(conclusion, variables), always_true(variables)
     for premise in premises:
         given &= table(premise, variables) or 0
@@ -37,7 +37,7 @@ def says_all(premises: Sequence[str], conclusion: str, variables: Sequence[str])
 
 
 def is_fraction(answer: str, numerator: int, denominator: int) -> bool:
-    """Whether it is this fraction and nothing besides, as a/b or in LaTeX."""
+    """Return whether it is this fraction and nothing besides, as a/b or in LaTeX."""
     found = _FRACTION.fullmatch(answer.strip("$ \n"))
     return found is not None and [int(n) for n in found.groups() if n] == [numerator, denominator]
 

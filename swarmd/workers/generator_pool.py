@@ -35,7 +35,11 @@ class Generators:
         most: Callable[[], int | None],
         longest_backoff: float = LONGEST_BACKOFF,
     ) -> None:
-        """start(generator, restarts): starts one, both from 0. most: rollouts a round takes now; None: all there are."""
+        """Prepare `count` generators.
+
+        start(generator, restarts): starts one, both numbers from 0. most: rollouts that a round takes now;
+        None for all.
+        """
         self._longest_backoff = longest_backoff
         self._start, self._flow, self._most = start, flow, most
         self._children: list[WorkerProcess | None] = [None] * count
@@ -74,7 +78,10 @@ class Generators:
             return taken
 
     def wait(self, rollouts: int, seconds: float) -> bool:
-        """Until so many are finished: True; or the time is over. WorkerFailed where there is no use in waiting."""
+        """Wait until `rollouts` are finished; return False when `seconds` are over first.
+
+        Raises WorkerFailed where waiting is of no use.
+        """
         with self._changed:
             there = self._changed.wait_for(lambda: self._flow.finished >= rollouts or self._failure or self._bug, seconds)
             if self._failure is not None:
@@ -138,7 +145,7 @@ class Generators:
                 self._changed.notify_all()
 
     def _one_life(self, number: int, life: int) -> tuple[bool, str]:
-        """Whether it answered anything, and how it ended."""
+        """Run one generator process until it ends; return whether it answered anything, and how it ended."""
         child, worked = self._start(number, life), False
         with self._changed:
             self._children[number] = child

@@ -124,7 +124,7 @@ class Channel:
         return None if payload is None else _decoder.decode(payload)
 
     def close(self) -> None:
-        """Wakes a pending `receive`, here and at the other end."""
+        """Close the channel and wake a pending `receive`, here and at the other end."""
         with contextlib.suppress(OSError):  # the other end is gone already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

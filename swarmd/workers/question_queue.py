@@ -36,7 +36,11 @@ class QuestionQueue:
     """
 
     def __init__(self, draw: Callable[[int], Sequence[Task]], ahead: int, enough: int) -> None:
-        """draw: so many tasks more."""
+        """Start with an empty queue.
+
+        draw: returns so many more tasks. ahead: questions in flight that each generator may have. enough:
+            questions in flight and finished at which no more are handed out.
+        """
         self._draw, self._ahead, self._enough = draw, ahead, enough
         self._waiting: deque[_Asked] = deque()  # put back; asked again before any new one
         self._out: dict[int, dict[int, _Asked]] = {}  # generator -> id -> question
@@ -58,7 +62,7 @@ class QuestionQueue:
         return sum(map(len, self._out.values()))
 
     def hand_out(self, generator: int) -> list[tuple[int, str]]:
-        """Questions, with their ids, so that this generator has enough again; those that were put back first."""
+        """Return questions with their ids until this generator has enough again, those put back first."""
         out = self._out.setdefault(generator, {})
         wanted = max(0, min(self._ahead - len(out), self._enough - self.in_flight - len(self._finished)))
         while len(self._waiting) < wanted:

@@ -39,7 +39,7 @@ class WorkerLink:
         return time.perf_counter() - begun
 
     def questions(self, most: int) -> list[tuple[int, str]]:
-        """At least one, as soon as there is one; at most so many of those that are here."""
+        """Wait for at least one question; return at most `most` of those that are here."""
         found, self._left = self._left, []
         while not found or (len(found) < most and not self.messages.empty()):
             message = self.messages.get()

@@ -15,7 +15,10 @@ class WorkerProcess:
     """Runs `python -m MODULE FD`. It ends when its end of the pair says that we are gone, however we ended."""
 
     def __init__(self, module: str, begin: Begin, environment: Mapping[str, str]) -> None:
-        """environment: beside our own."""
+        """Start a worker process.
+
+        environment: variables added to our own.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -33,7 +36,7 @@ class WorkerProcess:
         return self._channel.send(message)
 
     def receive(self) -> Message | None:
-        """Its next message; None once it has ended."""
+        """Receive the worker's next message; return None once it has ended."""
         return self._channel.receive()
 
     @property

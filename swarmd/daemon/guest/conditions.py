@@ -106,5 +106,5 @@ class PauseConditions:
 
 
 def clock_words(then: datetime, now: datetime) -> str:
-    """ "18:00", with the day where it is another."""
+    """Format a time as "18:00", with the day where it is another."""
     return then.strftime("%H:%M" if then.date() == now.date() else "%a %H:%M")

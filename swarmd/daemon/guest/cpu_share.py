@@ -13,7 +13,7 @@ class CpuShare:
         self._cores, self._at, self._left = cores, now, 0.0
 
     def spent(self, cpu_seconds: float, now: float) -> bool:
-        """So much was spent since the last call. Returns whether the node must rest now."""
+        """Charge CPU seconds spent since the last call; return whether the node must rest now."""
         gained, self._at = max(0.0, now - self._at) * self._cores, now
         self._left = max(-DEBT * self._cores, min(CREDIT * self._cores, self._left + gained) - cpu_seconds)
         return self._left < 0

@@ -30,7 +30,10 @@ class EnergyMeter:
         self._at: float | None = None
 
     def read(self, now: float, ours: float, on_gpu: bool) -> float | None:
-        """Watt-hours; None where nothing can be read. ours: CPU seconds since the last call. on_gpu: it trains on a CUDA device."""
+        """Return watt-hours used since the last call; None where nothing can be measured.
+
+        ours: CPU seconds since the last call. on_gpu: whether the node trains on a CUDA device.
+        """
         since = None if self._at is None else max(0.0, now - self._at)
         slept, self._at = since is not None and since > LONGEST, now
         device = self._device(min(since, LONGEST)) if on_gpu and since is not None else None
@@ -50,7 +53,7 @@ class EnergyMeter:
         return share * sum(taken) if taken else None
 
     def _device(self, seconds: float) -> float | None:
-        """Of the first one that nvidia-smi names: the power it draws now, for so long."""
+        """Return the power that the first device of nvidia-smi draws now, times `seconds`."""
         try:
             return float(self._ask(_POWER).split()[0]) * seconds
         except (OSError, subprocess.SubprocessError, ValueError, IndexError):

@@ -82,7 +82,7 @@ class Guest:
         self.away: list[PauseCause] = []  # why it has left the swarm
 
     def keep_to(self, limits: LimitsConfig) -> None:
-        """Other limits from now on."""
+        """Change the limits from now on."""
         self._share, self._budget = self._share_of(limits), self._budget_of(limits)
         self._traffic.limit(*(rate(text) if text else None for text in (limits.up, limits.down)))
         self._resting = False
@@ -98,13 +98,13 @@ class Guest:
         return size(limits.month) if limits.month else None
 
     def begin(self) -> None:
-        """Before the member is run: with its budget used up, it does not even knock."""
+        """Apply the limits before the member runs: with its budget used up, it does not even connect."""
         self._limit_traffic()
         if spent := self._spent():
             self._stay_away([spent])
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check conditions and meter usage until cancelled."""
         looked, read = -LOOK_EVERY, -READ_EVERY
         try:
             while True:
@@ -166,14 +166,17 @@ class Guest:
         self._tell_trainer()
 
     def document(self) -> dict[str, Any]:
-        """For the status: what the node has cost, why it pauses, and why it is out of the swarm."""
+        """Return the status' part: what the node has cost, why it pauses, and why it is out of the swarm."""
         usage = self.ledger.document()
         if self._budget is not None:
             usage["budget"] = {"bytes": self._budget, "used": self.ledger.this_month.bytes_moved}
         return {"pauses": [each.document() for each in self.pauses], "away": [each.document() for each in self.away], "usage": usage}
 
     async def on_pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`swarmd pause`: `until`, in seconds since the epoch, or without an end. Raises SwarmdError."""
+        """Handle `swarmd pause`: pause until `until`, in seconds since the epoch, or without an end.
+
+        Raises SwarmdError.
+        """
         until = arguments.get("until")
         if until is not None and not (
             isinstance(until, int | float) and not isinstance(until, bool) and self._clock() < until < self._clock() + 366 * 86_400
@@ -184,7 +187,10 @@ class Guest:
         return {"schema": 1, "paused": True, "until": until, "pauses": self.document()["pauses"]}
 
     async def on_resume(self, _arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`swarmd resume`: ends the user's own pause. PauseConditions that hold now are set aside until each of them has ended."""
+        """Handle `swarmd resume`: end the user's own pause.
+
+        Conditions that hold now are set aside until each of them has ended.
+        """
         self._asked.end()
         self._set_aside |= {each.kind for each in [*self.pauses, *self.away]}
         self._decide()

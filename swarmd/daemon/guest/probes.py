@@ -28,7 +28,7 @@ _METERED = (
 
 
 def on_battery(sensors: Callable[[], Any] = psutil.sensors_battery) -> bool | None:
-    """None where there is no battery, or it is not known whether it is charged."""
+    """Return whether the machine runs on battery; None without a battery, or if its state is unknown."""
     try:
         battery = sensors()
     except OSError:  # of Linux without /sys/class/power_supply, as in some containers; or the battery was taken out
@@ -63,7 +63,10 @@ class LoadProbe:
     _before: tuple[float, float] | None = None  # busy seconds, and all
 
     def __call__(self, ours: float) -> float | None:
-        """ours: CPU seconds that the node itself took since the last call. None the first time."""
+        """Return the share of the CPU that others used since the last call; None the first time.
+
+        ours: CPU seconds that the node itself took since the last call.
+        """
         times = self.times()
         busy, total = busy_seconds(times), all_seconds(times)
         before, self._before = self._before, (busy, total)
@@ -84,7 +87,10 @@ class Probes:
         self._metered: bool | None = None
 
     def look(self, now: float, ours: float) -> MachineFacts:
-        """now: seconds. ours: CPU seconds that the node took since the last call."""
+        """Measure the facts that conditions depend on.
+
+        now: seconds. ours: CPU seconds that the node took since the last call.
+        """
         when = self._when
         if when.metered != "share" and (self._slow_at is None or not 0 <= now - self._slow_at < SLOW_EVERY):
             self._slow_at, self._metered = now, metered(self._run)

@@ -23,7 +23,10 @@ class ProcessMeter:
     """
 
     def __init__(self, now: float, pid: int | None = None) -> None:
-        """pid: of the process that is metered with all its descendants; None: this one."""
+        """Meter a process with all its descendants.
+
+        pid: of the process; None for this one.
+        """
         self._root = psutil.Process(pid or os.getpid())
         self._processes = [self._root]
         self._found_at = now - FIND_EVERY

@@ -16,7 +16,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def foreign(headers: Mapping[str, str]) -> str | None:
-    """Why a request must come from elsewhere than this machine's own page, or None. Header names are in lower case."""
+    """Return why a request must come from elsewhere than this machine's own page, or None.
+
+    headers: names in lower case.
+    """
     host = headers.get("host", "")
     name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
     if (name if colon else host) not in LOOPBACK or (colon and not (port.isascii() and port.isdigit())):
@@ -27,7 +30,7 @@ def foreign(headers: Mapping[str, str]) -> str | None:
 
 
 def knows(token: str, given: str) -> bool:
-    """Whether `given` is the token, compared in constant time."""
+    """Return whether `given` is the token, compared in constant time."""
     return hmac.compare_digest(token.encode(), given.encode(errors="replace"))
 
 

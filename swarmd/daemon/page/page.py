@@ -62,7 +62,7 @@ class Page:
         return _plain(404, "There is nothing here.\n")
 
     async def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`for`: seconds from now, by the node's clock; the browser's may be another machine's."""
+        """Pause for `for` seconds by the node's clock, from which the browser's may differ."""
         seconds = arguments.get("for")
         return await self._handlers["pause"]({"until": self._clock() + seconds} if isinstance(seconds, int) else {})
 
@@ -75,7 +75,7 @@ class Page:
         return rendering.parts(document, peers, self._clock()), rendering.title_of(document), rendering.curve(document)
 
     async def _watch(self, send: Send) -> None:
-        """Events for one page that is shown: everything at first, then what changed."""
+        """Send events to one open page: everything at first, then what changed."""
         shown: dict[str, str] = {}
         curve: dict[str, Any] | None = None
         said = trio.current_time()
@@ -106,7 +106,10 @@ def _plain(status: int, text: str) -> Response:
 
 
 def metrics_at(status: control.Handler, *, anybody: bool) -> Respond:
-    """/metrics, without a token. `anybody`: the address is no loopback one, so other machines may ask."""
+    """Return the handler of /metrics, which needs no token.
+
+    anybody: whether other machines may ask, as the address is not a loopback one.
+    """
 
     async def respond(request: Request) -> Response:
         why = None if anybody else access.foreign(request.headers)

@@ -18,7 +18,7 @@ Sample = tuple[Mapping[str, str], float | None]
 
 
 def exposition(document: Mapping[str, Any]) -> str:
-    """Every metric of the node that is known now. A value that is not known is left out."""
+    """Render the node's metrics in Prometheus' text format, without those not known yet."""
     lines = []
     for name, what, samples in _metrics(document):
         known = [(labels, value) for labels, value in samples if value is not None]

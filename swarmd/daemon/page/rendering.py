@@ -182,7 +182,7 @@ def _round(document: Document) -> str:
 
 
 def _shared(external: Sequence[int]) -> str:
-    """How many of the rounds that the chart shows had rollouts of others."""
+    """Say how many of the rounds that the chart shows had rollouts of others."""
     return f"{sum(map(bool, external)):,} of {len(external):,} rounds had answers of others" if any(external) else ""
 
 
@@ -311,7 +311,7 @@ def _facts(facts: Iterable[tuple[str, object]]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML. On a narrow screen each cell carries its column's name."""
+    """Render a table of HTML cells; on a narrow screen each cell carries its column's name."""
     head = "".join(f'<th scope="col">{_text(name)}</th>' for name in heads)
     cells = (
         "".join(f'<td data-name="{_text(name)}"><span>{cell}</span></td>' for name, cell in zip(heads, row, strict=True)) for row in rows
@@ -325,7 +325,7 @@ def _paragraph(text: str) -> str:
 
 
 def _ago(seconds: float) -> str:
-    """Coarse, so that a part does not change each second: "now", "3 min ago", "2 h ago", "4 days ago"."""
+    """Format a duration as "now", "3 min ago", "2 h ago": coarse, so that the page seldom changes."""
     if seconds < 60:
         return "now"
     if seconds < 3600:
@@ -334,7 +334,7 @@ def _ago(seconds: float) -> str:
 
 
 def _text(value: object) -> str:
-    """Text for HTML, between tags or in quotes; control and direction characters are made visible."""
+    """Escape text for HTML, between tags or in quotes; make control and direction characters visible."""
     return escape(printable(str(value if value is not None else "")))
 
 

@@ -55,7 +55,7 @@ def adopt(network: nn.Module) -> bool:
 
 
 def covers(config: Any) -> bool:
-    """Whether a network of this transformers configuration computes the same on a stream as on a padded batch."""
+    """Return whether a network of this configuration computes the same on a stream as on a padded batch."""
     return (
         config.model_type in COVERED
         and set(getattr(config, "layer_types", None) or ()) <= _LAYERS

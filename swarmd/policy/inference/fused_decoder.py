@@ -48,7 +48,7 @@ class Blocks:
 
 
 def readable(network: nn.Module) -> bool:
-    """Whether `Blocks` computes what this network does."""
+    """Return whether `Blocks` computes what this network does."""
     model: Any = network
     return model.config.model_type in FAMILIES
 

@@ -54,7 +54,9 @@ class PaddedRows:
 
 @torch.inference_mode()
 def agrees_with_itself(network: nn.Module) -> bool:
-    """Whether a network decodes, of two prompts behind padding and one token at a time, the distributions of plain forward passes.
+    """Return whether padded decoding gives the distributions of plain forward passes.
+
+    Two prompts are decoded behind padding, one token at a time.
 
     For architectures that our tests do not know. False also where it cannot be decoded so at all.
     """

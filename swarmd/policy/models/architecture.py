@@ -75,7 +75,7 @@ def _text_part(architecture: Any, document: dict[str, Any]) -> Any:
 
 
 def has_other_parts(document: dict[str, Any]) -> bool:
-    """Whether a config.json is of a model with a language model inside it, beside one that sees or hears."""
+    """Return whether a config.json is of a model with a language model inside it, beside one that sees or hears."""
     return "text_config" in document
 
 
@@ -128,7 +128,7 @@ def _not_built(source: str, error: Exception) -> NoModel:
 
 
 def is_tried(network: nn.Module, source: str) -> bool:
-    """Whether batches of this architecture were compared with single sequences in our tests.
+    """Return whether batches of this architecture were compared with single sequences in our tests.
 
     NoModel where it cannot be decoded in batches at all: it looks ahead, or keeps its states where rows cannot be chosen.
     """

@@ -61,7 +61,7 @@ class Chat:
         return Completion(self._tokenizer.decode(body, skip_special_tokens=True, clean_up_tokenization_spaces=False), ended)
 
     def has_tokens_for(self, text: str) -> bool:
-        """Whether the text is the same after a round trip. ASCII is: the tokenizer was asked when it was loaded."""
+        """Return whether the text survives a round trip; for ASCII that was checked at loading."""
         if text.isascii():
             return True
         ids = self.encode(Completion(text, ended=False), len(text.encode()) + 1)

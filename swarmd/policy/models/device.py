@@ -116,7 +116,10 @@ def _free(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a smaller batch may help. Devices, their libraries and Python each have words of their own for it, and few have a type."""
+    """Return whether an error means that memory ran out, so that a smaller batch may help.
+
+    Devices, their libraries and Python each word it differently, and few have an exception type for it.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)) is not None

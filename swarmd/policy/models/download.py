@@ -128,7 +128,10 @@ class _Counted(io.BufferedRandom):
 
 
 def _is(file: io.BufferedRandom, etag: str) -> bool:
-    """Whether the content is what the hub has: it names large files by their SHA-256, others by git's SHA-1. True for other names."""
+    """Return whether the content matches the hub's name for it.
+
+    That is the SHA-256 of large files and git's SHA-1 of others. Any other name matches.
+    """
     file.flush()
     size = file.seek(0, os.SEEK_END)
     if re.fullmatch(r"[0-9a-f]{64}", etag):

@@ -119,7 +119,10 @@ def plan_on(config: ModelConfig, shape: Shape, device: torch.device, free: int, 
 
 
 def measures_start(plan: Plan, device: torch.device) -> bool:
-    """Whether there is something to measure the KL from the start against: a base model under an adapter, or room for a copy."""
+    """Return whether the KL from the start can be measured.
+
+    That takes the base model under an adapter, or room for a copy of the weights.
+    """
     return plan.lora_rank is not None or plan.start_copy or device.type == "cuda"
 
 

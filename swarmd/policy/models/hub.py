@@ -59,7 +59,7 @@ def find_local(name: str) -> Place | None:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a model's name stands for a folder of this machine. A path does, whether it is there or not."""
+    """Return whether a model's name stands for a folder of this machine. A path does, whether it is there or not."""
     return name not in TINY and (name.startswith((".", "/", "~")) or Path(name).expanduser().is_dir())
 
 

@@ -35,7 +35,10 @@ def check(config: ModelConfig) -> None:
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built for CUDA or ROCm: its version.py is read, and not run. True where that cannot be told."""
+    """Return whether the installed torch was built for CUDA or ROCm; True if that cannot be told.
+
+    Its version.py is read, not run.
+    """
     found = importlib.util.find_spec("torch")
     try:
         assert found is not None and found.origin is not None
@@ -56,7 +59,7 @@ def _assigned(line: ast.stmt) -> list[tuple[str, object]]:
 
 
 def driver_there(exists: Callable[[str], bool] = lambda path: Path(path).exists(), load: Callable[[str], object] = ctypes.CDLL) -> bool:
-    """Whether a driver for CUDA or ROCm can be here. False only where there is no trace of one."""
+    """Return whether a driver for CUDA or ROCm can be here. False only where there is no trace of one."""
     if any(map(exists, DRIVERS)):
         return True
     for library in LIBRARIES:

@@ -112,7 +112,10 @@ class Optimizer:
         return found
 
     def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether `tensors` are of one kind, and whole: for each weight all of Adam's state or, before the first step, for none."""
+        """Return whether `tensors` are a whole state of this optimizer.
+
+        That is all of Adam's state for each weight or, before the first step, for none.
+        """
         of: dict[str, dict[str, Tensor]] = {name: {} for name in self._stepped}
         for key, value in tensors.items():
             field, _, name = key.partition("/")
