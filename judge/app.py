@@ -14,16 +14,16 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from judge import config
-from judge.limits import network_of
+from judge.errors import FAULT, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.pages.routes import add_page_routes, refused_page
 from judge.reading import add_reading_routes, host_of, service_of
-from judge.refusals import FAULT, STOPPING, TOO_LARGE, TOO_SLOW, Refusal, Refused
 from judge.replies import GradeReply, QuestionReply, QuestionsReply, ReceiptReply, RefusalReply
 from judge.requests import AnswerBody, AnswersBody, AskBody, Body, QuestionsBody, described
 from judge.responses import OPEN
 from judge.service import JudgeService
-from judge.signing import Signed, verify_request
+from judge.signing import verify_request
 from judge.store import Grade
+from judge.types import Signed, network_of
 from judge.verified.routes import add_verified_routes
 from p2p.rate_limit import TokenBuckets
 from swarmd.tasks.scoring import Completion
@@ -54,7 +54,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     async def ask(request: Request) -> Response:
         """Ask for one question (version 1 of the protocol)."""
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
-        wish = _parse(AskBody, body)
+        wish = _parse(AskBody, body).wish
         handed = (await service_of(request).ask(signed, host_of(request), wish))[0]
         return JSONResponse({"evaluation": handed.id, "question": handed.question, "seconds": handed.seconds}, 201)
 
@@ -71,7 +71,7 @@ def _add_evaluation_routes(app: FastAPI) -> None:
     async def ask_for_several(request: Request) -> Response:
         """Ask for questions, and say what you are. Open ones come again."""
         signed, body = await _signed(request, config.MAX_ASK_BYTES)
-        wish = _parse(QuestionsBody, body)
+        wish = _parse(QuestionsBody, body).wish
         service = service_of(request)
         handed = await service.ask(signed, host_of(request), wish)
         evaluations = [

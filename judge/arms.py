@@ -4,18 +4,18 @@ An evaluation costs one statement here, and a few more where it closes a bin of 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from math import fsum
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, func, insert, select, update
 
 from judge import moderation
-from judge.attributes import Attributes
-from judge.comparison import BinSums
+from judge.comparison import ArmData, ArmSize, ArmsView, BinSums
 from judge.rounds import HORIZONS, ClosedBin, PeerProgress, advance, bin_of
 from judge.tables import arm_bins, arm_values, evaluations, progress
+from judge.types import Attributes
 
 MODELS = 50  # listed, at most
 SHARINGS = ("swarm", "solo")
@@ -43,31 +43,6 @@ _ADDED = (
 )
 _PLACE = select(arm_bins.c.peers).where(*_BIN)
 _SHOWN = select(progress.c.model).where(moderation.not_hidden(progress.c.peer))
-
-
-@dataclass(frozen=True, slots=True)
-class ArmSize:
-    model: str
-    sharing: str
-    peers: int  # with one bin at least
-
-
-@dataclass(frozen=True, slots=True)
-class ArmData:
-    """What is kept of one model, swarm or solo."""
-
-    bins: Mapping[int, BinSums]
-    finishers: Mapping[int, Sequence[float]]  # by horizon, the peers' values in the order in which they got there
-
-
-@dataclass(frozen=True, slots=True)
-class ArmsView:
-    """What a comparison of swarm and solo needs."""
-
-    sizes: Sequence[ArmSize]  # of the largest models
-    model: str | None  # whose arms these are; None: there is none
-    swarm: ArmData
-    solo: ArmData
 
 
 def counted(db: Connection, peer: str, attributes: Attributes, reward: float) -> None:

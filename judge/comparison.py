@@ -42,6 +42,31 @@ class BinSums:
 
 
 @dataclass(frozen=True, slots=True)
+class ArmSize:
+    model: str
+    sharing: str
+    peers: int  # with one bin at least
+
+
+@dataclass(frozen=True, slots=True)
+class ArmData:
+    """What is kept of one model, swarm or solo."""
+
+    bins: Mapping[int, BinSums]
+    finishers: Mapping[int, Sequence[float]]  # by horizon, the peers' values in the order in which they got there
+
+
+@dataclass(frozen=True, slots=True)
+class ArmsView:
+    """What a comparison of swarm and solo needs."""
+
+    sizes: Sequence[ArmSize]  # of the largest models
+    model: str | None  # whose arms these are; None: there is none
+    swarm: ArmData
+    solo: ArmData
+
+
+@dataclass(frozen=True, slots=True)
 class ArmPoint:
     """Cumulative reward of the mean peer, with the 95 % interval of that mean (Student's t); none of one peer alone."""
 

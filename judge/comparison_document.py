@@ -5,8 +5,7 @@ from math import isfinite
 from typing import Any
 
 from judge.anytime import AnytimeTest, paired_test
-from judge.arms import ArmSize, ArmsView
-from judge.comparison import FEWEST, LEVEL, ArmPoint, RoundTest, compare
+from judge.comparison import FEWEST, LEVEL, ArmPoint, ArmSize, ArmsView, RoundTest, compare
 
 SCHEMA = 1
 DIGITS = 6  # significant ones

@@ -57,7 +57,7 @@ class Record:
     score: ScoreTally  # of the last WINDOW questions
     recent: Sequence[tuple[str, float]] = ()  # (specialty, reward) of the last WINDOW questions, oldest first
     curve: Sequence[tuple[int, float]] = ()  # (questions, reward so far), evenly spaced since the beginning
-    said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/attributes.py)
+    said: Mapping[str, Any] = field(default_factory=dict)  # of itself, the last time (judge/types.py)
     samples: Sequence[tuple[int, int]] = ()  # (answers, right ones) of those of the last WINDOW questions that wanted several
     verified: Mapping[str, Any] | None = None  # its newest verified evaluation (judge/verified/verification.py)
 

@@ -1,21 +1,8 @@
 """Limits on slow readers by network. Pure. The rate limit of requests is in `p2p.rate_limit`."""
 
-import ipaddress
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
-
-
-def network_of(host: str) -> str:
-    """The network that one machine gets cheaply: /24 of IPv4, /48 of IPv6. Text that is no address is its own network."""
-    try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
-
 
 R = TypeVar("R", bound=Hashable)
 

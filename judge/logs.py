@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from judge.refusals import Refused
+from judge.errors import Refused
 
 log = logging.getLogger("judge")
 

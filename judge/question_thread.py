@@ -6,9 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from judge import config
+from judge.errors import BUSY, FAULT, Refused
 from judge.logs import survived
-from judge.refusals import BUSY, FAULT, Refused
-from judge.windows import QuestionWindow, WindowQuestions
+from judge.questions import WindowQuestions
+from judge.types import QuestionWindow
 from swarmd.tasks.held_out import Regenerating
 from swarmd.tasks.own import NoQuestion
 from swarmd.tasks.scoring import VerifierFailed

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, case, exists, func, or_, select
 
 from judge import arms, moderation, window_rows
-from judge.attributes import Attributes
+from judge.comparison import ArmsView
 from judge.database import Database
 from judge.leaderboard import (
     CURVE_POINTS,
@@ -25,13 +25,12 @@ from judge.leaderboard import (
     curve_numbers,
 )
 from judge.ranks import RankRanges
-from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.store import RECENT, SAID, Counts
 from judge.tables import evaluations, peers, verifications
 from judge.tables import listed as enough
+from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
 from judge.verified.records import VerificationRecords, newest
 from judge.verified.verification import Verification
-from judge.windows import QuestionWindow
 from swarmd.tasks.scoring import Completion, GradeReason, TaskRef
 
 OPTIONAL = frozenset({"further", *SAID})  # left out of a peer's page where there is nothing
@@ -126,7 +125,7 @@ class Reader:
         with self._database.begin() as db:
             return moderation.banned(db)
 
-    def arms(self, model: str | None) -> arms.ArmsView:
+    def arms(self, model: str | None) -> ArmsView:
         """Swarm and solo of a model; None: of the one with most peers on its smaller side."""
         with self._database.begin() as db:
             return arms.view(db, model)

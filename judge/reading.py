@@ -10,18 +10,17 @@ from pydantic import BaseModel, Field
 
 from judge import config
 from judge.anytime import always
+from judge.errors import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, LeaderboardPage, Record, ScoreTally, Standing, by_specialty
-from judge.limits import network_of
 from judge.overlap import new_texts
 from judge.ranks import RankRange
 from judge.reader import DAY
-from judge.receipts import GradedEvaluation
-from judge.refusals import NO_SUCH_ANSWER, NO_SUCH_PEER, RECEIPT_HIDDEN, Refusal, Refused
 from judge.replies import ComparisonReply, EvaluationReply, HealthReply, JudgeReply, LeaderboardReply, PeerReply, WindowsReply
 from judge.responses import readable
 from judge.service import JudgeService
 from judge.statistics import Interval
 from judge.tiers import TIERS
+from judge.types import GradedEvaluation, network_of
 from p2p.identity import nickname
 
 SCHEMA = 1

@@ -6,39 +6,15 @@ A receipt is a JSON text and the judge's Ed25519 signature of it in the domain D
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from judge.attributes import Attributes
-from judge.windows import QuestionWindow
+from judge.types import GradedEvaluation
 from p2p.identity import Identity, verify
-from swarmd.tasks.answers import GradeReason
-from swarmd.types import Completion, TaskRef
+from swarmd.types import Completion
 
 DOMAIN = b"swarmd judge receipt v1"
 SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True)
-class GradedQuestion:
-    """What a receipt says besides the answers. It comes out of the database as it went in, so a receipt can be made again."""
-
-    id: str
-    peer: str
-    attributes: Attributes
-    ref: TaskRef
-    window: QuestionWindow | None
-    place: int
-    number: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class GradedEvaluation:
-    question: GradedQuestion
-    answers: Sequence[Completion]
-    reasons: Sequence[GradeReason]
 
 
 def fields(graded: GradedEvaluation, curriculum: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from judge import config
-from judge.attributes import Attributes, plain
+from judge.plain_text import plain
 from judge.signing import HEADERS
+from judge.types import Attributes, QuestionRequest
 
 Round = Annotated[int, Field(examples=[530], ge=0, lt=2**63)]
 Model = Annotated[str, Field(examples=["tiny"], min_length=1, max_length=config.MAX_MODEL_CHARACTERS)]
@@ -27,16 +28,8 @@ class AskBody(Body):
     curriculum: Digest
 
     @property
-    def attributes(self) -> Attributes:
-        return Attributes(self.round, self.model)
-
-    @property
-    def questions(self) -> int:
-        return 1
-
-    @property
-    def answers(self) -> int:
-        return 1
+    def wish(self) -> QuestionRequest:
+        return QuestionRequest(Attributes(self.round, self.model), self.curriculum)
 
 
 class AnswerBody(Body):
@@ -67,10 +60,11 @@ class QuestionsBody(Body):
     answers: Annotated[int, Field(ge=1, le=config.MAX_ANSWERS)] = 1  # to each question
 
     @property
-    def attributes(self) -> Attributes:
+    def wish(self) -> QuestionRequest:
         said = self.asker.model_dump()
         shown = {name: text and plain(text) for name in ("name", "strategy", "version") for text in (said[name],)}
-        return Attributes(self.round, **{**said, **shown})
+        attributes = Attributes(self.round, **{**said, **shown})
+        return QuestionRequest(attributes, self.curriculum, self.questions, self.answers)
 
 
 class AnswersBody(Body):

@@ -15,29 +15,28 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from judge import config, receipts
 from judge.comparison_document import comparison_document
 from judge.config import JudgeSettings
 from judge.database import FAILURES, Database
-from judge.errors import NotTogether
+from judge.errors import ASKED_ELSEWHERE, BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, NotTogether, Refusal, Refused
 from judge.leaderboard import LISTED_ANSWERS, BoardView, LeaderboardPage, Standing, SwarmHealth
-from judge.limits import network_of
 from judge.logs import survived
 from judge.question_thread import QuestionThread
+from judge.questions import WindowQuestions
 from judge.reader import Reader
-from judge.receipts import GradedEvaluation, GradedQuestion
 from judge.recent import Recent
-from judge.refusals import ASKED_ELSEWHERE, BANNED, BUSY, FAULT, NEWCOMERS_TOO_OFTEN, UNHEALTHY, Refusal, Refused
-from judge.requests import AskBody, QuestionsBody
-from judge.sessions import OpenQuestion, Requester, Room, Sessions
-from judge.signing import Sequences, Signed
+from judge.sequences import Sequences
+from judge.sessions import Room, Sessions
 from judge.store import AskedElsewhere, Grade, PeerStanding, Store
+from judge.types import GradedEvaluation, GradedQuestion, OpenQuestion, QuestionRequest, QuestionWindow, Requester, Signed, network_of
 from judge.verified.evaluator import Evaluator
 from judge.verified.records import VerificationRecords
-from judge.verified.tier import Court, VerifiedTier, open_tier
-from judge.windows import QuestionWindow, WindowQuestions, dated_ahead
+from judge.verified.tier import JudgeHandle, VerifiedTier, open_tier
+from judge.windows import dated_ahead
 from judge.writer import StoreWriter
 from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
@@ -54,7 +53,7 @@ Mark = Callable[[Sequence[tuple[TaskRef, Sequence[Completion]]]], Sequence[tuple
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class HandedQuestion:
     """A question as a node gets it: its text, never its reference or answer."""
 
     id: str
@@ -102,8 +101,9 @@ async def open_service(
         workers = [asyncio.create_task(work) for work in (service.expire_forever(), service.make_questions_forever())]
         try:
             if settings.verified_bytes:
-                court = Court(lessons, key, service.claim, service.write, service.score, tasks.draw_held_out, monotonic, wall)
-                service.verified = await open_tier(settings, court, store.verified, rng, evaluator)
+                sign, draw = partial(receipts.signed, key), tasks.draw_held_out
+                handle = JudgeHandle(lessons, sign, service.claim, service.write, service.score, draw, monotonic, wall)
+                service.verified = await open_tier(settings, handle, store.verified, rng, evaluator)
                 workers.append(asyncio.create_task(service.verified.work_forever()))
             yield service
         finally:
@@ -164,7 +164,7 @@ class JudgeService:
         """Of uploaded weights, also where none is taken any more."""
         return self._reader.verified
 
-    async def ask(self, signed: Signed, host: str, wish: AskBody | QuestionsBody) -> list[Handed]:
+    async def ask(self, signed: Signed, host: str, wish: QuestionRequest) -> list[HandedQuestion]:
         """The peer's open questions, with new ones up to as many as it asks for. host: the address it comes from. Raises Refused."""
         known = await self.claim(signed)
         mine = self.curriculum
@@ -190,9 +190,9 @@ class JudgeService:
         await self._draw(signed, asker, wish, standing, known)
         now = self._monotonic()
         mine_now = self._sessions.of(signed.peer)
-        return [Handed(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
+        return [HandedQuestion(q.id, q.task.question, q.deadline - now, q.answers, q.window) for q in mine_now if q.window is not None]
 
-    async def _draw(self, signed: Signed, asker: Requester, wish: AskBody | QuestionsBody, standing: PeerStanding, known: bool) -> None:
+    async def _draw(self, signed: Signed, asker: Requester, wish: QuestionRequest, standing: PeerStanding, known: bool) -> None:
         """Draw and record new questions, while the peer has fewer open than it asks for. Raises Refused where it has none then."""
         while len(self._sessions.of(signed.peer)) < wish.questions:
             self._questions.ask_from(signed.peer, standing.window, standing.asked)

@@ -19,8 +19,9 @@ from judge import config
 from judge.app import create_app
 from judge.config import JudgeSettings
 from judge.errors import DatabaseUnusable, JudgeCannotListen
-from judge.limits import SlowReaders, network_of
+from judge.limits import SlowReaders
 from judge.service import open_service
+from judge.types import network_of
 
 GRACE_SECONDS = 3  # for answers under way when the judge is stopped
 ACCEPTED_SECONDS = 0.05  # more than asyncio takes between accepting a connection and telling its protocol: two turns of its loop

@@ -14,36 +14,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from judge.attributes import Attributes
-from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, GIVEN_UP, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
-from judge.windows import Drawn, QuestionWindow
+from judge.errors import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, GIVEN_UP, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
+from judge.questions import Drawn
+from judge.types import UNNAMED, Attributes, OpenQuestion, Requester
 from p2p.types import PeerId
-from swarmd.tasks.source import Task
 
 REMEMBERED_CLOSED = 10_000
-UNNAMED = Attributes(0, "unnamed")
-
-
-@dataclass(frozen=True, slots=True)
-class OpenQuestion:
-    id: str  # 32 hex digits, unguessable
-    peer: PeerId
-    task: Task
-    asked: float  # monotonic seconds
-    deadline: float  # monotonic seconds
-    asker: "Requester"
-    attributes: Attributes = UNNAMED
-    answers: int = 1  # wanted
-    window: QuestionWindow | None = None  # that it is of,
-    place: int = 0  # and which of the peer's questions there
-
-
-@dataclass(frozen=True, slots=True)
-class Requester:
-    """The limits that apply to a peer depend on this."""
-
-    network: str
-    record: bool  # it has answered before
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,28 +9,18 @@ Four headers, each exactly once:
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from hashlib import sha256
 
-from judge.refusals import BAD_SIGNATURE, Refusal
+from judge.errors import BAD_SIGNATURE, Refusal
+from judge.types import Signed
 from p2p.identity import verify
 from p2p.types import PeerId
 
 DOMAIN = b"swarmd judge request v1"
 HEADERS = ("swarmd-peer", "swarmd-origin", "swarmd-sequence", "swarmd-signature")
-REMEMBERED_SEQUENCES = 10_000
 
 _FORMS = (r"[1-9A-HJ-NP-Za-km-z]{52}", r"https?://[\x21-\x7e]{1,255}", r"0|[1-9][0-9]{0,18}", r"[0-9a-f]{128}")
-
-
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """Sender and sequence number of a signed request."""
-
-    peer: PeerId
-    sequence: int
 
 
 def signed_message(method: str, origin: str, target: str, sequence: int, body: bytes | str) -> bytes:
@@ -71,28 +61,3 @@ def verify_request(
     return Signed(PeerId(peer), int(sequence))
 
 
-class Sequences:
-    """The highest sequence number each peer has used. Bounded; what is forgotten here is still in the store as `floor`."""
-
-    def __init__(self, remembered: int = REMEMBERED_SEQUENCES) -> None:
-        self._remembered = remembered
-        self._highest: OrderedDict[PeerId, int] = OrderedDict()
-
-    def knows(self, peer: PeerId) -> bool:
-        return peer in self._highest
-
-    def claim(self, signed: Signed, floor: int) -> Refusal | None:
-        """Use the number up; a Refusal where it, or a larger one, was used before. `floor`: the highest the store remembers."""
-        highest = max(self._highest.get(signed.peer, -1), floor)
-        if signed.sequence <= highest:
-            return Refusal(
-                409,
-                "this sequence number, or a larger one, was used before",
-                "Sign again with a larger one: nobody can send a captured request twice.",
-                extra=(("sequence", highest),),
-            )
-        self._highest[signed.peer] = signed.sequence
-        self._highest.move_to_end(signed.peer)
-        while len(self._highest) > self._remembered:
-            self._highest.popitem(last=False)
-        return None

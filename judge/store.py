@@ -15,14 +15,13 @@ from sqlalchemy import ColumnElement, Connection, Row, bindparam, case, func, in
 from sqlalchemy.exc import SQLAlchemyError
 
 from judge import arms, window_rows
-from judge.attributes import NAMES
 from judge.database import Database
 from judge.errors import DatabaseUnusable
 from judge.leaderboard import WINDOW, ScoreTally
-from judge.sessions import OpenQuestion
 from judge.tables import NUMBER, REAL_NUMBER, about, evaluations, peers
+from judge.types import ATTRIBUTES as NAMES
+from judge.types import OpenQuestion, QuestionWindow
 from judge.verified.records import VerificationRecords
-from judge.windows import QuestionWindow
 from p2p.identity import nickname
 from p2p.types import PeerId
 from swarmd.tasks.scoring import Completion, GradeReason

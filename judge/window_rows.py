@@ -7,7 +7,8 @@ from sqlalchemy import Connection, Row, exists, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from judge.tables import evaluations, windows
-from judge.windows import REVEAL_SECONDS, QuestionWindow, due
+from judge.types import QuestionWindow
+from judge.windows import REVEAL_SECONDS, due
 from swarmd.tasks.held_out import Terms
 
 WINDOWS_PAGE = 50

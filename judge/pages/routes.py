@@ -10,11 +10,11 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from pydantic import Field
 
+from judge.errors import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.leaderboard import BOARD_PAGE, LISTED_ANSWERS, WINDOW, BoardView, by_specialty
 from judge.overlap import TRAINING, new_texts
 from judge.pages import drawing, joining, rendering, views
 from judge.reading import NEWEST, Before, BoardQuery, ModelName, PathName, all_shown, board_of, service_of
-from judge.refusals import NO_SUCH_PEER, NO_SUCH_QUESTION, Refusal, Refused
 from judge.responses import Handler, readable, request_of
 from judge.rounds import BIN_ROUNDS
 from judge.tiers import TIERS

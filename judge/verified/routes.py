@@ -10,13 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
 from judge import config
+from judge.errors import TOO_SLOW, Refusal, Refused
 from judge.reading import PathName, host_of, service_of
-from judge.refusals import TOO_SLOW, Refusal, Refused
 from judge.replies import QueuedReply, VerifiableReply, VerificationReply
 from judge.requests import signing_headers
 from judge.responses import readable
 from judge.service import JudgeService
-from judge.signing import Signed, verify_request
+from judge.signing import verify_request
+from judge.types import Signed
 from judge.verified.tier import OFF, VerifiedTier
 from judge.verified.verification import found
 from judge.verified.weights_check import MAX_HEADER

@@ -10,16 +10,15 @@ import contextlib
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from judge import config, receipts
+from judge import config
 from judge.config import JudgeSettings
-from judge.limits import network_of
+from judge.errors import BUSY, FAULT, TOO_SLOW, Refusal, Refused
 from judge.logs import survived
-from judge.refusals import BUSY, FAULT, TOO_SLOW, Refusal, Refused
-from judge.signing import Signed
+from judge.types import Signed, network_of
 from judge.verified.evaluator import EvaluationFailed, Evaluator, VerifiedUnusable
 from judge.verified.hub import Hub
 from judge.verified.messages import AnswerRequest, ModelTensors
@@ -27,7 +26,6 @@ from judge.verified.records import VerificationRecords
 from judge.verified.upload_folder import UploadFolder
 from judge.verified.verification import Upload, Verification, VerifiedAnswer, found
 from judge.verified.weights_check import UnfitWeights, WeightsCheck, check_adapter_config
-from p2p.identity import Identity
 from p2p.rate_limit import TokenBuckets
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason
@@ -75,11 +73,11 @@ class NamedRevision(AnnouncedWeights, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Court:
-    """What the tier has of its judge."""
+class JudgeHandle:
+    """What verification needs from its judge."""
 
     curriculum: Curriculum
-    key: Identity
+    sign: Callable[[Mapping[str, Any]], dict[str, str]]  # a receipt of these fields
     claim: Callable[[Signed], Awaitable[bool]]  # uses a sequence number up; raises Refused
     write: Callable[..., Awaitable[Any]]  # runs a step of the store; raises Refused
     score: Callable[[TaskRef, Sequence[Completion]], Awaitable[Sequence[GradeReason]]]  # raises VerifierFailed
@@ -89,7 +87,7 @@ class Court:
 
 
 async def open_tier(
-    settings: JudgeSettings, court: Court, records: VerificationRecords, rng: random.Random, evaluator: Evaluator | None = None
+    settings: JudgeSettings, judge: JudgeHandle, records: VerificationRecords, rng: random.Random, evaluator: Evaluator | None = None
 ) -> "VerifiedTier":
     """With what an earlier run left in its queue. Raises OperatorError, Refused where the database fails."""
     evaluator = evaluator or Evaluator(config.VERIFIED_SECONDS)
@@ -98,7 +96,7 @@ async def open_tier(
         folder = UploadFolder(settings.verified_folder or config.default_folder(settings.database))
     except OSError as error:
         raise VerifiedUnusable(f"the folder of uploads cannot be used: {error}") from None
-    tier = VerifiedTier(settings, court, records, folder, evaluator, models, rng)
+    tier = VerifiedTier(settings, judge, records, folder, evaluator, models, rng)
     await tier.recover()
     return tier
 
@@ -107,7 +105,7 @@ class VerifiedTier:
     def __init__(
         self,
         settings: JudgeSettings,
-        court: Court,
+        judge: JudgeHandle,
         records: VerificationRecords,
         folder: UploadFolder,
         evaluator: Evaluator,
@@ -115,7 +113,7 @@ class VerifiedTier:
         rng: random.Random,
     ) -> None:
         """`models`: those that can be verified. `rng`: unpredictable outside tests."""
-        self._settings, self._court, self._records, self._folder = settings, court, records, folder
+        self._settings, self._judge, self._records, self._folder = settings, judge, records, folder
         self._evaluator, self.models, self._rng = evaluator, models, rng
         self.hub = Hub(settings.verified_hub) if settings.verified_hub else None
         self._peers = TokenBuckets[PeerId](1 / config.VERIFIED_PAUSE, config.VERIFIED_BURST, config.REMEMBERED_PEERS)
@@ -127,7 +125,7 @@ class VerifiedTier:
 
     async def recover(self) -> None:
         """Take up what an earlier run of the judge left. Call it first."""
-        waiting = await self._court.write(self._records.recovered, self._folder.whole(), self._court.wall())
+        waiting = await self._judge.write(self._records.recovered, self._folder.whole(), self._judge.wall())
         self._folder.keep_only([upload.id for upload in waiting])
         for upload in waiting:
             self._enqueue(upload, "")
@@ -143,13 +141,13 @@ class VerifiedTier:
 
     async def receive(self, signed: Signed, host: str, said: AnnouncedUpload, parts: AsyncIterator[bytes]) -> Upload:
         """Check weights while they arrive, and queue them. Raises Refused. What is refused leaves nothing behind."""
-        await self._court.claim(signed)
+        await self._judge.claim(signed)
         self._check_announced(said)
         upload = Upload(self._new_id(), signed.peer, said.model, said.lora_rank, said.sha256, said.bytes, said.answers)
         check = self._check_of(upload)
         with self._place_of(upload, host) as network:
             await self._store(upload, check, parts)
-            await self._court.write(self._records.queued, upload, signed.sequence, self._court.wall())
+            await self._judge.write(self._records.queued, upload, signed.sequence, self._judge.wall())
         self._enqueue(upload, network)
         return upload
 
@@ -157,12 +155,12 @@ class VerifiedTier:
         """Queue weights that are to be fetched from the hub. Raises Refused."""
         if self.hub is None:
             raise Refused(NO_HUB)
-        await self._court.claim(signed)
+        await self._judge.claim(signed)
         self._check_announced(said)
         source = self.hub.source(said.repo, said.commit, said.lora_rank is not None)
         upload = Upload(self._new_id(), signed.peer, said.model, said.lora_rank, "", 0, said.answers, source)
         with self._place_of(upload, host) as network:
-            await self._court.write(self._records.queued, upload, signed.sequence, self._court.wall())
+            await self._judge.write(self._records.queued, upload, signed.sequence, self._judge.wall())
         self._enqueue(upload, network)
         return upload
 
@@ -186,7 +184,7 @@ class VerifiedTier:
 
     def _check_announced(self, said: AnnouncedWeights) -> None:
         """Raises Refused where what is declared cannot be evaluated here."""
-        if not self._court.curriculum.asks_as(said.curriculum):
+        if not self._judge.curriculum.asks_as(said.curriculum):
             raise Refused(Refusal(409, "this judge asks another curriculum", "Upload to a judge of your own curriculum."))
         model = self._model(said.model)
         if said.lora_rank is not None and said.base not in (None, model.fingerprint):
@@ -214,7 +212,7 @@ class VerifiedTier:
             raise Refused(BUSY)
         if Counter(self._held.values())[network] >= config.VERIFIED_WAITING_OF_A_NETWORK:
             raise Refused(CROWDED_UPLOADS)
-        now = self._court.monotonic()
+        now = self._judge.monotonic()
         if wait := self._peers.of(peer, now).wait(now) or self._rates.of(network, now).wait(now):
             seconds = int(wait) + 1
             raise Refused(Refusal(429, "you or your network upload too often", f"Upload again in {seconds} s.", retry_after=seconds))
@@ -262,7 +260,7 @@ class VerifiedTier:
             log.exception("the weights %s of %s were not evaluated", upload.digest, upload.peer)
             await self._refuse(upload, "the judge failed; this is its own fault", FAILED)
         else:
-            at = self._court.wall()
+            at = self._judge.wall()
             self._let_go(upload)
             await self._written(self._records.done, upload, at, answers, self._receipt(upload, answers, at))
 
@@ -286,7 +284,7 @@ class VerifiedTier:
 
     async def _refuse(self, upload: Upload, error: str, remedy: str) -> None:
         self._let_go(upload)
-        await self._written(self._records.refused, upload, self._court.wall(), error, remedy)
+        await self._written(self._records.refused, upload, self._judge.wall(), error, remedy)
 
     def _let_go(self, upload: Upload) -> None:
         """Before the outcome is told: who reads it may upload again. A judge that is killed in between refuses it as lost."""
@@ -304,7 +302,7 @@ class VerifiedTier:
         rows = await self._evaluator.answers(self._folder.file(upload.id), request)
         answers = []
         for task, row in zip(tasks, rows, strict=True):
-            reasons = await self._court.score(task.ref, row)
+            reasons = await self._judge.score(task.ref, row)
             right = sum(reason.reward >= 1 for reason in reasons)
             first = (reasons[0].reward, right, reasons[0].value, row[0].text, row[0].ended)
             answers.append(VerifiedAnswer(task.ref.specialty, task.ref.n, *first))
@@ -312,10 +310,10 @@ class VerifiedTier:
 
     def _drawn(self) -> Sequence[Task]:
         """As many new held-out questions of each specialty, and of held-out texts where there are enough."""
-        each, lessons = self._settings.verified_questions, self._court.curriculum
+        each, lessons = self._settings.verified_questions, self._judge.curriculum
         chosen: dict[str, list[Task]] = {name: [] for name in lessons.specialties}
         while any(len(tasks) < each for tasks in chosen.values()):
-            for task in self._court.draw(len(chosen), self._rng):
+            for task in self._judge.draw(len(chosen), self._rng):
                 name = task.ref.specialty
                 if len(chosen[name]) < each and (name not in lessons.held_by_text or lessons.holds_out(task)):
                     chosen[name].append(task)
@@ -325,13 +323,13 @@ class VerifiedTier:
         said = Verification(upload, "done", at).document()
         fields = {name: said[name] for name in ("tier", "verification", "peer", "at", "model", "lora_rank", "weights", "bytes", "answers")}
         fields |= {"source": upload.source} if upload.source else {}
-        return receipts.signed(self._court.key, {**fields, "curriculum": self._court.curriculum.digest, **found(upload, answers)})
+        return self._judge.sign({**fields, "curriculum": self._judge.curriculum.digest, **found(upload, answers)})
 
     async def _written(self, step: Callable[..., None], *arguments: object) -> None:
         """Until it is. Waits while the database cannot be written."""
         while True:
             try:
-                await self._court.write(step, *arguments)
+                await self._judge.write(step, *arguments)
             except Refused:
                 await asyncio.sleep(config.VERIFIED_RETRY)
             else:

@@ -12,9 +12,8 @@ import pytest
 
 from judge.config import JudgeSettings
 from judge.leaderboard import BoardView
-from judge.requests import AskBody
 from judge.service import JudgeService, open_service
-from judge.signing import Signed
+from judge.types import Attributes, QuestionRequest, Signed
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9
 from swarmd.tasks.grading import solution
@@ -40,7 +39,7 @@ class Hall:
     async def ask(self, peer: str) -> tuple[str, str]:
         """The question's id and its right answer."""
         self.clock[0] += 1.0  # one question a second
-        wish = AskBody(round=1, model="tiny", curriculum=TINY_9.digest)
+        wish = QuestionRequest(Attributes(1, "tiny"), TINY_9.digest)
         (handed,) = await self.service.ask(self._signed(peer), f"198.51.{sum(peer.encode()) % 7}.1", wish)
         task = next(q.task for q in self.service._sessions._open.values() if q.id == handed.id)
         return handed.id, f"<answer>{solution(self._tasks, task)}</answer>"

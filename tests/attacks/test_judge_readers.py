@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from judge.config import MAX_ANSWER_CHARACTERS, SLOW_READERS_OF_A_NETWORK, TAKE_SECONDS
-from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
+from judge.types import OpenQuestion, Requester
 from p2p.identity import Identity
 from swarmd.daemon.judge_client import Graded, JudgeClient, Question
 from swarmd.tasks.answers import GradeReason

@@ -4,9 +4,8 @@ from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
-from judge.attributes import Attributes
-from judge.sessions import OpenQuestion, Requester
 from judge.store import Store
+from judge.types import Attributes, OpenQuestion, Requester
 from swarmd.tasks.answers import GradeReason
 from swarmd.tasks.curriculum import HELD_OUT, TINY_9
 from swarmd.types import Completion, Task, TaskRef

@@ -16,7 +16,6 @@ import pytest
 from benchmarks.overlap import new_shares
 from judge import replies
 from judge.app import create_app
-from judge.attributes import Attributes
 from judge.config import JudgeSettings
 from judge.leaderboard import BoardView, LeaderboardPage, Record, ScoreTally, Standing, SwarmProgress
 from judge.overlap import TRAINING, new_texts
@@ -25,6 +24,7 @@ from judge.reader import Reader
 from judge.service import open_service
 from judge.statistics import wilson
 from judge.store import Store
+from judge.types import Attributes
 from judge.verified.verification import Upload, VerifiedAnswer
 from p2p.identity import nickname
 from p2p.types import PeerId

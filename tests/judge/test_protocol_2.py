@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from judge import cli, config
-from judge.attributes import Attributes, plain
 from judge.leaderboard import LISTED_ANSWERS
+from judge.plain_text import plain
 from judge.receipts import checked, signed
-from judge.sessions import AskResult, Requester, Room, Sessions
+from judge.sessions import AskResult, Room, Sessions
+from judge.types import Attributes, Requester
 from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.tasks.curriculum import TINY_9

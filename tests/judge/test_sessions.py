@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from judge.limits import SlowReaders, network_of
-from judge.refusals import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
-from judge.sessions import AskResult, OpenQuestion, Requester, Room, Sessions
-from judge.windows import Drawn, QuestionWindow
+from judge.errors import ALREADY_ANSWERED, BUSY, CROWDED, DISPLACED, NO_SUCH_QUESTION, OTHER_PEER, TOO_LATE, Refusal
+from judge.limits import SlowReaders
+from judge.questions import Drawn
+from judge.sessions import AskResult, Room, Sessions
+from judge.types import OpenQuestion, QuestionWindow, Requester, network_of
 from p2p.types import PeerId
 from swarmd.tasks.held_out import Terms
 from swarmd.types import Task, TaskRef

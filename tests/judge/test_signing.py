@@ -4,8 +4,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from judge.refusals import Refusal
-from judge.signing import HEADERS, Sequences, Signed, verify_request
+from judge.errors import Refusal
+from judge.sequences import Sequences
+from judge.signing import HEADERS, verify_request
+from judge.types import Signed
 from p2p.identity import Identity
 from p2p.types import PeerId
 from swarmd.daemon.judge_client import JudgeClient

@@ -17,14 +17,13 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 import judge
-from judge.attributes import Attributes
 from judge.config import MAX_ANSWER_CHARACTERS
 from judge.database import HEAD, OLDER, Database
 from judge.errors import DatabaseInUse, DatabaseUnusable
 from judge.leaderboard import CURVE_POINTS, WINDOW, BoardView, Record
 from judge.reader import Reader
-from judge.sessions import OpenQuestion, Requester
 from judge.store import Grade, NotOpen, PeerStanding, Store
+from judge.types import Attributes, OpenQuestion, Requester
 from p2p.types import PeerId
 from swarmd.tasks.answers import GradeReason
 from swarmd.types import Completion, Task, TaskRef

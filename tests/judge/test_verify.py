@@ -13,9 +13,7 @@ import msgspec
 import pytest
 
 from judge import receipts
-from judge.attributes import Attributes
-from judge.receipts import GradedEvaluation, GradedQuestion
-from judge.windows import QuestionWindow
+from judge.types import Attributes, GradedEvaluation, GradedQuestion, QuestionWindow
 from p2p.identity import Identity
 from swarmd.cli import app
 from swarmd.daemon.evidence import EvidenceCheck, examine

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from judge import config
 from judge.database import Database
+from judge.questions import WindowQuestions
 from judge.reader import Reader
 from judge.receipts import checked
 from judge.store import Store
+from judge.types import QuestionWindow
 from judge.window_rows import turn
-from judge.windows import REVEAL_SECONDS, QuestionWindow, WindowQuestions, due
+from judge.windows import REVEAL_SECONDS, due
 from p2p.types import PeerId
 from swarmd.tasks import held_out
 from swarmd.tasks.curriculum import TINY_9

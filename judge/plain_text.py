@@ -1,34 +1,12 @@
-"""What a peer says of itself when it asks. Signed with the request, kept with the question, and never proof of anything."""
+"""A stranger's words as they are kept and shown."""
 
 import unicodedata
-from dataclasses import dataclass, fields
-from typing import Any
 
 MARKS = 2  # accents on one letter, at most
 MOST_LETTERS = 64  # of a peer's words, whatever NFKC makes of them
 MIXED = "(mixed scripts)"  # behind words that mix scripts: a Cyrillic а looks like a Latin a
 # Scripts that are written together, and with Latin letters, in Japanese, Chinese and Korean (Unicode TS #39, "highly restrictive").
 TOGETHER = [{"LATIN", "CJK", "HIRAGANA", "KATAKANA"}, {"LATIN", "CJK", "BOPOMOFO"}, {"LATIN", "CJK", "HANGUL"}]
-
-
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    round: int  # the peer's own
-    model: str
-    name: str | None = None  # of the node, for people
-    sharing: str | None = None  # "swarm" or "solo"
-    local: int | None = None  # I, rollouts of its own in a batch
-    external: int | None = None  # J, rollouts of others
-    strategy: str | None = None  # how it samples and weighs them
-    version: str | None = None  # of its program
-    hardware: str | None = None  # "cpu", "cuda", "mps" or "other"
-
-    def said(self) -> dict[str, Any]:
-        """Those that it said."""
-        return {name: value for name in NAMES if (value := getattr(self, name)) is not None}
-
-
-NAMES = tuple(field.name for field in fields(Attributes))
 
 
 def plain(text: str) -> str | None:

@@ -1,0 +1,128 @@
+"""What the parts of the judge pass to each other: who asks, the questions, and what came of them."""
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from p2p.types import PeerId
+from swarmd.tasks import held_out
+from swarmd.tasks.answers import GradeReason
+from swarmd.types import Completion, Task, TaskRef
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Sender and sequence number of a signed request."""
+
+    peer: PeerId
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    round: int  # the peer's own
+    model: str
+    name: str | None = None  # of the node, for people
+    sharing: str | None = None  # "swarm" or "solo"
+    local: int | None = None  # I, rollouts of its own in a batch
+    external: int | None = None  # J, rollouts of others
+    strategy: str | None = None  # how it samples and weighs them
+    version: str | None = None  # of its program
+    hardware: str | None = None  # "cpu", "cuda", "mps" or "other"
+
+    def said(self) -> dict[str, Any]:
+        """Those that it said."""
+        return {name: value for name in ATTRIBUTES if (value := getattr(self, name)) is not None}
+
+
+ATTRIBUTES = tuple(field.name for field in fields(Attributes))
+UNNAMED = Attributes(0, "unnamed")
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionRequest:
+    """What a peer asks for, and what it says of itself."""
+
+    attributes: Attributes
+    curriculum: str  # digest
+    questions: int = 1  # at once
+    answers: int = 1  # to each question
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """The limits that apply to a peer depend on this."""
+
+    network: str
+    record: bool  # it has answered before
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionWindow:
+    terms: held_out.Terms
+    seed: bytes
+    published: float  # seconds since 1970, by the judge's clock
+    opened: float | None = None
+    revealed: float | None = None
+
+    @property
+    def number(self) -> int:
+        return self.terms.number
+
+    @property
+    def commitment(self) -> str:
+        return held_out.commitment(self.terms, self.seed)
+
+    def told(self) -> dict[str, Any]:
+        """For everyone: with its seed when that is revealed, and not before."""
+        terms = {"number": self.number, "opens": self.terms.opens, "closes": self.terms.closes, "questions": self.terms.questions}
+        seed = None if self.revealed is None else self.seed.hex()
+        times = {"published": self.published, "opened": self.opened, "revealed": self.revealed}
+        return {**terms, "commitment": self.commitment, **times, "seed": seed}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenQuestion:
+    id: str  # 32 hex digits, unguessable
+    peer: PeerId
+    task: Task
+    asked: float  # monotonic seconds
+    deadline: float  # monotonic seconds
+    asker: Requester
+    attributes: Attributes = UNNAMED
+    answers: int = 1  # wanted
+    window: QuestionWindow | None = None  # that it is of,
+    place: int = 0  # and which of the peer's questions there
+
+
+@dataclass(frozen=True, slots=True)
+class GradedQuestion:
+    """What a receipt says besides the answers. It comes out of the database as it went in, so a receipt can be made again."""
+
+    id: str
+    peer: str
+    attributes: Attributes
+    ref: TaskRef
+    window: QuestionWindow | None
+    place: int
+    number: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradedEvaluation:
+    question: GradedQuestion
+    answers: Sequence[Completion]
+    reasons: Sequence[GradeReason]
+
+
+def network_of(host: str) -> str:
+    """The network that one machine gets cheaply: /24 of IPv4, /48 of IPv6. Text that is no address is its own network."""
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return str(ipaddress.ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
